@@ -1,6 +1,6 @@
 """Chat with local language models, faster by speculative decoding and with the same text.
 
-The public names are resolved when they are first used: importing `localspec` imports no torch.
+Public names are loaded when they are first used, so importing `localspec` does not import torch.
 """
 
 import os

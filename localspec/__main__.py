@@ -1,4 +1,4 @@
-"""python -m localspec, and the command `localspec`"""
+"""The entry points: `python -m localspec` and the command `localspec`."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from localspec.cli.main import main
 
 
 def run() -> int:
-    """Run one command; return its exit code. After that, Ctrl+C ends the interpreter at once."""
+    """Run one command, and return its exit code. After that, Ctrl+C ends the interpreter at once."""
     try:
         code = main()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""The settings: defaults < config.toml < LOCALSPEC_* < flags. Nothing else reads settings from the environment."""
+"""The settings: defaults < config.toml < LOCALSPEC_* < flags. No other file reads settings from the environment."""
 
 import json
 import os
@@ -31,9 +31,9 @@ Rule = Literal["exact", "rejection", "typical"]
 
 @dataclass(frozen=True)
 class SettingRow:
-    """A row of the table of settings: everything that differs between two of them.
+    """A row of the table of settings: everything in which one setting differs from another.
 
-    `help` is shown with the flag, and `flags` are its further spellings. `loads` says whether the setting affects how
+    `help` is displayed with the flag, and `flags` are its other spellings. `loads` says whether the setting affects how
     an engine is loaded, so that a server with another value cannot answer. `per_reply` says whether `/set` changes it.
     """
 
@@ -160,7 +160,7 @@ class Settings:
         return self.origins.get(name, "").startswith("--")
 
     def shown(self, name: str) -> str:
-        """Return a setting as it was given: in its file or variable if that is known, otherwise as a flag."""
+        """Return a setting as the user gave it: with its file or variable if known, otherwise as a flag."""
         value, origin = getattr(self, name), self.origins.get(name, "default")
         if origin.startswith(PREFIX):
             return f"{origin}={_shown(value)}"
@@ -171,7 +171,7 @@ class Settings:
         return f"{name} = {_shown(value)} in {origin}"
 
     def is_set_outside(self, name: str) -> bool:
-        """Return whether a setting comes from a variable or a file, which its user may have forgotten."""
+        """Return whether a setting comes from a variable or a file, which the user may have forgotten."""
         origin = self.origins.get(name, "default")
         return origin not in ("default", TYPED) and not origin.startswith("--")
 
@@ -192,7 +192,7 @@ def load(
 
     A flag that is None (or an empty list) was not given; an empty variable counts as unset.
 
-    Raises UsageMistake for an unknown name or an invalid value, with its origin.
+    Raises UsageMistake for an unknown name or an invalid value. The message names the source.
     """
     environ = os.environ if environ is None else environ
     paths = paths or Paths(home(environ))
@@ -229,7 +229,7 @@ def load(
 
 
 def changed(settings: Settings, name: str, text: str) -> Settings:
-    """Return the settings with one value as it was typed in a chat. Raises UsageMistake."""
+    """Return the settings with one value changed, as it was typed in a chat. Raises UsageMistake."""
     given = TABLE[name].check.read(text)
     try:
         value = TABLE[name].check.value(given)
@@ -250,7 +250,7 @@ def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settin
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
     """Return the settings with this device and this precision. Raises ValueError for an impossible value.
 
-    If no precision is named, a model in the blocks of its GGUF files has that form.
+    For the packing "blocks" the precision becomes `auto`, by which a model in GGUF files is loaded in its blocks.
     """
     if quantize == "blocks":
         dtype = quantize = "auto"
@@ -261,7 +261,7 @@ def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Sett
 def read_toml(file: Path) -> dict[str, object]:
     """Return the content of a user's TOML file; empty if there is none.
 
-    Raises UsageMistake with the file and the line.
+    Raises UsageMistake, which names the file and the line.
     """
     try:
         source = read_bytes(file, _LONGEST)
@@ -294,18 +294,21 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _surely_meant(wanted: str, name: str) -> bool:
-    """Return whether two names have the same letters in another order, or one begins with the other."""
+    """Return whether two names have the same letters in another order, or one is the beginning of the other."""
     begins = min(len(wanted), len(name)) > 2 and (name.startswith(wanted) or wanted.startswith(name))
     return begins or (len(wanted) > 1 and sorted(wanted) == sorted(name))
 
 
 def _as_typed(value: object, text: str) -> str:
-    """Return a value that was read from text. A number stays as it was typed, because 1e999 is read as infinity."""
+    """Return a value that was read from text.
+
+    A number is returned as it was typed, because 1e999 is read as infinity.
+    """
     return shortened(text.strip(), LONGEST_SHOWN) if isinstance(value, int | float) else _shown(value)
 
 
 def _shown(value: object) -> str:
-    """Return a value as the user wrote it, shortened, and without the user info in an address, which may be a key."""
+    """Return a value as the user wrote it, shortened. User info in an address is left out, because it may be a key."""
     if isinstance(value, str):
         value = re.sub(r"(?<=://)[^/]*@", "…@", value)
     shown = str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, str) else str(value)
@@ -316,8 +319,8 @@ _TABLE = re.compile(r"\s*\[")
 
 
 def keep_setting(file: Path, name: str, value: str) -> None:
-    """Set `name` to the text `value`, atomically, with a file readable only for its owner. The target of a link is
-    written.
+    """Set `name` to the text `value` in a file, atomically. Only the owner can read the file. If it is a link, its
+    target is written.
 
     Raises UsageMistake if the file is invalid, cannot be edited safely, or cannot be written.
     """
@@ -337,7 +340,7 @@ def keep_setting(file: Path, name: str, value: str) -> None:
 
 
 def _attempts(text: str, name: str, value: str) -> Iterator[str]:
-    """Yield texts with the new value in place of another one, then with a new line before the first table.
+    """Yield texts in which an existing value is replaced, then a text with a new line before the first table.
 
     A line that looks like a setting may be part of a text of several lines, so the caller tries each of them.
     """

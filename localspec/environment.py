@@ -20,34 +20,37 @@ def home(environ: Mapping[str, str] | None = None) -> Path | None:
 
 
 def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the instruction set that LOCALSPEC_ISA prescribes for our compiled library, or None for the
-    best of this CPU."""
+    """Return the instruction set that LOCALSPEC_ISA prescribes for the compiled library; None for the best of this
+    CPU."""
     return (os.environ if environ is None else environ).get(ISA) or None
 
 
 def ollama_models(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder that OLLAMA_MODELS names, in which Ollama keeps its models; None without it."""
+    """Return the folder of Ollama's models that OLLAMA_MODELS names; None if it is not set."""
     named = (os.environ if environ is None else environ).get("OLLAMA_MODELS")
     return Path(named) if named else None
 
 
 def serve_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the key of LOCALSPEC_SERVE_KEY for requests over TCP. A secret is not a setting, which would be shown."""
+    """Return the key of LOCALSPEC_SERVE_KEY for requests over TCP.
+
+    It is not a setting, because settings are displayed.
+    """
     return (os.environ if environ is None else environ).get(SERVE_KEY) or None
 
 
 def server_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the key of LOCALSPEC_SERVER_KEY for a server; a secret, too."""
+    """Return the key of LOCALSPEC_SERVER_KEY for a server. It is a secret too."""
     return (os.environ if environ is None else environ).get(SERVER_KEY) or None
 
 
 def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether the terminal says that it cannot move its cursor."""
+    """Return whether TERM says that the terminal cannot move its cursor."""
     return (os.environ if environ is None else environ).get("TERM") == "dumb"
 
 
 def in_a_tab(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether a tab of a browser takes the place of the terminal (`localspec serve --ui`)."""
+    """Return whether a browser tab replaces the terminal (`localspec serve --ui`)."""
     return (os.environ if environ is None else environ).get("TEXTUAL_DRIVER") == TAB_DRIVER
 
 
@@ -57,7 +60,7 @@ def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def in_screen(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether the terminal is a window of GNU screen, which sends unrequested answers."""
+    """Return whether the terminal is a window of GNU screen, which sends answers that nobody requested."""
     return bool((os.environ if environ is None else environ).get("STY"))
 
 
@@ -67,7 +70,7 @@ def terminal_kind(environ: Mapping[str, str] | None = None) -> str:
 
 
 def light_background(environ: Mapping[str, str] | None = None) -> bool | None:
-    """Return whether COLORFGBG says that the terminal is light; None if it does not say."""
+    """Return whether COLORFGBG says that the terminal's background is light; None if it does not say."""
     ground = (os.environ if environ is None else environ).get("COLORFGBG", "").rpartition(";")[2]
     return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
 
@@ -79,7 +82,8 @@ def editor(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the variables, NAME=value, that make torch's libraries choose other kernels, and so change last bits."""
+    """Return the variables, as NAME=value, that make torch's libraries choose other kernels, and so change the last
+    bits."""
     environ = os.environ if environ is None else environ
     names = (
         "DNNL_MAX_CPU_ISA",
@@ -92,7 +96,7 @@ def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
 
 @dataclass(frozen=True)
 class HubPlaces:
-    """The places of the Hugging Face client, from the variables that all programs with this cache share."""
+    """The directories of the Hugging Face client, from the variables that all programs with this cache share."""
 
     cache: Path
     """The common cache of models."""
@@ -107,7 +111,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 def network_variables(ending: str = "", environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the set variables that name proxies or certificates; with `_proxy`, those that name a proxy."""
+    """Return the set variables that name proxies or certificates, or with the ending `_proxy` only proxies."""
     environ = os.environ if environ is None else environ
     names = [name for name in (*_PROXIES, "ssl_cert_file", "ssl_cert_dir") if name.endswith(ending)]
     if ending:
@@ -116,7 +120,7 @@ def network_variables(ending: str = "", environ: Mapping[str, str] | None = None
 
 
 def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
-    """Return the client's places from these variables. The client reads them once, when it is imported."""
+    """Return the client's directories from these variables. The client reads them once, when it is imported."""
     environ = os.environ if environ is None else environ
 
     def place(*names: str, default: str) -> str:
@@ -134,9 +138,10 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
 
 
 def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Switch off the Hugging Face client's telemetry, updates and advice, and clean its variables, before its import.
+    """Switch off telemetry, update checks and advice of the Hugging Face client, and clean its variables, before its
+    import.
 
-    Files come over HTTP, where an interrupted download is resumed and every byte passes our checks;
+    Files are fetched over HTTP, where an interrupted download is resumed and localspec checks every byte.
     HF_HUB_DISABLE_XET=0 allows Xet.
     """
     environ = os.environ if environ is None else environ
@@ -151,7 +156,7 @@ def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs an optional part. localspec is not on PyPI, so it needs the checkout."""
+    """Return the command that installs an optional part. It needs the checkout, because localspec is not on PyPI."""
     return (
         f"run `uv tool install '.[{extra}]'`, or `pip install '.[{extra}]'` in its environment, in localspec's checkout"
     )

@@ -16,36 +16,37 @@ class LocalspecError(Exception):
 
 
 class UsageMistake(LocalspecError):
-    """A flag, a setting or an argument has an impossible value."""
+    """An error: a flag, a setting or an argument has an impossible value."""
 
     exit_code = 2
 
 
 class NotHere(LocalspecError):
-    """A model or a drafter is not on this machine."""
+    """An error: a model or a drafter is not on this machine."""
 
     exit_code = 3
 
 
 class DoesNotFit(LocalspecError):
-    """More memory or disk is needed than available."""
+    """An error: more memory or disk is needed than available."""
 
     exit_code = 4
 
 
 class NotAllowed(LocalspecError):
-    """A repository is gated, or the account has no access to it."""
+    """An error: a repository is gated, or the account has no access to it."""
 
     exit_code = 5
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return the first line of another library's message without its error number, or its type if it is empty."""
+    """Return the first line of another library's message, without its error number; if it is empty, the type of the
+    error."""
     return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
 
 
 def no_more_files(error: BaseException) -> str:
-    """Return the sentence for an error that means that no more files can be opened; empty for any other."""
+    """Return a sentence for an error that means that no more files can be opened; empty for any other error."""
     if not (isinstance(error, OSError) and error.errno in _NO_MORE_FILES):
         return ""
     return (
@@ -57,7 +58,7 @@ def no_more_files(error: BaseException) -> str:
 def cannot_read(file: Path, error: OSError) -> LocalspecError:
     """Return the error for a file that cannot be read for lack of permission.
 
-    It is not damaged, so it is not fetched again.
+    The file is not damaged, so it is not fetched again.
     """
     what = "its permissions" if isinstance(error, PermissionError) else "that"
     return LocalspecError(
@@ -66,9 +67,9 @@ def cannot_read(file: Path, error: OSError) -> LocalspecError:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether this error means that memory ran out; torch has a separate exception for that only on CUDA.
+    """Return whether this error means that memory ran out. Torch has a separate exception for that only on CUDA.
 
-    A thread that cannot be started has no room for its stack, or there are too many: either way others must end first.
+    It also counts if a thread cannot be started: there is no room for its stack, or there are too many threads.
     """
     torch = sys.modules.get("torch")
     if isinstance(error, OSError):  # of a mapped file

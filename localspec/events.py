@@ -1,4 +1,4 @@
-"""The events of a reply: the engine is a generator of these, and reports nothing in any other way."""
+"""The events of a reply. The engine is a generator of events, and reports nothing in any other way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Reason = Literal["stop", "length", "interrupted", "repetition"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes in use, and the peak of this process."""
+    """Bytes in use, and the peak memory of this process."""
 
     target: int
     drafter: int
@@ -54,7 +54,7 @@ class Statistics:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the reply; 0 if unknown."""
+        """The number of tokens of the reply; 0 if unknown."""
         return len(self.token_ids) if self.told_tokens is None else self.told_tokens
 
     @property
@@ -64,9 +64,10 @@ class Statistics:
 
     @property
     def speedup(self) -> float | None:
-        """Speedup over plain decoding; below 1 if drafting cost more than it saved.
+        """The speedup over plain decoding; below 1 if drafting cost more than it saved.
 
-        None also if it exceeds what its tokens per step allow: too little was measured, or the machine changed.
+        It is also None if it exceeds what its tokens per step allow, because too little was measured, or the machine
+        changed.
         """
         if not self.plain_seconds or self.decode_seconds <= 0:
             return None
@@ -85,11 +86,11 @@ class Prefill:
 
 
 class Draft(NamedTuple):
-    """The draft tree of one decode step, and which of it was accepted; it may be inspected at any time.
+    """The draft tree of one decode step, and which nodes were accepted. It may be read at any time.
 
-    Node 0 is the root, the token before the step; parents precede their children. `path` are the accepted nodes, the
-    root first; the step committed their tokens and a bonus token. A `probe` node is not a proposal. `sources` names who
-    proposed each node, if known.
+    Node 0 is the root, the token before the step; parents precede their children. `path` lists the accepted nodes, the
+    root first. The step committed their tokens and a bonus token. A `probe` node is not a proposal. `sources` names the
+    proposer of each node, if known.
     """
 
     tokens: Sequence[int]
@@ -101,13 +102,13 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """The text of one decode step, with token ids, who proposed each, and seconds since the reply began.
+    """The text of one decode step, with its token ids, the proposer of each, and the seconds since the reply began.
 
-    The text is as the model wrote it: `text.safe` makes it safe to draw. Text between the marks of thinking is
-    `reasoning`, and not part of the text. A step whose text is held back, because it may be half a character or the
-    start of a stop string, has no event: the next event includes its tokens. `steps` counts the target's forwards so
-    far, without prefill, and `drafts` are those of the steps since the previous event: the tokens of a reply are one of
-    prefill, then those of each step in turn.
+    The text is as the model wrote it; `text.safe` makes it safe to print. Text between the marks of thinking is in
+    `reasoning` instead. Text that may be half a character or the start of a stop string is held back. Its step has no
+    event, and the next event includes its tokens. `steps` counts the target's forwards so far, without prefill.
+    `drafts` are those of the steps since the previous event. The tokens of a reply are one of prefill, followed by
+    those of each step.
     """
 
     text: str
@@ -132,7 +133,10 @@ Event = Prefill | Text | Done
 
 
 def possible(speedup: float, limit: float) -> bool:
-    """Return whether a speedup, or a quantile of several, is within the limit, or the same quantile of their limits."""
+    """Return whether a speedup is within its limit.
+
+    Both may also be the same quantile of several speedups and of their limits.
+    """
     return speedup <= SLACK * limit
 
 
@@ -142,7 +146,8 @@ def _ignore(sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """The sink of messages for the user: problems that cost no text go to `notice`, long waits to `progress`."""
+    """The receiver of messages for the user: problems that do not stop a reply go to `notice`, long waits to
+    `progress`."""
 
     notice: Callable[[str], None] = _ignore
     progress: Callable[[str], None] = _ignore

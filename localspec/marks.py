@@ -18,7 +18,7 @@ def bar(share: float, width: int) -> str:
 
 
 def no_room(heads: Sequence[str]) -> str:
-    """Return the line below a table that lacks these columns."""
+    """Return the line below a table from which these columns were left out."""
     return f"no room for {', '.join(heads)}, which --json has"
 
 
@@ -41,13 +41,13 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def means(values: Sequence[float], most: int) -> list[float]:
-    """Return at most `most` values: if there are more, the means of neighbours."""
+    """Return the values. If there are more than `most`, return means of neighbours instead."""
     groups = [values[len(values) * at // most : len(values) * (at + 1) // most] for at in range(most)]
     return [sum(group) / len(group) for group in groups if group]
 
 
 def curve(values: Sequence[float], height: int) -> list[str]:
-    """Return lines from the top: one column per value, as high as the value is above the least."""
+    """Return a chart as lines, the top line first: one column per value, as high as the value is above the smallest."""
     low, high = min(values), max(values)
     levels = [1 + round((8 * height - 1) * (value - low) / (high - low)) if high > low else 1 for value in values]
     return [
@@ -88,19 +88,19 @@ _TABLE = str.maketrans({**{mark: drawn for marks, drawn in _MARKS.items() for ma
 
 
 def in_ascii(text: str) -> str:
-    """Return the text with its marks in ASCII. Letters stay."""
+    """Return the text with its marks replaced by ASCII. Letters do not change."""
     return text.translate(_TABLE)
 
 
 def ascii_only(stream: TextIO | None) -> bool:
-    """Return whether marks may be missing where the stream goes: its encoding, or the locale's, is not Unicode.
+    """Return whether the stream may not support the marks: its encoding, or the locale's, is not Unicode.
 
-    In the C locale Python writes UTF-8 all the same, but the terminal may not expect it.
+    In the C locale Python writes UTF-8 anyway, but the terminal may not expect it.
     """
     encoding = locale.getencoding() if sys.flags.utf8_mode else getattr(stream, "encoding", None) or "utf-8"
     return not encoding.lower().replace("_", "-").startswith(("utf-", "utf8"))
 
 
 def drawable(text: str, stream: TextIO | None) -> str:
-    """Return a text with marks that the stream can show."""
+    """Return a text with only marks that the stream supports."""
     return in_ascii(text) if ascii_only(stream) else text

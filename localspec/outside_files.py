@@ -22,9 +22,9 @@ _LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
 
 
 def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> bytes:
-    """Return the content of a regular file, or with `pipe` also what comes through a pipe, at most `limit` bytes.
+    """Return the content of a regular file, or with `pipe` of a pipe, at most `limit` bytes.
 
-    Raises OSError, with a clause for the user as its `strerror`, also for longer content or another kind of file:
+    Raises OSError whose `strerror` is a clause for the user, also for longer content and for other kinds of files:
     opening a pipe would wait for its writer, and a device may have no end.
     """
     waits = 0 if pipe else getattr(os, "O_NONBLOCK", 0)
@@ -46,9 +46,9 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
 
 
 def decoded(content: bytes) -> str:
-    """Return text, without the byte-order mark of some Windows programs.
+    """Return text without the byte-order mark of some Windows programs.
 
-    Raises ValueError, with a clause, for bytes that are not text.
+    Raises ValueError for bytes that are not text; its message is a clause.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -62,7 +62,7 @@ def decoded(content: bytes) -> str:
 def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
     """Return parsed JSON, with objects as `pairs` makes them.
 
-    Raises ValueError, also for deep nesting or a number of too many digits.
+    Raises ValueError for invalid JSON, for deep nesting, and for a number with too many digits.
     """
     try:
         return json.loads(content, parse_int=_integer, object_pairs_hook=pairs)
@@ -71,7 +71,7 @@ def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], di
 
 
 def parse_toml(source: bytes) -> dict[str, Any]:
-    """Return parsed TOML. Raises ValueError as `parse_json` does, tomllib.TOMLDecodeError if it is not TOML."""
+    """Return parsed TOML. Raises ValueError as `parse_json` does, and tomllib.TOMLDecodeError if it is not TOML."""
     if _LONG_KEY.search(source):
         raise ValueError(f"a key has more than {_MOST_DOTS} dots")
     try:

@@ -1,4 +1,4 @@
-"""Every path that the program owns. Nothing is created before it is written to."""
+"""Every path that localspec owns. Nothing is created until something is written to it."""
 
 import os
 import re
@@ -17,7 +17,7 @@ _PLATFORM = PlatformDirs("localspec", appauthor=False)
 
 @dataclass(frozen=True)
 class Paths:
-    """The places of files: below `home` if it is given, else where this platform keeps such files."""
+    """The places of files: below `home` if it is given, otherwise where this platform keeps such files."""
 
     home: Path | None = None
 
@@ -51,7 +51,7 @@ class Paths:
 
     @property
     def copied(self) -> Path:
-        """The text copied last when no clipboard could be reached."""
+        """The last text that was copied while no clipboard could be reached."""
         return self.data_dir / "copied.txt"
 
     @property
@@ -66,7 +66,7 @@ class Paths:
 
     @property
     def last_notice(self) -> Path:
-        """The last notice about the answering model, so that it appears once a day."""
+        """The last notice about the answering model, so that it is repeated only once a day."""
         return self.state_dir / "last-notice.txt"
 
     @property
@@ -75,7 +75,7 @@ class Paths:
 
     @property
     def answers(self) -> Path:
-        """Models' answers to the shipped prompts, as training data for drafters."""
+        """Models' answers to the prompts of localspec, as training data for drafters."""
         return self.data_dir / "answers"
 
     def answers_of(self, model: str) -> list[Path]:
@@ -122,12 +122,12 @@ class Paths:
 
 
 def file_stem(name: str) -> str:
-    """Return a name with the characters that file names may have everywhere."""
+    """Return a name with only characters that are allowed in file names on every system."""
     return re.sub(r"[^\w.-]+", "-", name).strip(".-")
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` and its missing parents with mode 0700; an existing one is closed to others. Raises OSError."""
+    """Make `path` and its missing parents with mode 0700. Change an existing one to that mode. Raises OSError."""
     _make(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
@@ -150,9 +150,9 @@ def _make(path: Path) -> None:
 
 
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
-    """Replace or make a file so that no reader sees part of it. Remove remains of killed processes.
+    """Write a file so that no reader ever sees part of it. Remove unfinished files of killed processes.
 
-    Raises OSError; then the previous content is still there.
+    Raises OSError; the previous content is then still there.
     """
     begin, end = f".{file.name}.", ".new"
     new = file.parent / f"{begin}{os.getpid()}-{threading.get_ident()}{end}"
@@ -174,7 +174,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _is_left(writer: str) -> bool:
-    """Return whether the process whose number this begins with no longer exists."""
+    """Return whether the process with the number at the start of `writer` no longer exists."""
     import psutil  # seldom needed
 
     process = writer.partition("-")[0]
@@ -183,15 +183,18 @@ def _is_left(writer: str) -> bool:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make all files that this process writes meanwhile, also by its libraries, readable only for its owner."""
+    """Make all files that this process writes within this context, even by its libraries, readable only for its
+    owner."""
     with _without(0o077):
         yield
 
 
 @contextmanager
 def own_files() -> Iterator[None]:
-    """Make all files that this process writes meanwhile writable only for its owner; the umask decides who
-    may read them."""
+    """Make all files that this process writes within this context writable only for its owner.
+
+    The umask decides who may read them.
+    """
     with _without(0o022):
         yield
 
@@ -212,5 +215,5 @@ def disk_of(place: Path) -> Path:
 
 
 def free_disk(place: Path) -> int:
-    """Return the bytes that are free on the disk of a place, which need not exist yet."""
+    """Return the free bytes on the disk of a place, which need not exist yet."""
     return shutil.disk_usage(disk_of(place)).free

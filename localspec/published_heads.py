@@ -1,4 +1,4 @@
-"""Recognises published drafters only by their config.json, and says why others are not read."""
+"""Recognises published drafters by their config.json, and explains why some are not supported."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ _NOT_READ = {  # a name, and what to take instead
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Return whether this config.json is of an EAGLE-3 head (SafeAILab, SpecForge, speculators)."""
+    """Return whether this config.json describes an EAGLE-3 head (SafeAILab, SpecForge, speculators)."""
     if (said := config.get("speculators_model_type")) is not None:
         return bool(said == "eagle3")
     names = config.get("architectures")
@@ -42,13 +42,13 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Return whether this config.json is of a DFlash drafter, as Z Lab publishes them."""
+    """Return whether this config.json describes a DFlash drafter, as Z Lab publishes them."""
     named = config.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in config
     return named and not is_dspark(config)
 
 
 def is_dspark(config: Mapping[str, Any]) -> bool:
-    """Return whether this config.json is of a DSpark drafter (DeepSpec, SpecForge)."""
+    """Return whether this config.json describes a DSpark drafter (DeepSpec, SpecForge)."""
     if "speculators_model_type" in config:
         return False
     names, inner = config.get("architectures"), config.get("dflash_config")
@@ -59,7 +59,10 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
 
 
 def why_not_read(config: Mapping[str, Any]) -> str | None:
-    """Return the end of a sentence: why a published drafter is not read, and what to use. None for all else."""
+    """Return the end of a sentence: why a published drafter is not supported, and what to use.
+
+    None for anything else.
+    """
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
     if name in _NOT_READ:
@@ -71,7 +74,10 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 
 
 def why_not_in_gguf(architecture: str) -> str | None:
-    """Return the end of a sentence: which drafter a GGUF file has, and what to fetch. None for all else."""
+    """Return the end of a sentence: which drafter is in a GGUF file, and what to fetch instead.
+
+    None for anything else.
+    """
     if architecture not in _ASSISTANTS_IN_GGUF:
         return None
     return (
@@ -81,7 +87,7 @@ def why_not_in_gguf(architecture: str) -> str | None:
 
 
 def kind_of_heads(config: Mapping[str, Any]) -> str | None:
-    """Return the kind of the heads by their config.json; None for others."""
+    """Return the kind of the heads that a config.json describes; None for anything else."""
     if is_eagle3(config):
         return "eagle3"
     if is_dflash(config):
@@ -96,7 +102,7 @@ def kind_of_heads(config: Mapping[str, Any]) -> str | None:
 
 
 def base_model(config: Mapping[str, Any], repo: str = "") -> str | None:
-    """Return the model that heads say they are for, or that the name of an assistant's repository says."""
+    """Return the model that the heads are for, by their config.json, or by the name of an assistant's repository."""
     if kind_of_heads(config) == ASSISTANT and repo.endswith(_OF_ASSISTANTS):
         return repo.removesuffix(_OF_ASSISTANTS)
     verifier = config.get("speculators_config")

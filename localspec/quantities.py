@@ -15,7 +15,7 @@ _SHORT = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
 def size(count: float) -> str:
-    """Return bytes in readable form."""
+    """Return a number of bytes in readable form."""
     power = 0
     while count >= 1024 and power < len(_UNITS) - 1:
         count, power = count / 1024, power + 1
@@ -23,7 +23,7 @@ def size(count: float) -> str:
 
 
 def amount(count: int) -> str:
-    """Return parameters in readable form: `1.7 B`, `494 M`."""
+    """Return a number of parameters in readable form: `1.7 B`, `494 M`."""
     for unit, name in ((1e9, "B"), (1e6, "M")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"
@@ -46,18 +46,17 @@ def short_pace(speed: float) -> str:
 
 
 def expected_pace(speed: float, measured: bool) -> str:
-    """Return the speed of a model, not of one reply: `61.3 tokens/s` if measured, `about 61.3 tokens/s` if
-    predicted."""
+    """Return the speed of a model: `61.3 tokens/s` if measured, `about 61.3 tokens/s` if predicted."""
     return tokens_a_second(speed) if measured else f"about {tokens_a_second(speed)}"
 
 
 def precision_in_words(dtype: str, quantize: str, bits: float | None) -> str:
-    """Return the precision of weights; their average `bits` are known only for those in blocks."""
+    """Return the precision of weights. Their average `bits` are known only for weights in blocks."""
     return f"{bits:.1f} bits per weight" if bits else dtype if quantize in ("none", "") else quantize
 
 
 def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[str, ...]:
-    """Return the speed, and the speedup by drafts if they change anything."""
+    """Return the speed in words, and the speedup by drafts unless it is 1."""
     pace, gain = expected_pace(speed, measured), speedup(ratio or 1.0)
     return (pace,) if gain == "as fast" else (pace, f"{gain} with drafts")
 
@@ -94,7 +93,10 @@ def day(seconds: float) -> str:
 
 
 def ago(seconds: float, now: float) -> str:
-    """Return how long before `now` a time was, both in seconds since 1970; the day if it is more than a month."""
+    """Return how long before `now` a time was; the day if it is more than a month.
+
+    Both times are in seconds since 1970.
+    """
     passed = now - seconds
     for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if passed >= 31 * 86400:
@@ -139,8 +141,10 @@ class Arrival:
         self._seen: deque[tuple[float, int]] = deque()  # times, and the bytes that had arrived
 
     def parts(self, done: int, total: int, now: float) -> list[str]:
-        """Return progress, speed and remaining time, as far as known, with `done` of `total` bytes at `now`
-        (seconds)."""
+        """Return progress, speed and remaining time, as far as known.
+
+        `done` of `total` bytes have arrived at the time `now`, in seconds.
+        """
         self._seen.append((now, done))
         while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
             self._seen.popleft()

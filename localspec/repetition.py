@@ -1,4 +1,4 @@
-"""Detecting a reply that repeats one phrase again and again, as small models do. Pure arithmetic."""
+"""Detects a reply that repeats one phrase again and again, as small models do."""
 
 import re
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ _CODE = re.compile(r"[|{}\[\];=<>]")
 def goes_round(reply: str) -> bool:
     """Return whether the end of a reply repeats one phrase too often to be intended. List numbers are ignored.
 
-    Only the end is examined, so the cost does not grow with the reply. A warning may come early, so the limits are
-    lower than those of `is_loop`, which ends a reply.
+    Only the end is examined, so the cost does not grow with the reply. This is for warnings, so its limits are lower
+    than those of `is_loop`, which ends a reply.
     """
     tail = _NUMBERED.sub("\n", reply[-TAIL:])
     period = _period(tail, LEAST)
@@ -67,7 +67,8 @@ def _in_code(reply: str) -> bool:
 
 
 def _period(tail: str, least: int) -> int:
-    """Return the length of the phrase that the end repeats REPEATS times and for `least` characters; 0 without one."""
+    """Return the length of the phrase that the end repeats REPEATS times and for `least` characters; 0 if there is
+    none."""
     ending, place = tail[-ENDING:], len(tail) - 1
     for _ in range(PLACES):
         place = tail.rfind(ending, 0, place + ENDING - 1)
@@ -85,9 +86,9 @@ REPEATED, PERIOD = 3, 24
 
 
 def until_it_goes_round(tokens: Sequence[int]) -> int:
-    """Return the number of tokens before a part is repeated again and again.
+    """Return the number of tokens before a part that is repeated again and again.
 
-    Even a short repetition spoils a measurement, and tokens have no words, so `repetition` cannot judge it.
+    Even a short repetition spoils a measurement. Tokens have no words, so the other functions here cannot judge them.
     """
     for end in range(len(tokens)):
         for period in range(1, PERIOD + 1):

@@ -23,9 +23,9 @@ _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 class Check:
     """The check of one setting.
 
-    `value` returns the setting for a value, or raises ValueError with a clause about what it must be. `read` returns
-    the value of the text of a flag, a variable or `/set`; a text without a value is returned unchanged. `metavar` is
-    the value's name in the help of a flag.
+    `value` returns the setting for a value, or raises ValueError with a clause about the possible values. `read` parses
+    the text of a flag, a variable or `/set`. It returns a text that it cannot parse unchanged. `metavar` is the value's
+    name in the help of a flag.
     """
 
     value: Callable[[object], Any]
@@ -95,7 +95,7 @@ def _thinking(value: object) -> bool | None:
 
 
 def integer(least: int) -> Check:
-    """Return the check of a whole number from `least` up."""
+    """Return the check for a whole number of at least `least`."""
 
     def check(value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST:
@@ -107,7 +107,7 @@ def integer(least: int) -> Check:
 
 
 def number(description: str, allowed: Callable[[float], bool]) -> Check:
-    """Return the check of a number that is `allowed`."""
+    """Return the check for a number that is `allowed`."""
 
     def check(value: object) -> float:
         # An integer beyond the range of floats would raise OverflowError.
@@ -119,7 +119,7 @@ def number(description: str, allowed: Callable[[float], bool]) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """Return the check of one of these words."""
+    """Return the check for one of these words."""
 
     def check(value: object) -> str:
         if isinstance(value, str) and value in words:
@@ -130,7 +130,7 @@ def one_of(*words: str) -> Check:
 
 
 def parts(*known: str) -> Check:
-    """Return the check of a list of parts of the drafter `ouroboros`, which is sorted in their order."""
+    """Return the check for a list of parts of the drafter `ouroboros`. The list is sorted in the order of `known`."""
 
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):

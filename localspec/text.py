@@ -1,4 +1,5 @@
-"""Makes text from a model, a file, a file name or a paste safe for a terminal and for those who read keys from it."""
+"""Makes text from a model, a file, a file name or a paste safe: for terminals, and for programs that read keys from
+it."""
 
 import re
 
@@ -27,7 +28,8 @@ _KEYS = re.compile(
 
 
 def safe(text: str) -> str:
-    """Remove everything that a terminal would obey, character by character: safe(a) + safe(b) == safe(a + b)."""
+    """Remove every control sequence that a terminal would execute, character by character: safe(a) + safe(b) ==
+    safe(a + b)."""
     return text.translate(_TABLE)
 
 
@@ -37,14 +39,15 @@ def shortened(text: str, most: int) -> str:
 
 
 def one_line(text: str) -> str:
-    """Make text safe and put it on a single line, for messages and tables."""
+    """Make a text safe and put it on a single line, for messages and tables."""
     return " ".join(part for part in (line.strip() for line in safe(text).replace("\t", "\n").split("\n")) if part)
 
 
 class PasteFilter:
-    """A filter between a terminal and Textual, which reads what follows an escape in a paste as keys, such as Ctrl+Q.
+    """A filter between a terminal and Textual. Textual would read an escape in a paste as the beginning of a key, such
+    as Ctrl+Q.
 
-    It makes such escapes visible, and adds the marks of a paste around letters that came without them.
+    The filter makes such escapes visible. It also adds the marks of a paste around letters that arrived without them.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,10 @@ class PasteFilter:
         self._held = ""  # inside a paste, a possible beginning of its end; outside, the last characters passed on
 
     def read(self, data: str) -> str:
-        """Return the next piece of the terminal's input; a possible beginning of the end of a paste is held back."""
+        """Return the next piece of the terminal's input.
+
+        What may be the beginning of the end of a paste is held back.
+        """
         passed = []
         while data:
             text, held, self._held = self._held + data, self._held, ""
@@ -73,7 +79,7 @@ class PasteFilter:
 
 
 def _marked(found: re.Match[str]) -> str:
-    """Return a run of letters as a paste, and Alt+Enter in the form that Textual knows."""
+    """Return a run of letters as a paste, and Alt+Enter in the form that Textual expects."""
     if found[1]:
         return f"{PASTE_BEGIN}{found[1]}{PASTE_END}"
     return ALT_ENTER if found[0] in ("\x1b\r", "\x1b\n") else found[0]

@@ -1,1 +1,1 @@
-"""Exports our drafters in the layouts of other inference engines."""
+"""Exports drafters in the layouts of other inference engines."""

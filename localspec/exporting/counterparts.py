@@ -1,4 +1,4 @@
-"""The counterpart of our drafter in an engine: heads, or a small model that drafts, in parallel or not."""
+"""The counterpart of a drafter in another engine: heads, or a small model that drafts, in parallel or not."""
 
 import os
 import shutil
@@ -44,7 +44,7 @@ LICENCES = ("LICENSE*", "NOTICE*")  # copied along with the weights
 
 @dataclass(frozen=True)
 class Counterpart:
-    """The counterpart of a drafter in an engine, and how it is written into an empty directory."""
+    """The counterpart of a drafter in an engine, with a function that writes it into an empty directory."""
 
     form: Form
     tokens: int  # of a draft; 0: the engine decides
@@ -55,7 +55,10 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class _Model:
-    """A language model's weights by our names, in the precision of its files; each is read on access."""
+    """A language model's weights by localspec's names, in the precision of its files.
+
+    Each is read when it is accessed.
+    """
 
     config: ModelConfig
     sizes: TransformerConfig
@@ -111,7 +114,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a head that was trained here. A published one already exists in its publisher's layout."""
+    """Return a head that was trained here. A published head already exists in its publisher's layout."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -147,10 +150,10 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
 
 
 def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a small model. One that was trained here drafts in parallel; layers on the target's embedding do not keep
-    that.
+    """Return a small model, which drafts in parallel if it was trained here. Layers on the target's embedding are
+    refused.
 
-    Engines have one mask token for all depths, but the layers' masks differ.
+    Engines have one mask token for all depths, but such layers have different masks.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":
@@ -223,7 +226,7 @@ def _small_model(
 
 
 def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
-    """Return the form of a small model with a mask token, and what is lost with it."""
+    """Return the form of a small model with a mask token, and sentences about what is lost in it."""
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is not one of the model's {vocab_size} ids, as "
@@ -242,7 +245,7 @@ def _write_model(
     checkpoint: Checkpoint,
     vocab_size: int,
 ) -> None:
-    """Write a model with the target's tokenizer, whose tokens are the same: SGLang compares the whole vocabularies."""
+    """Write a model with the target's tokenizer. Their tokens are equal, and SGLang compares whole vocabularies."""
     write_model(sizes, weights, content, vocab_size, directory)
     Tokenizer.open(checkpoint.path).save(directory)
 
@@ -254,7 +257,7 @@ def _copy_licences(model: Path, directory: Path) -> None:
 
 
 def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
-    """Return the options of a drafter whose file agrees with them. Raises LocalspecError for any other."""
+    """Return the options of a drafter. Raises LocalspecError if its file does not agree with them."""
     class_, file = drafter_class(trained.kind), trained.path / WEIGHTS
     try:
         options = class_.parse_options({**class_.BEFORE, **trained.options})
@@ -266,7 +269,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
 
 
 def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of config.json about this many layers with the same window."""
+    """Return the part of config.json about layers that all have the same window."""
     count, window = sizes.num_layers, sizes.sliding_windows[0]
     said: dict[str, Any] = {"num_hidden_layers": count, "sliding_window": window}
     others = {

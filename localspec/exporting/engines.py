@@ -1,6 +1,6 @@
 """The drafters that inference engines read, the commands that serve them, and the nearest substitute for others.
 
-As of vLLM 0.33.0 and SGLang 0.5.23, whose sources were read.
+This follows the sources of vLLM 0.33.0 and SGLang 0.5.23.
 """
 
 import json
@@ -22,7 +22,7 @@ _MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 @dataclass(frozen=True)
 class OtherEngine:
-    """An engine by the name of its command line; `forms` are the drafters that it reads, the first choice first."""
+    """An engine, by the name of its command line. `forms` are the drafters that it reads, the first choice first."""
 
     name: str
     label: str
@@ -38,7 +38,10 @@ ENGINES = {
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """The model that a command serves, by its repository with a `revision` or its directory, and its drafter."""
+    """The model that a command serves, and its drafter.
+
+    The model is named by its repository with a `revision`, or by its directory.
+    """
 
     model: str
     revision: str
@@ -49,7 +52,7 @@ class ExportedModel:
 
 
 def engine_named(name: str) -> OtherEngine:
-    """Raise UsageMistake for an engine whose layouts are not known."""
+    """Return the engine of this name. Raises UsageMistake for an engine whose layouts are not known."""
     if name not in ENGINES:
         raise UsageMistake(f"There is no engine {name!r}{nearest(name, ENGINES)}; give one of {', '.join(ENGINES)}.")
     return ENGINES[name]
@@ -77,9 +80,9 @@ def command(engine: OtherEngine, served: ExportedModel) -> list[str]:
 
 
 def check_path(engine: OtherEngine, path: Path, form: Form) -> None:
-    """Raise UsageMistake for a directory that an engine would misread by its name, or that cannot be typed.
+    """Raise UsageMistake for a directory that an engine would misread because of its name, or that cannot be typed.
 
-    It has a drafter of this `form`.
+    The directory has a drafter of this `form`.
     """
     if one_line(str(path)) != str(path):
         raise UsageMistake(f"{path} has characters in its name that cannot be typed; give another --out.")
@@ -104,7 +107,7 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
 
 
 def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
-    """Return the error for a drafter without counterpart in an engine, with the nearest substitute there."""
+    """Return the error for a drafter without a counterpart in an engine. It names the nearest substitute there."""
     if drafter == "auto":
         return UsageMistake("auto does not name a drafter to export; name one.")
     if drafter.endswith("+phrases") or "+" in drafter:

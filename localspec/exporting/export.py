@@ -1,4 +1,4 @@
-"""Writes a drafter for an engine: whole, or not at all."""
+"""Writes a drafter for another engine, either completely or not at all."""
 
 import glob
 import os
@@ -40,10 +40,11 @@ class Exported:
 
 
 def export(engine: str, drafter: str, model: str | None, out: Path, tensor_parallel: int = 1) -> Exported:
-    """Write the drafter `drafter`, for a model or the one it was trained for, to a directory that is new or empty.
+    """Write a drafter to a directory that is new or empty, for `model`, or else for the model that it was trained for.
 
-    Raises UsageMistake for a drafter without counterpart in that engine, and for a directory that is not empty; NotHere
-    and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit if the disk is full.
+    Raises UsageMistake for a drafter without a counterpart in that engine, and for a directory that is not empty.
+    Raises NotHere and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit if the disk is
+    full.
     """
     named = engine_named(engine)
     out = Path(os.path.abspath(os.path.expanduser(out)))
@@ -68,7 +69,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
 
 
 def _target_of(drafter: str, model: str | None) -> TargetCard:
-    """Return the named model, or the one that a directory of `train` belongs to."""
+    """Return the named model, or the model that a directory of `train` belongs to."""
     if model is not None:
         return resolve(model)
     path = Path(os.path.expanduser(drafter))
@@ -86,7 +87,7 @@ def _target_of(drafter: str, model: str | None) -> TargetCard:
 
 
 def _served_as(card: TargetCard) -> tuple[str, str]:
-    """Return where an engine finds the target: (a repository, its revision), or (a directory, nothing)."""
+    """Return where an engine finds the target: (a repository, its revision), or (a directory, "")."""
     source = card.entry.source if card.entry else None
     if source is not None and not source.gguf and find_snapshot(source, Paths(home())) == card.path:
         return source.repo, "" if source.revision == "main" else source.revision
@@ -94,7 +95,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
 
 
 def _left_behind(out: Path) -> Iterator[Path]:
-    """Return the remains of killed exports next to this place. Running ones keep theirs."""
+    """Yield the remains of killed exports next to this place. Those of running exports stay."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
         process = left.name.split(".")[-2]
         if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
@@ -103,9 +104,9 @@ def _left_behind(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """Yield a directory next to `out` that replaces it once it is written. Nothing else stays, whatever happens.
+    """Yield a directory next to `out` that replaces `out` after it is written. On failure it is removed.
 
-    Only its owner can read it, like trained drafters: their training text may be private.
+    Only its owner can read it, like trained drafters, because their training text may be private.
     """
     new: Path | None = None
     try:

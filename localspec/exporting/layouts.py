@@ -30,8 +30,8 @@ Named = tuple[str, torch.Tensor]
 def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
     """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
 
-    They get the precision of that matrix. Heads that change the matrix each get a separate one, because no engine
-    supports changes. Its rows outside a draft vocabulary are the target's.
+    They get the precision of that matrix. Heads that change the matrix each get a separate matrix, because no engine
+    supports changes. Rows outside a draft vocabulary are the target's.
     """
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.rank_of_own
@@ -84,7 +84,7 @@ def write_eagle3(
 ) -> None:
     """Write the EAGLE-3 head in a drafter's file, in the precision that `config` names.
 
-    `sizes` are those of its target; the head has no separate embedding.
+    `sizes` are those of its target. The head has no separate embedding.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
     with safe_open(drafter, framework="pt") as opened:
@@ -117,10 +117,10 @@ def write_model(
     vocab_size: int,
     directory: Path,
 ) -> None:
-    """Write a language model of these sizes with its `weights` by our names, in their precision.
+    """Write a language model of these sizes, with `weights` by localspec's names in their precision.
 
-    `config` is its config.json. It gets as many ids as its target has, which engines require: missing or surplus ids
-    are padding. Tokenizer files are not written.
+    `config` is its config.json. The model gets as many ids as its target has, because engines require that; missing or
+    surplus ids are padding. Tokenizer files are not written.
     """
     _write(directory, _model(sizes, weights, vocab_size))
     _write_config(directory, {**config, "vocab_size": vocab_size, "tie_word_embeddings": sizes.tied})

@@ -1,1 +1,1 @@
-"""Where models come from: what a pull would fetch, the fetching, and the common cache it goes to."""
+"""The sources of models: what a pull would fetch, the fetching, and the shared cache of the Hugging Face client."""

@@ -1,4 +1,4 @@
-"""The common Hugging Face cache, without any network: finds, verifies and removes revisions.
+"""The shared Hugging Face cache, without any network: finds, verifies and removes revisions.
 
 The cache belongs to every program of this user: <cache>/models--org--name/snapshots/<commit>/FILE is a link to
 ../../blobs/<digest>.
@@ -28,7 +28,10 @@ _PIECE = 2**22  # bytes read at once
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of verifying a revision. `files` were compared with our record (`recorded`) or the cache's names."""
+    """The result of verifying a revision.
+
+    Its `files` were compared with our record (`recorded`) or with their names in the cache.
+    """
 
     commit: str
     files: int
@@ -38,7 +41,10 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """The effect of removing a revision. `bytes` become free; `also` are its other names; other revisions `stay`."""
+    """The effect of removing a revision.
+
+    `bytes` become free, `also` are its other names, and other revisions `stay`.
+    """
 
     source: Source
     commit: str
@@ -62,10 +68,11 @@ def snapshot(source: Source, commit: str) -> Path:
 
 
 def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
-    """Return the directory of this revision if it is complete. None after an interrupted pull, or for a wrong length.
+    """Return the directory of this revision if it is complete; None after an interrupted pull, or if a file has another
+    length.
 
-    A pulled revision stays the commit that it was then, whatever other programs have fetched since. GGUF files are
-    found by their registrations.
+    A pulled revision remains the commit that it was at the pull, even if other programs have fetched since. GGUF files
+    are found by their registrations.
     """
     if source.gguf:
         return None
@@ -80,12 +87,12 @@ def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
 
 
 def pulled_sources(paths: Paths | None = None) -> list[Source]:
-    """Return every revision that was pulled and is complete here, sorted by name, including Medusa heads."""
+    """Return every revision that was pulled and is complete here, including Medusa heads, sorted by name."""
     return sorted((one.source for one in all_records(paths) if find_snapshot(one.source, paths) is not None), key=str)
 
 
 def cached_commit(source: Source) -> str | None:
-    """Return the commit that a revision means in this cache. None if the cache does not say."""
+    """Return the commit of a revision in this cache; None if the cache does not say."""
     if COMMIT.fullmatch(source.revision):
         return source.revision
     try:
@@ -108,12 +115,12 @@ def _is_complete(path: Path) -> bool:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Return whether a directory has a tokenizer that localspec reads."""
+    """Return whether a directory has a tokenizer that localspec can read."""
     return (path / TOKENIZER).is_file()
 
 
 def size(file: Path) -> int:
-    """Return the size of a file in bytes; -1 if it is missing, or a link leads nowhere."""
+    """Return the size of a file in bytes; -1 if it is missing or a broken link."""
     try:
         return file.stat().st_size
     except OSError:
@@ -145,7 +152,7 @@ def verify(
 ) -> Verified:
     """Read every file of a revision, and compare it with our record, or with its name in the cache.
 
-    `progress` is called with the bytes read and the bytes in all. Raises NotHere.
+    `progress` is called with the bytes read and the total bytes. Raises NotHere.
     """
     pulled = record(source, paths)
     commit = pulled.commit if pulled else cached_commit(source)
@@ -160,7 +167,7 @@ def verify(
 
 
 def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, int], None]) -> list[str]:
-    """Read files of a directory. Return a clause about each damaged one."""
+    """Read files of a directory. Return a clause about each damaged file."""
     total, before = sum(max(size(path / file.name), 0) for file in files), 0
     problems = []
     for file in files:
@@ -184,7 +191,8 @@ def _linked_files(path: Path) -> Iterator[ExpectedFile]:
 
 
 def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lambda read: None) -> str | None:
-    """Return a clause about what is wrong with a file, or None. `progress` is called with the bytes read so far."""
+    """Return a clause about the damage of a file; None if there is none. `progress` is called with the bytes read so
+    far."""
     length = size(path)
     if length < 0:
         return f"{file.name} is missing"
@@ -206,7 +214,7 @@ def damage(path: Path, file: ExpectedFile, progress: Callable[[int], None] = lam
 
 
 def differs(content: bytes, file: ExpectedFile) -> bool:
-    """Return whether this differs from the content that the file must have."""
+    """Return whether this content differs from the content that the file must have."""
     digest = _hash_of(file, len(content))
     digest.update(content)
     found: str = digest.hexdigest()
@@ -224,7 +232,7 @@ def _hash_of(file: ExpectedFile, length: int) -> Any:
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
-    """Return what the removal of this revision would do. Raises NotHere, and LocalspecError if the cache is damaged."""
+    """Return the effect of removing this revision. Raises NotHere, and LocalspecError if the cache is damaged."""
     if source.gguf:
         raise NotHere(f"{source} is not here, so nothing is removed.")
     known = records(source, paths)
@@ -255,7 +263,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
 
 
 def _is_rest(source: Source) -> bool:
-    """Return whether only the rest of a stopped deletion is here: contents without a name."""
+    """Return whether an unfinished deletion left only contents without names."""
     place = repository(source)
     return place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*"))
 
@@ -265,15 +273,15 @@ def _bytes_below(directory: Path) -> int:
 
 
 def _display_name(source: Source, commit: str, refs: frozenset[str], records: dict[str, PullRecord]) -> str:
-    """Return a name of a commit for display: a branch or tag that means it, else the commit itself."""
+    """Return a name of a commit for display: a branch or tag of it, or else the commit itself."""
     names = sorted({*refs, *(name for name, pulled in records.items() if pulled.commit == commit)})
     return str(Source(source.repo, names[0] if names else commit))
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Delete what no other revision uses, and the record. Raises OSError, and LocalspecError if that fails.
+    """Delete files that no other revision uses, and the record. Raises OSError, and LocalspecError if that fails.
 
-    If nothing stays, names go first: contents without names show `removable` that a deletion was stopped.
+    If nothing stays, names are deleted first. Contents without names then show that a deletion was interrupted.
     """
     rest = removal.path == repository(removal.source)
     strategy = None if rest else _scan(removal.source).delete_revisions(removal.commit)
@@ -288,17 +296,17 @@ def remove(removal: Removal, paths: Paths | None = None) -> None:
 
 
 def forget_what_is_gone(source: Source) -> None:
-    """Delete the record of a revision that something else deleted. Raises OSError."""
+    """Delete the record of a revision that another program deleted. Raises OSError."""
     pulled = record(source)
     if pulled and not snapshot(source, pulled.commit).exists():
         forget(source, pulled.commit)
 
 
 def _scan(source: Source) -> Any:
-    """Return the client's view of the cache, reduced to this repository and to files that lie inside its directory.
+    """Return the client's view of the cache, reduced to this repository and to files inside its directory.
 
     The client deletes a commit wherever it finds it first, and a repository that was moved or copied has the same
-    commits. It also deletes what was linked in from elsewhere.
+    commits. It also deletes files that were linked in from elsewhere.
     """
     from localspec.hub.client import client
 
@@ -311,7 +319,7 @@ def _scan(source: Source) -> Any:
 
 
 def _only_its_own(repo: Any) -> Any:
-    """Return the client's view of a repository, without the files whose content lies outside its directory."""
+    """Return the client's view of a repository, without files whose content is outside its directory."""
     root = os.path.realpath(repo.repo_path)
 
     def own(revision: Any) -> Any:

@@ -1,4 +1,4 @@
-"""GGUF files in the common cache: of pulled models, and those that other programs fetched."""
+"""GGUF files in the shared cache: those of pulled models, and those that other programs fetched."""
 
 import os
 import re
@@ -26,7 +26,7 @@ _BESIDE = ("mmproj", "imatrix")  # other content that such files may have
 def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
     """Return the files of each type, ordered by name, the smallest type first.
 
-    If a type is in several folders, the files in the fewest folders are taken.
+    If a type is in several folders, the files from the fewest folders are taken.
     """
     found: dict[str, list[ExpectedFile]] = {}
     for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
@@ -37,7 +37,7 @@ def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
 
 
 def _type_of(file: ExpectedFile) -> str | None:
-    """Return the type at the end of a file's name, or of its folder's name. None for a file that is not a model."""
+    """Return the type at the end of a file's name, or of its folder's name; None for a file that is not a model."""
     path = PurePosixPath(file.name)
     parted = _PARTED.fullmatch(path.name)
     if parted is None or path.name.lower().startswith(_BESIDE):
@@ -71,8 +71,10 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
 
 
 def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
-    """Return a sentence that lists the types, for a repository of GGUF files named without one. Empty if it
-    has none."""
+    """Return a sentence with the types in a repository of GGUF files, for a source without a type.
+
+    Empty if it has none.
+    """
     there = by_type(known)
     return f"{source.repo} has GGUF files; {_choose(source, there)}" if there else ""
 
@@ -120,7 +122,7 @@ class CachedGguf:
 def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     """Return the files of a repository, or of one type of it, that are here.
 
-    Without a source, those of every repository.
+    Without a source, return those of every repository.
     """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
@@ -153,7 +155,7 @@ def _file(commit: Path, path: Path) -> ExpectedFile:
 
 
 def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None]) -> Verified:
-    """Read the files of a commit and compare them with their names in the cache. Raises NotHere."""
+    """Read the files of a commit, and compare them with their names in the cache. Raises NotHere."""
     for one in cached_gguf(replace(source, revision=commit)):
         named = [file for file in one.files if DIGEST.fullmatch(file.digest)]
         return Verified(commit, len(named), False, tuple(damages(one.path, named, progress)))
@@ -161,7 +163,7 @@ def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None
 
 
 def discard_gguf(cached: CachedGguf) -> None:
-    """Delete these files and the directories that become empty. Raises LocalspecError if that fails."""
+    """Delete these files and directories that become empty. Raises LocalspecError if that fails."""
     commits = cached.path.parent
     names = {file.name for file in cached.files}
     try:

@@ -1,4 +1,4 @@
-"""The Hugging Face client, silenced; its errors become sentences, each with an exit code."""
+"""The Hugging Face client without its output. Its errors become sentences, each with an exit code."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @cache
 def client() -> Any:
-    """Return the module huggingface_hub, which reads its variables and makes its logger when first imported."""
+    """Return the module huggingface_hub. When it is first imported, it reads its variables and makes its logger."""
     quiet_hub()
     import huggingface_hub
 
@@ -35,14 +35,17 @@ def client() -> Any:
 
 
 class _Wanted:
-    """A check for a pull in a thread: whether its download is still wanted."""
+    """A flag for a pull in a thread: whether its download is still wanted."""
 
     ask: Callable[[], bool] = staticmethod(lambda: True)
 
 
 @contextmanager
 def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the next request once `wanted` returns False, for a thread that no signal reaches."""
+    """Raise KeyboardInterrupt at the next request once `wanted` returns False.
+
+    This is for threads, which signals do not reach.
+    """
     _Wanted.ask = staticmethod(wanted)
     try:
         yield
@@ -51,12 +54,12 @@ def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def _session() -> Any:
-    """Return an HTTP client for huggingface_hub that checks each request and each answer."""
+    """Return an HTTP client for huggingface_hub that checks each request and each response."""
     import httpx2
     from huggingface_hub import constants
 
     class Bounded(httpx2.SyncByteStream):
-        """An answer that fails after too many bytes."""
+        """A response that fails after too many bytes."""
 
         def __init__(self, stream: Any, most: int) -> None:
             self._stream, self._most = stream, most
@@ -123,7 +126,7 @@ def _check_wait(response: Any) -> None:
 
 
 def _unusable_network_settings(error: Exception) -> str:
-    """Return the sentence for variables that httpx2 refuses."""
+    """Return a sentence about variables that httpx2 refuses."""
     said = "; ".join(
         f"{name}={without_password(value)}"
         for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()
@@ -140,7 +143,7 @@ def server() -> str:
 
 
 def without_password(address: str) -> str:
-    """Return an address that may be shown: without its password."""
+    """Return an address without its password, so that it may be displayed."""
     return re.sub(r"(//|^)[^/@\s]*@", r"\1", address)
 
 
@@ -154,7 +157,7 @@ def page(source: Source) -> str:
 
 
 def must_be_online(what: str, instead: str = "") -> None:
-    """Raise NotHere if the user forbids requests. `instead` is a sentence about what works without any."""
+    """Raise NotHere if the user forbids requests. `instead` is a sentence about what works without a network."""
     if hub_places().offline:
         said = f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
         raise NotHere(said.rstrip())
@@ -254,7 +257,7 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
 
 
 def _revisions(source: Source) -> list[str]:
-    """Return the branches and tags of a repository, for a hint. Empty if they cannot be listed."""
+    """Return the branches and tags of a repository, for a hint; empty if they cannot be listed."""
     try:
         refs = client().HfApi(endpoint=hub_places().endpoint).list_repo_refs(source.repo)
         return [ref.name for ref in (*refs.branches, *refs.tags)]
@@ -269,14 +272,14 @@ def _cached_repositories() -> list[str]:
 
 
 def _no_such_name(error: BaseException | None) -> bool:
-    """Return whether an error was caused by a name without an address, which is a socket.gaierror."""
+    """Return whether an error was caused by a host name without an address, which is a socket.gaierror."""
     while error is not None and type(error).__name__ != "gaierror":
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error, or the name of its class, because some errors of the client are empty."""
+    """Return the first line of an error. Some errors of the client are empty: then return the name of the class."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):

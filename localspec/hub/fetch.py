@@ -23,7 +23,7 @@ _IN_VAIN = 3  # times in a row that a file may break off with less than a tenth 
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a pull. The message says which data are still there."""
+    """An error: the user stopped a pull. The message says which data are still there."""
 
 
 def fetch(
@@ -32,12 +32,12 @@ def fetch(
     paths: Paths | None = None,
     force: bool = False,
 ) -> list[str]:
-    """Fetch missing or damaged files, compare every file with its digest, record the pull; return notices.
+    """Fetch missing or damaged files, compare every file with its digest, and record the pull. Return notices.
 
-    `progress` is called with the bytes that are there and the bytes in all.
+    `progress` is called with the bytes that are here and the total bytes.
 
-    Raises DoesNotFit (unless `force`), and LocalspecError if no record can be written, before anything is fetched; then
-    Interrupted, NotAllowed, NotHere, and LocalspecError, which all say which data are still there.
+    Before anything is fetched, raises DoesNotFit (unless `force`), and LocalspecError if no record can be written.
+    Later raises Interrupted, NotAllowed, NotHere and LocalspecError, which all say which data are still there.
     """
     if not planned.fits_on_disk and not force:
         raise DoesNotFit(too_large(planned))
@@ -65,7 +65,7 @@ def too_large(planned: Plan) -> str:
 
 @dataclass
 class _Fetching:
-    """The progress of a pull: finished bytes and files, the file that is `coming` and its bytes so far."""
+    """The progress of a pull: finished bytes and files, and the file that is `coming` with its bytes so far."""
 
     plan: Plan
     progress: Callable[[int, int], None]
@@ -76,7 +76,7 @@ class _Fetching:
     notices: list[str] = field(default_factory=list)
 
     def kept(self) -> str:
-        """Return a sentence about the data that are still there. Empty before the first file."""
+        """Return a sentence about the data that are still there; empty before the first file."""
         said = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
@@ -89,9 +89,9 @@ class _Fetching:
         return f"{'; '.join(said)}." if said else ""
 
     def part(self, part: Part) -> None:
-        """Fetch a part, small files first: a directory without weights is never taken for a model.
+        """Fetch a part, small files first, because a directory without weights is never taken for a model.
 
-        Files that are cached already are compared with their digests, too.
+        Files that are cached already are compared with their digests too.
         """
         hub, places = client(), hub_places()
         for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
@@ -132,7 +132,7 @@ class _Fetching:
         self.progress(done, self.plan.bytes)
 
     def _clear(self, source: Source, commit: str, file: ExpectedFile) -> None:
-        """Remove a file of the wrong length, which the client would accept, and the files of a killed pull."""
+        """Remove a file of the wrong length, which the client would accept, and files of a killed pull."""
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
@@ -151,7 +151,10 @@ class _Fetching:
                     self.notices.append(f"Removed {freed:,} bytes of {file.name}, left by a pull that was killed.")
 
     def _bar(self, file: ExpectedFile) -> type:
-        """Return a class to replace tqdm's bar: it draws nothing, and raises if the download differs from the plan."""
+        """Return a class that replaces tqdm's bar.
+
+        It draws nothing, and raises if the download differs from the plan.
+        """
         state, most, in_vain = self, 0, 0
 
         class Bar:
@@ -193,7 +196,8 @@ class _Fetching:
 
 @contextmanager
 def _own_locks(source: Source) -> Iterator[None]:
-    """Make lock files that only their user can write: the client gives them a fixed mode, whatever the umask."""
+    """Make lock files that only their user can write, because the client gives them a fixed mode in spite of the
+    umask."""
     place = hub_places().cache / ".locks" / folder(source)
     before = set(place.glob("*.lock"))
     try:
@@ -205,10 +209,10 @@ def _own_locks(source: Source) -> Iterator[None]:
 
 
 def _clear_what_the_client_tried(blobs: Path) -> None:
-    """Remove the files with which the client tests the umask and links; they stay if it is killed or the disk fails.
+    """Remove the files with which the client tests the umask and links. They stay if it is killed or the disk fails.
 
-    Another process that tests links at the same moment gets the same result: it needs no target of the link, and no
-    directory once the link exists.
+    A process that tests links at the same moment is not disturbed: it needs no target of the link, and no directory
+    after the link exists.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):
@@ -221,7 +225,7 @@ def _clear_what_the_client_tried(blobs: Path) -> None:
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
-    """Record the pull, and write the ref that tells other programs which commit the revision means.
+    """Record the pull, and write the ref that names the commit of the revision for other programs.
 
     Return notices.
     """

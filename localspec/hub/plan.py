@@ -1,4 +1,4 @@
-"""The plan of a pull: the server is asked first, and models that localspec cannot run are refused."""
+"""The plan of a pull. The server is asked first, and models that localspec cannot run are refused."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,11 +33,11 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 
 @dataclass(frozen=True)
 class Part:
-    """The files to fetch of one revision of a repository.
+    """The files to fetch from one revision of a repository.
 
-    `heads` is the kind of drafter, if they are heads. `whole`: they are pickles of a model with Medusa heads inside.
-    `beside`: they are the texts of a model whose weights are in the previous part. `here`: names of files that the
-    cache has already.
+    `heads` is the kind of drafter if the files are heads. `whole` says that they are pickles of a model with Medusa
+    heads inside. `beside` says that they are the texts of a model whose weights are in the previous part. `here` has
+    the names of files that are in the cache already.
     """
 
     source: Source
@@ -90,7 +90,7 @@ def is_weights(name: str) -> bool:
 
 
 def plan(sources: Sequence[Source]) -> Plan:
-    """Ask the server for the files of these revisions; fetch only config.json and the index of weights.
+    """Ask the server for the files of these revisions. Only config.json and the index of weights are fetched.
 
     Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for unsupported models or
     a failure of the server.
@@ -196,7 +196,10 @@ def _weight_names(
 def _table(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], index: str, suffix: str
 ) -> dict[str, str]:
-    """Return which file of a repository has each tensor, from an index. Raises LocalspecError for another content."""
+    """Return for each tensor the file of a repository that has it, from an index.
+
+    Raises LocalspecError for an invalid index.
+    """
     table = read(index).get("weight_map")
     if not isinstance(table, dict) or not table:
         raise LocalspecError(f"{index} of {source} has no weight_map; choose another model.")
@@ -236,7 +239,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
-    """Return the object in a small JSON file of a repository, from the cache if it is there."""
+    """Return the object in a small JSON file of a repository. It is read from the cache if it is there."""
     if not is_valid(file) or file.bytes > _READ_FIRST:
         raise ValueError(f"an impossible length of {file.name}")
     content = b""
@@ -264,7 +267,7 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
 
 
 def _license(info: Any) -> str | None:
-    """Return the license that the model card names, shortened."""
+    """Return the license in the model card, shortened."""
     said = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
     chosen = (
         next((one for one in reversed(said) if one), None) if said and said[0] == "other" else next(iter(said), None)

@@ -1,4 +1,4 @@
-"""Records of pulls, one small file for each repository, with which files can be verified without a network."""
+"""Records of pulls, one small file per repository. With them files can be verified without a network."""
 
 import json
 import re
@@ -26,7 +26,7 @@ GGUF_NAME = re.compile(rf"({NAME.pattern}/){{0,3}}{NAME.pattern}\.gguf", re.IGNO
 
 @dataclass(frozen=True)
 class ExpectedFile:
-    """The name, length and digest that a file must have. The digest is sha256 (64 digits) or git's blob id (40)."""
+    """The name, length and digest that a file must have. The digest is a SHA-256 (64 digits) or git's blob id (40)."""
 
     name: str
     bytes: int
@@ -35,7 +35,7 @@ class ExpectedFile:
 
 @dataclass(frozen=True)
 class PullRecord:
-    """One pulled revision of a repository; `commit` is what `source.revision` meant then."""
+    """One pulled revision of a repository. `commit` is the commit of `source.revision` at that time."""
 
     source: Source
     commit: str
@@ -49,8 +49,7 @@ def folder(source: Source) -> str:
 
 
 def all_records(paths: Paths | None = None) -> list[PullRecord]:
-    """Return every revision of every repository that was pulled; unreadable records, and those of no repository, are
-    skipped."""
+    """Return every pulled revision of every repository. Unreadable records, and those of no repository, are skipped."""
     directory, found = (paths or Paths(home())).pulled, []
     with suppress(OSError):
         for file in sorted(directory.glob("models--*.json")):
@@ -79,7 +78,7 @@ def _record_file(source: Source, paths: Paths | None) -> Path:
 
 
 def record(source: Source, paths: Paths | None = None) -> PullRecord | None:
-    """Return the record of this revision. None if it was not pulled, or its record cannot be read."""
+    """Return the record of this revision; None if it was not pulled, or its record cannot be read."""
     return records(source, paths).get(source.revision)
 
 
@@ -105,7 +104,7 @@ def _pulled(source: Source, entry: Any) -> PullRecord:
 
 
 def is_valid(file: ExpectedFile) -> bool:
-    """Return whether the name is harmless, and the length and digest are possible."""
+    """Return whether the name is harmless, and length and digest are possible."""
     harmless = NAME.fullmatch(file.name) or GGUF_NAME.fullmatch(file.name)
     return bool(harmless and type(file.bytes) is int and file.bytes >= 0) and bool(
         isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
@@ -141,7 +140,7 @@ def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
 
 
 def _locked(source: Source, paths: Paths | None) -> Any:
-    """Return a lock, so that two pulls of one repository do not lose each other's record."""
+    """Return a lock, so that two pulls of one repository cannot overwrite each other's record."""
     from filelock import FileLock
 
     file = _record_file(source, paths)
@@ -171,7 +170,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """Return the packed models that were pulled, by source.
 
-    If there are several, one that is read from its files, else the newest.
+    If there are several for a source, take the one that is read from its files, or else the newest.
     """
     pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
     return {one.header.origin.repo: one for one in sorted(pulled, key=rank)}

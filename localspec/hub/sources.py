@@ -1,4 +1,4 @@
-"""Sources of models: a repository of the Hugging Face hub at one revision, and one type of its GGUF files."""
+"""The source of a model: a repository of the Hugging Face hub at one revision, and one type of its GGUF files."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """`org/repo`, and a branch, a tag or a commit of it; `gguf` is a type of GGUF files, such as Q4_K_M, or empty."""
+    """A source: `org/repo`, and a branch, a tag or a commit of it.
+
+    `gguf` is a type of GGUF files, such as Q4_K_M, or empty.
+    """
 
     repo: str
     revision: str = "main"
@@ -49,7 +52,7 @@ def is_address(text: str) -> bool:
 
 
 def _from_address(text: str) -> str:
-    """Return the `org/repo[@revision][:TYPE]` of an address at the hub; other texts unchanged."""
+    """Return the `org/repo[@revision][:TYPE]` of an address at the hub. Other texts are returned unchanged."""
     if (address := _ADDRESS.fullmatch(text.strip())) is None:
         return text
     path = re.split(r"[?#]", address[1])[0].strip("/")

@@ -21,9 +21,9 @@ FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the library, set to the instructions of LOCALSPEC_ISA, or the best of this CPU. None if it is missing.
+    """Return the library, set to the instructions of LOCALSPEC_ISA, or the best of this CPU; None if it is missing.
 
-    Raises UsageMistake for unknown instructions, or those that this CPU does not have.
+    Raises UsageMistake for unknown instructions, and for those that this CPU does not have.
     """
     name = environment.instruction_set()
     shown = f"{environment.ISA} = {name!r}"
@@ -49,8 +49,10 @@ def _loaded() -> ctypes.CDLL | None:
 
 
 def _is_cut_short(file: Path) -> bool:
-    """Return whether an ELF file lacks its end, the table of its sections: Linux would load it, and the process would
-    crash."""
+    """Return whether an ELF file lacks its end, the table of its sections.
+
+    Linux would load such a file, and the process would crash.
+    """
     with file.open("rb") as stream:
         start = stream.read(64)
         if len(start) < 64 or start[:5] != b"\x7fELF\x02":
@@ -62,7 +64,7 @@ def _is_cut_short(file: Path) -> bool:
 
 
 def missing() -> str:
-    """Return a clause about why the library cannot be used; empty if it can."""
+    """Return a clause with the reason why the library cannot be used; empty if it can."""
     if library() is not None:
         return ""
     if not FILE.exists():
@@ -71,13 +73,16 @@ def missing() -> str:
 
 
 def instruction_set() -> str:
-    """Return the instructions that the library computes with; empty without it."""
+    """Return the instructions that the library uses; empty without the library."""
     found = library()
     return "" if found is None else ISAS[found.ls_isa_in_use()]
 
 
 def read_seconds(address: int, count: int, threads: int) -> float:
-    """Return the seconds in which the library reads `count` bytes once with this many threads; it must exist."""
+    """Return the seconds in which the library reads `count` bytes once with this many threads.
+
+    The library must exist.
+    """
     found = library()
     assert found is not None
     found.ls_read_seconds.restype = ctypes.c_double

@@ -1,6 +1,6 @@
-"""Facts about this machine: its devices, the speed of their memory, its CPU. No decisions.
+"""Facts about this machine: its devices, the speed of their memory, its CPU. No decisions are made here.
 
-torch takes seconds to import, so it is asked only if there are signs of a GPU that it was built for.
+torch takes seconds to import, so it is imported only if there are signs of a GPU that it was built for.
 """
 
 import os
@@ -27,7 +27,7 @@ from localspec.quantities import counted
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The version of torch, and the versions of CUDA and of ROCm's HIP that it was built for, if it was."""
+    """The version of torch, and the versions of CUDA and ROCm's HIP that it was built for, if it was built for them."""
 
     version: str
     cuda: str | None = None
@@ -36,7 +36,7 @@ class TorchBuild:
 
 @cache
 def torch_build() -> TorchBuild:
-    """Return the build of torch that would be imported, or of the loaded one."""
+    """Return the build of torch: of the loaded one, or of the one that would be imported."""
     if (loaded := sys.modules.get("torch")) is not None:
         return TorchBuild(str(loaded.__version__), loaded.version.cuda, loaded.version.hip)
     spec = find_spec("torch")
@@ -59,9 +59,10 @@ class _Allowed:
 
 
 def limit_cores(count: int | None, shown: str = "") -> None:
-    """Let this process compute with at most this many cores, or with all of them, from now on.
+    """Let this process compute with at most this many cores from now on; None means all.
 
-    Call it before a model is loaded. Raises UsageMistake if there are fewer; it names the setting as `shown`.
+    Call it before a model is loaded. Raises UsageMistake if there are fewer cores; the message calls the setting
+    `shown`.
     """
     if count is not None and count > _cores_here():
         raise UsageMistake(
@@ -71,7 +72,10 @@ def limit_cores(count: int | None, shown: str = "") -> None:
 
 
 def physical_cores() -> int:
-    """Return the cores that this process may use; two threads of one core share its arithmetic and count once."""
+    """Return the number of cores that this process may use.
+
+    Two threads of one core share its arithmetic and count once.
+    """
     return min(_Allowed.cores or _cores_here(), _cores_here())
 
 
@@ -82,7 +86,7 @@ def _cores_here() -> int:
 
 @cache
 def _own_cores() -> int:
-    """Return the cores of the processors that this process may run on, whatever its share of their time."""
+    """Return the number of cores whose processors this process may run on, whatever its share of their time."""
     return min(psutil.cpu_count(logical=False) or _processors(), _processors())
 
 
@@ -97,7 +101,7 @@ def _processors() -> int:
 
 
 def _quota() -> int:
-    """Return the cores whose time a container may use, at least 1; `sys.maxsize` without a limit."""
+    """Return the number of cores whose time a container may use, at least 1; `sys.maxsize` without a limit."""
     for files in _QUOTAS:
         with suppress(OSError, ValueError):  # another system, the root group, or "max"
             time_given, period = " ".join((CONTAINER / file).read_text() for file in files).split()
@@ -107,16 +111,20 @@ def _quota() -> int:
 
 
 class IdleCores:
-    """A count of the cores that other programs left idle since the last look, of `least` seconds, or since
-    the one before."""
+    """A count of the cores that other programs left idle since the previous count.
+
+    Within `least` seconds after a count, its result is returned again.
+    """
 
     def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of a second
         self._least = least
         self._last, self._found, self._held = self._read(), physical_cores(), False
 
     def __call__(self) -> int:
-        """Return at least 1; repeated at once, the same. This process's own work counts as idle, because it would use
-        those cores."""
+        """Return the number of idle cores, at least 1.
+
+        This process's own work counts as idle, because it would use those cores.
+        """
         if self._held:
             return self._found
         now, last = self._read(), self._last
@@ -142,7 +150,7 @@ class IdleCores:
 
 
 class OthersLoad:
-    """The average number of this process's cores that other programs kept busy since its creation."""
+    """The average number of this process's cores that other programs used since this object was made."""
 
     def __init__(self) -> None:
         self._began = IdleCores._read()
@@ -171,7 +179,7 @@ def _others(then: tuple[float, float, float], now: tuple[float, float, float]) -
 
 
 def capabilities() -> list[str]:
-    """Return the instructions of the CPU that our library uses; empty without the library."""
+    """Return the instructions of the CPU that the compiled library uses; empty without the library."""
     found = compiled.instruction_set()
     return [found] if found else []
 
@@ -187,7 +195,7 @@ def cpu_name() -> str:
 
 
 def versions(device: str = "cpu") -> str:
-    """Return the line that a measurement on this device depends on: versions, the device, its cores."""
+    """Return the facts on which a measurement on this device depends, in one line: versions, the device, its cores."""
     if device.startswith("cuda"):
         import torch
 
@@ -201,7 +209,7 @@ def versions(device: str = "cpu") -> str:
 
 
 def devices() -> list[str]:
-    """Return the devices that can be used here, the fastest first. The CPU is always one."""
+    """Return the devices that can be used here, the fastest first. The CPU is always included."""
     if not gpu_expected():
         return ["cpu"]
     import torch
@@ -213,7 +221,7 @@ def devices() -> list[str]:
 
 
 def gpu_expected() -> bool:
-    """Return whether there are signs of a GPU that the installed torch was built for; only torch knows if it works."""
+    """Return whether there are signs of a GPU that the installed torch was built for. Only torch knows if it works."""
     build = torch_build()
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
@@ -221,9 +229,9 @@ def gpu_expected() -> bool:
 
 
 def memory_bandwidth(device: str = "cpu") -> float:
-    """Return the bytes per second that can be read from a device's memory, measured in under half a second.
+    """Return the bytes per second that can be read from a device's memory, measured in less than half a second.
 
-    Read 512 MiB (on a GPU, which is faster, 4 GiB), or an eighth of the free memory.
+    512 MiB are read (on a GPU, which is faster, 4 GiB), or an eighth of the free memory.
     """
     limit = 4 * 2**30 if device.startswith("cuda") else 512 * 2**20
     size = min(limit, free_memory(device) // 8) // 8 * 8
@@ -237,7 +245,7 @@ def memory_bandwidth(device: str = "cpu") -> float:
 
 
 def _read_of_memory(size: int) -> Callable[[], float]:
-    """Return a function that reads this many bytes of main memory with all cores and returns the seconds."""
+    """Return a function that reads this many bytes of main memory with all cores, and returns the seconds."""
     import numpy as np
 
     buffer = np.ones(size // 8, np.uint64)  # ones, because untouched pages are not read from memory
@@ -267,7 +275,7 @@ def _read_of_gpu(size: int, device: str) -> Callable[[], float]:
 
 
 def wait_for(device: str) -> None:
-    """Wait until a GPU has finished its work, for which Python does not wait."""
+    """Wait until a GPU has finished its work. Python itself does not wait for that."""
     if device == "cpu":
         return
     import torch

@@ -1,6 +1,6 @@
 """The compiled library in Python: its structures and functions, and its errors as exceptions.
 
-Names and order are those of `native/src/localspec.h`. Arrays are passed by address; the caller keeps them alive.
+Names and order are those of `native/src/localspec.h`. Arrays are passed by address; the caller must keep them alive.
 """
 
 import ctypes
@@ -60,13 +60,13 @@ class BlocksPacking(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """ls_table: rows that are read by token id, plain ones or those of a matrix."""
+    """ls_table: rows that are read by token id, in plain form or as a matrix."""
 
     _fields_ = (("rows", c_void_p), ("format", c_int32), ("matrix", Matrix))
 
 
 class Adapter(ctypes.Structure):
-    """ls_adapter: a low-rank addition to a linear layer; `b` is transposed."""
+    """ls_adapter: a low-rank change of a linear layer; `b` is transposed."""
 
     _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_int32), ("scale", c_float))
 
@@ -118,7 +118,7 @@ class ExpertSizes(ctypes.Structure):
 
 
 class LayerInputs(ctypes.Structure):
-    """ls_layer_inputs: inputs of layers by token in addition to their states."""
+    """ls_layer_inputs: the layers' inputs by token, in addition to their states."""
 
     _fields_ = (
         ("width", c_int32), ("tokens", c_int32), ("table_scale", c_float), ("projection_scale", c_float),
@@ -224,16 +224,16 @@ def check(code: int) -> None:
 
 
 def made(handle: int | None) -> int:
-    """Return an object of the library. Raises like `check` if there is none."""
+    """Return an object of the library. If there is none, raise the error as `check` does."""
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)
     return handle
 
 
 def free_with(owner: object, function: str, handle: int) -> None:
-    """Let a function of the library free an object when its owner is gone.
+    """Let a function of the library free an object when its owner no longer exists.
 
-    Not at the program's end: another thread may still compute with it then.
+    At the program's end nothing is freed, because another thread may still use it.
     """
     weakref.finalize(owner, getattr(library(), function), handle).atexit = False
 

@@ -17,7 +17,7 @@ _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pa
 def lacking(quantize: str, device: str) -> str:
     """Return a clause about what this machine lacks to compute in a packing (or `none`) on a device.
 
-    Empty for nothing.
+    It is empty if nothing is missing.
     """
     device_type = device.partition(":")[0]
     if quantize == "none":
@@ -56,7 +56,7 @@ _CUDA_BUILDS = ((580, "cu130"), (570, "cu128"), (525, "cu126"))
 class Device:
     """A device: its memory in bytes, and the formats that it computes in, the best first.
 
-    `missing` says, for each packing that cannot be used, what it lacks here. `bandwidth` is the bytes per second that
+    `missing` says, for each packing that cannot be used, what it needs here. `bandwidth` is the bytes per second that
     can be read from its memory; None if not measured.
     """
 
@@ -75,7 +75,8 @@ class Device:
 
     @property
     def backend(self) -> str:
-        """The backend that decides bytes and speed: native on a CPU with our library, else torch's type of device."""
+        """The backend, which determines bytes and speed: native on a CPU with the compiled library, else torch's
+        type of device."""
         return self.engine if self.engine == "native" else self.type
 
     @property
@@ -85,11 +86,11 @@ class Device:
 
     @property
     def usable(self) -> int:
-        """Bytes that a model may take: Windows would silently move more than that to main memory."""
+        """The bytes that a model may take. Windows would silently move anything beyond that to main memory."""
         return memory.usable(self.free, self.total)
 
     def as_torch_has_it(self) -> "Device":
-        """Return the device as it is if torch computes on the CPU, too."""
+        """Return the device as if torch also computed on the CPU."""
         return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
 
 
@@ -101,21 +102,21 @@ class Machine:
     cores: int
 
     def device(self, name: str) -> Device | None:
-        """Return the device of this name; `cuda` is the first of several."""
+        """Return the device of this name. `cuda` is the first of several."""
         name = "cuda:0" if name == "cuda" else name
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
-        """Return the machine as it is if torch computes on the CPU, too, as training does: our library has no
-        gradients.
+        """Return the machine as if torch also computed on the CPU.
 
-        Packed weights stay in the library's form there, and torch makes them dense for each product.
+        Training needs that, because the compiled library has no gradients. Packed weights stay in the library's form
+        there, and torch makes them dense for each product.
         """
         return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:
-    """Return this machine, with its present free memory. `bandwidth` returns that of a device, if it is known."""
+    """Return this machine with its present free memory. `bandwidth` returns that of a device, if it is known."""
     devices = tuple(_device(name, bandwidth(name)) for name in hardware.devices())
     return Machine(devices, hardware.physical_cores())
 
@@ -138,12 +139,12 @@ def _multiprocessors(name: str) -> int:
 
 
 def engine_of(name: str) -> str:
-    """Return the backend of a device: our library on a CPU, torch elsewhere and if the library is missing."""
+    """Return the backend of a device: the compiled library on a CPU; torch elsewhere, or if the library is missing."""
     return "native" if name == "cpu" and not compiled.missing() else "torch"
 
 
 def _description(name: str) -> tuple[str, tuple[str, ...], str]:
-    """Return (title, dtypes at full speed, identification of the generation)."""
+    """Return (title, dtypes at full speed, an identifier of the device's generation)."""
     if name.startswith("cuda"):
         import torch
 
@@ -160,7 +161,7 @@ def _description(name: str) -> tuple[str, tuple[str, ...], str]:
 
 
 def torch_trouble() -> str | None:
-    """Return a sentence with the command that repairs it, if the installed torch cannot use a GPU of this machine."""
+    """Return a sentence if the installed torch cannot use a GPU of this machine, with the command that repairs it."""
     build = torch_build()
     plain = build.version.partition("+")[0]
     if hardware.devices() != ["cpu"]:

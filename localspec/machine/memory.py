@@ -1,4 +1,4 @@
-"""Memory: free, peak, and giving it back."""
+"""Memory: free bytes, peaks, and releasing it."""
 
 import sys
 from contextlib import suppress
@@ -16,8 +16,10 @@ _LIMITS = (
 
 
 def free_memory(device: str = "cpu") -> int:
-    """Return the bytes of a device's memory that a program may still take; all devices but CUDA's share the
-    main memory."""
+    """Return the bytes of a device's memory that a program may still take.
+
+    All devices but CUDA's share the main memory.
+    """
     if device.startswith("cuda"):
         import torch
 
@@ -34,7 +36,7 @@ def free_memory(device: str = "cpu") -> int:
 
 
 def total_memory(device: str = "cpu") -> int:
-    """Return the bytes of a device's memory; for a Mac's GPU, those that the system recommends."""
+    """Return the bytes of a device's memory; for a Mac's GPU, the bytes that the system recommends."""
     if device.startswith("cuda"):
         import torch
 
@@ -47,12 +49,13 @@ def total_memory(device: str = "cpu") -> int:
 
 
 def usable(free: int, total: int) -> int:
-    """Return the bytes that a model may take of a memory with `free` of `total` bytes."""
+    """Return the bytes that a model may take of a memory with `free` free bytes out of `total`."""
     return max(0, free - max(total // 10, LEAST_FREE))
 
 
 def _container() -> tuple[int, int]:
-    """Return (bytes of main memory that a container may have, and may still take); `sys.maxsize` without a limit."""
+    """Return (the bytes of main memory that a container may have, those that it may still take); `sys.maxsize`
+    without a limit."""
     for limit_file, held_file, counts_file, cached in _LIMITS:
         with suppress(OSError, ValueError, KeyError):  # another system or version, the root group, or "max"
             limit = int((CONTAINER / limit_file).read_text())
@@ -64,7 +67,7 @@ def _container() -> tuple[int, int]:
 
 
 def peak_memory(device: str = "cpu") -> int:
-    """Return the peak of this process in bytes: of a CUDA device's memory, or of main memory for others."""
+    """Return the peak of this process in bytes: of a CUDA device's memory, or otherwise of main memory."""
     if device.startswith("cuda"):
         import torch
 
@@ -79,7 +82,7 @@ def peak_memory(device: str = "cpu") -> int:
 
 
 def _peak_of_this_program() -> int | None:
-    """Return the peak in Linux; `getrusage` would include the process before it became this program."""
+    """Return the peak in Linux. `getrusage` would include the process before it became this program."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -88,7 +91,7 @@ def _peak_of_this_program() -> int | None:
 
 
 def give_back(device: str) -> None:
-    """Give back the unused memory in a device's allocator."""
+    """Release unused memory in a device's allocator."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -99,7 +102,7 @@ def give_back(device: str) -> None:
 
 
 def is_lost() -> bool:
-    """Return whether a failed kernel made CUDA unusable in this process: all later calls fail."""
+    """Return whether a failed kernel made CUDA unusable in this process, so that all later calls fail."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False

@@ -1,4 +1,7 @@
-"""NVIDIA's driver, queried through its own libraries without torch: in a millisecond, for any build of torch."""
+"""NVIDIA's driver, queried through its own libraries instead of torch.
+
+This takes a millisecond, for any build of torch.
+"""
 
 import ctypes
 import re
@@ -37,7 +40,7 @@ def nvidia_driver() -> NvidiaDriver | None:
 
 
 def _managed(library: ctypes.CDLL) -> NvidiaDriver | None:
-    """Return the report of NVML; None for a driver that does not answer, or drives no GPU."""
+    """Return the driver that NVML reports; None if it does not answer, or drives no GPU."""
     if library.nvmlInit_v2():
         return None
     try:

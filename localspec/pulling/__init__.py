@@ -1,1 +1,2 @@
-"""A model comes to this machine: what to fetch for a name, the steps of a pull as events, published heads converted."""
+"""Brings a model to this machine: what to fetch for a name, the steps of a pull as events, conversion of published
+heads."""

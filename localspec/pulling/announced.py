@@ -22,7 +22,7 @@ from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_
 
 @dataclass(frozen=True)
 class Download:
-    """The registry's facts about one repository. `bytes` is about the size of the download, or None if unknown."""
+    """The registry's facts about one repository. `bytes` is the approximate size of the download; None if unknown."""
 
     source: Source
     publisher: str
@@ -34,8 +34,10 @@ class Download:
 
 @dataclass(frozen=True)
 class Announced:
-    """The registry's plan of a pull, without a network. `forms` are other forms of the model; the rest is
-    as in `Planned`."""
+    """The registry's plan of a pull, without a network.
+
+    `forms` are other forms of the model; the other fields are as in `Planned`.
+    """
 
     downloads: tuple[Download, ...]
     forms: tuple[Form, ...]
@@ -50,7 +52,7 @@ class Announced:
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of all downloads together; None if the size of one is unknown."""
+        """The bytes of all downloads together; None if one size is unknown."""
         return _sum(self.downloads)
 
     @property
@@ -67,7 +69,7 @@ class Announced:
 
 
 def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced | NothingToFetch:
-    """Return what a pull of a registered model would fetch, from its entry and its drafters', without the hub.
+    """Return what a pull of a registered model would fetch, from its entry and its drafters' entries, without the hub.
 
     Raises UsageMistake for invalid wishes, as the pull itself does.
     """
@@ -95,7 +97,7 @@ def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced
 
 
 def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
-    """Return about how many hours a training takes, without torch; `training/estimate.py` measures the rate."""
+    """Return about how many hours a training takes, without torch. `training/estimate.py` measures the rate."""
     if (shape := entry.shape) is None:
         return None
     device = machine.as_torch_has_it().devices[0]
@@ -106,7 +108,7 @@ def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
 
 
 def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:
-    """Return what would replace the publisher's own weights, from the sizes in the registry."""
+    """Return the form that would replace the publisher's own weights, by the sizes in the registry."""
     entry = card.entry
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None
@@ -146,7 +148,7 @@ def _memory(
     measurements: MeasurementSource,
     chosen: PullSet,
 ) -> tuple[bool | None, str]:
-    """Return whether the model fits into memory by the sizes in its entry, and a sentence about it."""
+    """Return whether the model fits into memory, by the sizes in its entry, and a sentence about it."""
     entry = card.entry
     if entry is None or entry.source is None:
         return None, "not known for a drafter without its model"

@@ -1,4 +1,4 @@
-"""Makes a fetched GGUF file a model under the name of its source, read directly from the file."""
+"""Makes a fetched GGUF file a model under the name of its source. The model is read directly from the file."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -38,7 +38,8 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
-    """Return the result of exactly this commit with the same texts: its registration, else its packed file."""
+    """Return the result of an earlier pull of exactly this commit with the same texts: its registration, or its
+    packed file."""
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
@@ -46,13 +47,13 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def as_held(part: Part, texts: Part) -> Part:
-    """Return the texts with nothing to fetch if the model has them already."""
+    """Return the texts, with nothing to fetch if the model has them already."""
     held = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
 
 
 def _holds(packed: PackedFile, texts: Part) -> bool:
-    """Return whether a packed file has these texts; its config.json may differ in whether there is a head."""
+    """Return whether a packed file has these texts. Its config.json may differ in whether there is a head."""
     try:
         return not any(differs(packed.text(file.name), file) for file in texts.files if file.name != CONFIG)
     except (KeyError, OSError, LocalspecError):
@@ -81,9 +82,10 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 
 
 def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
-    """Return whether a model fits into memory by the size and the type of its files, and a clause about it.
+    """Return whether a model fits into memory, by the size and the type of its files, and a clause about it.
 
-    The first is None if it may fit: its other needs are known when the file is here. `shape` is that of its entry.
+    The first value is None if it may fit: its other needs are known only when the file is here. `shape` is that of its
+    entry.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     experts = has_experts(part.config.get("architecture"), shape)
@@ -109,14 +111,15 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
 
 
 def has_experts(architecture: object, shape: Shape | None) -> bool:
-    """Return whether a model in GGUF is a mixture, by its architecture or by the sizes in its entry."""
+    """Return whether a model in GGUF has experts, by its architecture or by the sizes in its entry."""
     family = OF_GGUF.get(architecture) if isinstance(architecture, str) else None
     always = family and family.gguf and family.gguf.keys.get("expert_count") is positive  # never 0: no dense models
     return bool(always or (shape and shape.experts))
 
 
 def second_copy(weights: int, settings: Settings) -> str:
-    """Return a clause about the file that the weights of a mixture, this many bytes, are written to once more."""
+    """Return a clause about the second file that the weights of a mixture of experts, with this many bytes, are
+    written to."""
     if asked_packing(settings):
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
@@ -163,7 +166,7 @@ def register(
 
 
 def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
-    """Delete the former result of a source, and say which file of it is still there."""
+    """Delete the former result of a source, and report which file of it is still there."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.path not in stay:
@@ -184,16 +187,17 @@ def _check_types(file: Path, named: str) -> None:
 
 
 def _bits(named: str) -> int:
-    """Return the bits of a type of weights, such as Q4_K, without those of its scales."""
+    """Return the bits of weights of a type, such as Q4_K, without those of its scales."""
     digits = re.search(r"\d+", named)
     return int(digits[0]) if digits else 32
 
 
 @dataclass(frozen=True)
 class Instead:
-    """The form fetched instead of the `original` with this many `bytes`, and the packing that the original would have.
+    """The form that is fetched instead of the `original`, with this many `bytes`, and the packing that the original
+    would have.
 
-    None: the size is unknown.
+    A size of None is unknown.
     """
 
     form: Form
@@ -203,7 +207,8 @@ class Instead:
 
     @property
     def why(self) -> str:
-        """Return why nothing is lost by it, and what needs the original, as a sentence without its stop."""
+        """Return why nothing is lost by this form, and for what the original is needed, as a sentence without its
+        final period."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
         near = f"{kind} is the publisher's own form of as many bits, read as it is"
@@ -218,14 +223,14 @@ class Instead:
 
 
 def is_packed(settings: Settings) -> bool:
-    """Return whether the settings name a packing or number format, so that a GGUF file is not read directly."""
+    """Return whether the settings name a packing or number format, so that a GGUF file is not used directly."""
     return (settings.quantize, settings.dtype) != ("auto", "auto")
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
     """Return the packing of the original that a smaller form may replace; None if it may not.
 
-    If only a given packing should stay, the file of the form would be a second copy.
+    If only a given packing should stay, the smaller form's file would be a second copy.
     """
     if not packed_only:
         return packing

@@ -1,4 +1,4 @@
-"""Converts published drafters into our drafters, in a separate directory."""
+"""Converts published drafters into localspec's form, in a separate directory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +20,7 @@ from localspec.weights.checkpoint import HEAD_PREFIX, inspect, read_json, tensor
 
 @dataclass(frozen=True)
 class Converted:
-    """A drafter of this kind and model was made from the heads of a repository."""
+    """An event: a drafter of this kind, for this model, was made from the heads of a repository."""
 
     heads: Source
     model: Source
@@ -29,7 +29,10 @@ class Converted:
 
 @dataclass(frozen=True)
 class NotConverted:
-    """The heads of a repository wait for their model, which is not here; None if they do not name it."""
+    """An event: the heads of a repository wait for their model, which is not here.
+
+    The model is None if they do not name it.
+    """
 
     heads: Source
     model: Source | None
@@ -38,10 +41,10 @@ class NotConverted:
 def convert_heads(
     plan: Plan, progress: Callable[[str], None], registered: Source | None = None
 ) -> Iterator[Converted | NotConverted]:
-    """Convert the fetched heads, once, also those inside a model. A pickle is read as data, never run.
+    """Convert the fetched heads, even those inside a model, once. A pickle is read as data, never run.
 
-    `registered` is the plan's model if it is read from GGUF files. Raises LocalspecError for heads that are damaged, of
-    another model, or that would run code; DoesNotFit if the disk is full.
+    `registered` is the plan's model if it is read from GGUF files. Raises LocalspecError for heads that are damaged,
+    belong to another model, or would run code. Raises DoesNotFit if the disk is full.
     """
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if not part.heads):
@@ -103,7 +106,7 @@ def _drafter_directory(source: Source) -> Path:
 
 
 def _base_model(heads: Part) -> Source | None:
-    """Return the model that the heads name as theirs."""
+    """Return the model for which the heads were made, as they say."""
     try:
         return Source.parse(str(base_model(heads.config, heads.source.repo)))
     except UsageMistake:

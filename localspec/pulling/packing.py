@@ -1,4 +1,4 @@
-"""Packs a model that was fetched. The packed form can replace the download."""
+"""Packs a fetched model. The packed form can replace the download."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,7 +29,10 @@ from localspec.weights.packed_files import FILED, packed_files
 
 @dataclass(frozen=True)
 class Installed:
-    """A model is here, in this directory or file; `held` describes weights that are read directly from its file."""
+    """An event: a model is here, in this directory or file.
+
+    `held` describes weights that are read directly from its file.
+    """
 
     source: Source
     path: Path
@@ -38,7 +41,7 @@ class Installed:
 
 @dataclass(frozen=True)
 class Packed:
-    """A model's packed form is here; `deleted` bytes of its download are deleted.
+    """An event: a model's packed form is here, and `deleted` bytes of its download were deleted.
 
     With --packed-only, `stays` is the bytes of the model's weights that were here before.
     """
@@ -51,9 +54,9 @@ class Packed:
 
 
 def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
-    """Return the packing in which the CPU engine would load a model, whether or not it is here yet.
+    """Return the packing in which the CPU engine would load a model, whether or not it is here.
 
-    None if it would not load it.
+    Return None if it would not load it.
     """
     if part.heads or (shape := Shape.of(part.config)) is None:
         return None
@@ -61,9 +64,10 @@ def packing_of(part: Part, settings: Settings, machine: Machine, measurements: M
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
-    """Return the packing of a model without its original weights: from the settings, else `packing`, else int8.
+    """Return the packing of a model that is stored without its original weights: that of the settings, or `packing`, or
+    int8.
 
-    Raises UsageMistake or LocalspecError if that is impossible, DoesNotFit for a disk that is too small.
+    Raises UsageMistake or LocalspecError if that is impossible, and DoesNotFit for a disk that is too small.
     """
     model = plan.parts[0]
     trouble = ""
@@ -106,7 +110,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
 
 
 def packed_alone(part: Part, packing: str) -> Packed | None:
-    """Return the packed form of exactly this commit, if its original weights are not here."""
+    """Return the packed form of exactly this commit if its original weights are not here; otherwise None."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
     for one in packed_files(Paths(home())):
@@ -117,9 +121,9 @@ def packed_alone(part: Part, packing: str) -> Packed | None:
 
 
 def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
-    """Pack a model that was fetched; the download stays. Return None if that fails.
+    """Pack a fetched model. The download stays. Return None if that fails.
 
-    A notice says if it cannot be written: loading the model will then pack it again, or say why not.
+    A notice says if the file cannot be written. Loading the model will then pack it again, or report the reason.
     """
     from localspec.weights.opening import CannotWrite  # numpy
 
@@ -133,10 +137,10 @@ def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) 
 
 
 def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
-    """Pack a model that was fetched, and delete what was fetched for that; older files stay.
+    """Pack a fetched model, and delete the files that were fetched for that. Older files stay.
 
-    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or not opened afterwards; the
-    download stays in each of these cases.
+    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or not opened afterwards. In
+    these cases the download stays.
     """
     from localspec.native.target import NativeTarget  # numpy
 
@@ -152,7 +156,10 @@ def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -
 
 
 def discard_fetched(part: Part) -> int:
-    """Delete the files that a pull fetched of a part, and its record if nothing else is in it. Return the bytes."""
+    """Delete the files that a pull fetched of a part, and its record if it has no other files.
+
+    Return the number of bytes.
+    """
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:
         discard(part.source, part.commit, file)
@@ -166,9 +173,9 @@ def discard_fetched(part: Part) -> int:
 
 
 def forget_damaged(path: Path) -> None:
-    """Forget packed files from before a model's weights came here: they may come from damaged weights.
+    """Delete packed files that are older than a model's weights here, because they may come from damaged weights.
 
-    A pull compares the weights with their digests; loading trusts the names of files in the common cache.
+    A pull compares the weights with their digests. Loading only trusts the names of files in the shared cache.
     """
     with suppress(LocalspecError, OSError):  # such a model was never packed
         came, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
@@ -199,7 +206,7 @@ def _pack(
 
 
 def _alone_in(origin: Origin, packing: str) -> str | None:
-    """Return another source of these weights, if its packed file is its only copy."""
+    """Return another source of these weights if this packed file is its only copy."""
     for one in packed_files(Paths(home())):
         of = one.header.origin
         same = (of.revision, of.files, one.header.packing) == (origin.revision, origin.files, packing)

@@ -1,6 +1,6 @@
 """Pulls a model, as a generator of events: the plan for this machine, the download, its drafter.
 
-Nothing is fetched before the event after `AboutToFetch` is requested: a caller that does not want it closes the
+Nothing is fetched before the event after `AboutToFetch` is requested. A caller that does not agree closes the
 generator. Progress between two events, such as received bytes, is reported through callbacks.
 """
 
@@ -45,19 +45,19 @@ from localspec.store.store import user_store
 
 @dataclass(frozen=True)
 class NothingToFetch:
-    """Everything is here already; `why` says what that includes."""
+    """An event: everything is here already. `why` says what that includes."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a pull.
+    """An event: the plan of a pull.
 
-    `fits`: whether the model fits into memory, None if that is unknown; `memory` is a sentence about it. `drafter` is
-    the reason for the choice of a drafter, if there was one. `packing` is the one in which the CPU engine would load
-    the model, None if it would not, or if nothing is to be packed now. `instead` is set if a smaller form is fetched
-    instead of the publisher's own weights.
+    `fits` says whether the model fits into memory (None: unknown), and `memory` is a sentence about it. `drafter` is
+    the reason for the choice of a drafter, if one was chosen. `packing` is the packing in which the CPU engine would
+    load the model. It is None if the engine would not, or if nothing is to be packed now. `instead` is set if a smaller
+    form is fetched instead of the publisher's own weights.
     """
 
     plan: Plan
@@ -70,21 +70,22 @@ class Planned:
 
 @dataclass(frozen=True)
 class AboutToFetch:
-    """This many bytes will be fetched when the next event is requested."""
+    """An event: this many bytes will be fetched when the next event is requested."""
 
     bytes: int
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Every file is here and matches its digest. `notices` are sentences about damaged or leftover files."""
+    """An event: every file is here and matches its digest. `notices` are sentences about damaged or leftover files."""
 
     notices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class DrafterToTrain:
-    """A kind of drafter that is not published. `localspec train` makes it from this many tokens in about these hours.
+    """An event: a kind of drafter is not published. `localspec train` would make it from this many tokens in about this
+    many hours.
 
     `memory` is in bytes.
     """
@@ -102,11 +103,11 @@ PullEvent = (
 
 @dataclass(frozen=True)
 class Wishes:
-    """The options of a pull besides the name: a kind of drafter, a model that does not fit, only the packed form, the
-    `original` weights although a smaller form could replace them.
+    """The options of a pull: a kind of drafter; whether a model that does not fit is allowed; whether only the packed
+    form stays; whether the `original` weights are fetched although a smaller form could replace them.
 
-    `settings` say how the model would be loaded, and so how it is packed. With `quiet` the user chats meanwhile, and no
-    reply may become slower: only saved measurements are used, the model is packed when it is loaded, and the time of
+    `settings` say how the model would be loaded, and so how it is packed. `quiet` is for a pull during a chat, when no
+    reply may become slower. Only saved measurements are used, the model is packed when it is loaded, and the time of
     training a drafter is not estimated.
     """
 
@@ -121,9 +122,9 @@ class Wishes:
 def pull(
     name: str, wishes: Wishes, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
-    """Fetch the model of a name or org/repo[@revision], and a drafter of the given kind or one that pays.
+    """Fetch the model of a name or org/repo[@revision], and a drafter: of the given kind, or one that pays.
 
-    `downloaded` gets the bytes that are here and the bytes in all. Raises UsageMistake for an invalid drafter,
+    `downloaded` is called with the bytes that are here and the total bytes. Raises UsageMistake for an invalid drafter,
     DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and `pack_alone`.
     """
     force, card = wishes.force, cards().get(name)
@@ -185,7 +186,7 @@ def pull(
 
 
 def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
-    """Return the event that nothing needs to be fetched for a name, if so.
+    """Return the event that everything for a name is here already; None if something must be fetched.
 
     Raises UsageMistake for wishes that have no effect, and the errors of `sources_of`.
     """
@@ -208,7 +209,7 @@ def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
 
 @contextmanager
 def measured(card: TargetCard | None, wishes: Wishes, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """Open the measurements for the choice of a drafter, as `doctor` does; checking memory needs none."""
+    """Open the measurements for the choice of a drafter, as `doctor` does. Checking memory needs none."""
     with user_store(reporter.notice, create=False) as store:
         known = Measurements(MeasurementCache(store, reporter), quiet=wishes.quiet)
         if wishes.drafter is None and card is not None and card.entry is not None and card.entry.drafters:

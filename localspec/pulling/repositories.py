@@ -12,10 +12,8 @@ from localspec.weights.packed_files import is_gguf
 def sources_of(name: str, here: bool = False) -> list[Source]:
     """Return all repositories that may have been fetched for a name: the model in any of its forms, and its drafters.
 
-    `here`: only models of this machine can be meant.
-
-    Raises LocalspecError for damaged files, NotHere for a name that is not registered, and UsageMistake for one that is
-    no repository either.
+    With `here` the name can only mean models of this machine. Raises LocalspecError for damaged files, NotHere for a
+    name that is not registered, and UsageMistake for one that is not a repository either.
     """
     known = cards()
     if name in known:
@@ -39,9 +37,9 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
 
 
 def own_source(name: str) -> Source | None:
-    """Return the repository that the model here comes from, or its publisher's.
+    """Return the repository that the model here comes from, or its publisher's repository.
 
-    None if it came with localspec, or is a directory of the user's.
+    None if it came with localspec, or is the user's own directory.
     """
     card = cards().get(name)
     if card is None:

@@ -1,4 +1,4 @@
-"""The terminal interface: a client of localspec's public names."""
+"""The terminal interface. It uses only localspec's public names."""
 
 import atexit
 import gc
@@ -28,11 +28,11 @@ BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; otherwis
 def chat(
     settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, hint: str = ""
 ) -> int:
-    """Run the full-screen chat until it is left. Return its exit code.
+    """Run the full-screen chat until the user leaves it. Return its exit code.
 
-    `files` is text that goes before the first prompt, `hint` the first notice. Raises mistakes of the command line when
-    the conversation is opened or its model loaded, invalid colours and keys of the settings, and inner failures, after
-    the terminal is restored and the conversation saved.
+    `files` is text before the first prompt, and `hint` the first notice. Raises mistakes of the command line when the
+    conversation is opened or its model loaded, and mistakes in the colours and keys of the settings. Internal errors
+    are raised after the terminal is restored and the conversation saved.
     """
     gc.disable()  # until the first paint, which would come a tenth of a second later
     with background.asked(settings.theme) as answer:
@@ -81,7 +81,7 @@ def _chat(
     log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
 
     def overdue(code: int) -> None:
-        """End the process if the screen is too busy to do so: conversation and draft are saved, as at any end."""
+        """End the process if the screen is too busy to do so. Conversation and draft are saved, as at any end."""
         if app.ends.wait(BUSY_SECONDS) or over.is_set():
             return
         sys.setswitchinterval(interpreter.AT_ONCE)  # the busy screen gets the interpreter last

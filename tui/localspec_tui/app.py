@@ -1,4 +1,4 @@
-"""The application around the chat screen: leaving, failing, copying, the palette."""
+"""The application around the chat screen: leaving, failing, copying, and the palette."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ AROUND_TOAST = 2  # columns around its text
 
 
 class ChatApp(StoppableApp):
-    """The chat application. `failure` is what ended it, if that was neither a key nor a signal."""
+    """The chat application. `failure` is the error that ended it; None if a key or a signal did."""
 
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
@@ -49,7 +49,7 @@ class ChatApp(StoppableApp):
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
-        """Raise UsageMistake if the settings name an unknown theme or impossible keys."""
+        """Build the application. Raises UsageMistake if the settings name an unknown theme or impossible keys."""
         themes.check(settings)
         self.chosen_keys = keymap.effective(settings)
         super().__init__()
@@ -72,7 +72,7 @@ class ChatApp(StoppableApp):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def leave(self, code: int) -> None:
-        """End the application as ctrl+q does, but with this exit code. Safe on any thread, and in signal handlers."""
+        """End the application like ctrl+q, but with this exit code. It is safe on any thread and in signal handlers."""
         self._left = code
         self.soon(self._leave_now)
 
@@ -82,16 +82,16 @@ class ChatApp(StoppableApp):
             self.exit(return_code=self._left)
 
     def keep_unsent(self) -> None:
-        """Save the unsent draft for the next chat, after the application has ended in any way."""
+        """Save the unsent draft for the next chat. It is called after the application has ended in any way."""
         self._chat.draft.save_now()
 
     @property
     def unsent_lost(self) -> str:
-        """Return why the draft is not saved, after `keep_unsent`; empty if it is."""
+        """Return why the draft is not saved, after `keep_unsent`; empty if it is saved."""
         return self._chat.draft.trouble
 
     def end_download(self, seconds: float) -> None:
-        """Wait this long for a download to be stopped, after the application has ended."""
+        """Wait up to this long for a download to stop, after the application has ended."""
         self._chat.download.give_up()
         self._chat.download.wait(seconds)
 
@@ -110,16 +110,16 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Note an exception: Textual rings before it shows one, and its own report is not printed.
+        """Record an exception: Textual calls this before it displays one, and its own report is not printed.
 
-        Widgets that appear while the chat ends cannot be mounted, which is not a failure.
+        If a widget appears while the chat ends, it cannot be mounted. That is not a failure.
         """
         error = sys.exception()
         if isinstance(error, Exception) and not (self.leaving and isinstance(error, MountError)):
             self.failure = self.failure or error
 
     def panic(self, *renderables: RenderableType) -> None:
-        """End the chat because keys can no longer be read, or because of an exception that explains itself."""
+        """End the chat because keys can no longer be read, or because of an exception with an explanation."""
         if sys.exception() is not None:
             self.bell()
             super().panic(*renderables)
@@ -131,7 +131,7 @@ class ChatApp(StoppableApp):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_interrupt(self) -> None:
-        """Leave the chat if nothing is selected; otherwise the screen has already copied the selection."""
+        """Leave the chat if nothing is selected. Otherwise the screen has already copied the selection."""
         if not self._chat.turns.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
 
@@ -142,18 +142,18 @@ class ChatApp(StoppableApp):
         self.push_screen(AllKeysScreen(self.screen))
 
     def action_command_palette(self) -> None:
-        """Open the palette, but not a second time: Textual only notices one that is in front."""
+        """Open the palette, unless it is open. Textual itself notices only a palette in front."""
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 
     async def run_action(self, action: Any, *given: Any, **named: Any) -> bool:
-        """Ignore a key for a list of the palette that has no lines yet."""
+        """Run the action of a key, but ignore it if it is for a list of the palette that has no lines yet."""
         with suppress(KeyError) if str(action).startswith("command_list") else nullcontext():
             return await super().run_action(action, *given, **named)
         return False
 
     async def on_event(self, event: events.Event) -> None:
-        """Handle an event. A paste never runs a command, in any field; letters typed in the chat go to the prompt."""
+        """Handle an event. A paste never runs a command, in any field. Letters typed in the chat go to the prompt."""
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
@@ -164,19 +164,18 @@ class ChatApp(StoppableApp):
         await super().on_event(event)
 
     def _is_typed(self, key: events.Key) -> bool:
-        """Return whether a key is a letter, or one that only the prompt uses, such as Enter while a message
-        has the focus."""
+        """Return whether a key is meant for the prompt: a letter, or a key such as Enter that only the prompt uses."""
         return key.is_printable or (self._chat.is_for_prompt(key.key) and key.key not in self.screen.active_bindings)
 
     @property
     def clipboard(self) -> str:
-        """Return the text copied here, for ctrl+v."""
+        """Return the text that was copied in this application, for ctrl+v."""
         return one_line(super().clipboard) if isinstance(self.focused, Input) else safe(super().clipboard)
 
     def copy_to_clipboard(self, text: str, what: str = "") -> None:
-        """Copy to the terminal and to other clipboards; a toast says where it went, and `what` it was.
+        """Copy to the terminal and to other clipboards. A toast says what was copied (`what`) and where it went.
 
-        Without a selection nothing is copied: that would overwrite the clipboard.
+        An empty text is not copied, because that would overwrite the clipboard.
         """
         if not text:
             return
@@ -185,7 +184,7 @@ class ChatApp(StoppableApp):
         threading.Thread(target=self._copy, args=(text, file, what), name="clipboard", daemon=True).start()
 
     def _copy(self, text: str, file: Path | None, what: str) -> None:
-        """Copy in a thread, because the owner of a clipboard may be slow."""
+        """Copy in a thread, because the program that owns a clipboard may be slow."""
         sentence = clipboard.copied(text, file)
         with suppress(RuntimeError):  # the application has ended
             self.post_message(messages.Copied(sentence, what))
@@ -196,17 +195,17 @@ class ChatApp(StoppableApp):
 
     @property
     def leaving(self) -> bool:
-        """Whether a signal arrived, even if it could not be handled yet."""
+        """Whether a signal to end has arrived, even if it could not be handled yet."""
         return self._left is not None
 
     # -- toasts -------------------------------------------------------------------------------------------------------
 
     def notify(self, message: str, *, title: str = "", **how: Any) -> None:
-        """Show a notification, with its title in the same line."""
+        """Show a notification, with its title on the same line."""
         super().notify(f"{title}: {message}" if title else message, **how)
 
     def on_notify(self, event: Notify) -> None:
-        """Clear the previous toast, because each takes a line of the chat."""
+        """Clear the previous toast, because each toast covers a line of the chat."""
         self.clear_notifications()
         self.toast = event.notification
 
@@ -218,11 +217,11 @@ class ChatApp(StoppableApp):
 
     @property
     def toasts(self) -> list[Notification]:
-        """Return the toast that is shown, if there is one."""
+        """Return the visible toast, if there is one."""
         return [self.toast] if self.toast is not None and not self.toast.has_expired else []
 
     def push_screen(self, *screen: Any, **how: Any) -> Any:
-        """Open a screen; clear the toast of the one below."""
+        """Open a screen, and clear the toast of the screen below."""
         self.clear_notifications()
         return super().push_screen(*screen, **how)
 
@@ -235,7 +234,7 @@ class ChatApp(StoppableApp):
 
     @cached_property
     def available_themes(self) -> dict[str, Theme]:
-        """Return all themes, without a copy: Textual asks for them with each line that it draws."""
+        """Return all themes without copying them, because Textual requests them for each line that it draws."""
         return super().available_themes
 
     def on_background_known(self, known: messages.BackgroundKnown) -> None:
@@ -247,7 +246,7 @@ class ChatApp(StoppableApp):
         self.push_screen(Palette(providers=[themes.Themes], placeholder="Search for colours"))
 
     def on_command_palette_option_highlighted(self, moved: CommandPalette.OptionHighlighted) -> None:
-        """Show the theme that the palette's cursor is on."""
+        """Show the theme under the palette's cursor."""
         command = getattr(getattr(moved.highlighted_event.option, "hit", None), "command", None)
         if isinstance(command, partial) and command.func == self.choose_theme:
             self.theme = themes.shown(command.args[0], self._light)
@@ -259,13 +258,13 @@ class ChatApp(StoppableApp):
 
     @work(exclusive=True, group="theme")
     async def choose_theme(self, theme: str) -> None:
-        """Show a theme, and save it for the next time."""
+        """Show a theme, and save it for the next session."""
         self._theme = theme
         self.theme = themes.shown(theme, self._light)
         self.notify(await asyncio.to_thread(themes.keep, theme, self._theme_origin), markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Yield the commands of the palette: those of the chat's own keys, and the colours."""
+        """Yield the commands of the palette: those of the chat's keys, and the themes."""
         for binding in ChatScreen.BINDINGS:
             if isinstance(binding, Binding) and binding.tooltip:
                 keys = keymap.shown(self, binding)

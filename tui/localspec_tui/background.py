@@ -1,7 +1,8 @@
-"""Asks the terminal whether it is light or dark, before anything is imported; the answer arrives among typed keys.
+"""Asks the terminal whether its background is light or dark, before anything is imported. The answer arrives among
+typed keys.
 
-Nobody waits for it: it is there by the time Textual reads keys, or comes later, or never. So no typed text is lost, and
-a slow line costs no time. The answer is hidden from Textual, which would take it for keys.
+Nothing waits for the answer. It may arrive before Textual reads keys, or later, or never. So no typed text is lost, and
+a slow connection costs no time. The answer is hidden from Textual, which would take it for keys.
 """
 
 import os
@@ -26,7 +27,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.I
 
 
 def askable() -> bool:
-    """Return whether there is a terminal that will neither draw the question nor send unrequested answers."""
+    """Return whether there is a terminal that neither prints the question nor sends unrequested answers."""
     if sys.platform == "win32" or environment.terminal_kind() in ("", "dumb", "linux") or environment.in_screen():
         return False
     if sys.__stdin__ is None or sys.__stderr__ is None:
@@ -38,7 +39,10 @@ def askable() -> bool:
 
 
 class Answer:
-    """A filter of the terminal's input after the question; it calls `tell` once with whether it is light."""
+    """A filter of the terminal's input after the question.
+
+    When the answer arrives, it calls `tell` with True if it is light.
+    """
 
     def __init__(self, awaited: bool = True) -> None:
         self.show_again: Callable[[], None] = lambda: None  # typed text, after the chat has ended
@@ -49,9 +53,9 @@ class Answer:
         self.awaited = awaited
 
     def without(self, data: str) -> str:
-        """Return the next piece without the terminal's answer. A possible part of it is held back.
+        """Return the next piece without the terminal's answer. A possible part of the answer is held back.
 
-        An escape at the end of a piece is the key: it is passed on at once, and remembered in case an answer follows.
+        An escape at the end of a piece is passed on at once as a key, and remembered in case an answer follows.
         """
         if not self.awaited:
             return data
@@ -79,7 +83,10 @@ def _is_light(*channels: str) -> bool:
 
 @contextmanager
 def asked(theme: str) -> Iterator[Answer]:
-    """Ask if the theme depends on it and a terminal can be asked; hide the answer until the end."""
+    """Ask if the theme depends on the background and a terminal can be asked.
+
+    Hide the answer until the end of this context.
+    """
     if theme != "auto" or not askable():
         yield Answer(awaited=False)
         return
@@ -114,7 +121,7 @@ def asked(theme: str) -> Iterator[Answer]:
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:
-    """Wait for an answer that nobody read; text typed meanwhile is lost, as in any program that ends."""
+    """Wait for an answer that was not read. Text typed meanwhile is lost, as in any program that ends."""
     import termios
     import tty
 

@@ -1,4 +1,4 @@
-"""A widget that shows all blocks of a reply, and draws only the visible rows."""
+"""A widget that displays all blocks of a reply, and draws only the visible rows."""
 
 import time
 from bisect import bisect_right
@@ -33,8 +33,8 @@ DRAWN = 500  # most rows in the cache of drawn rows
 class BlockView(LaidOutOnce, Widget):
     """A column of blocks.
 
-    Rows are what the screen shows. Lines are those of the text, which is what a selection copies. An example of two
-    blocks, the first one wrapped:
+    Rows are the lines on the screen. Lines are those of the text, and a selection copies lines. An example of two
+    blocks, the first of them wrapped:
 
         row 0   A long          block 0, line 0
         row 1   paragraph       block 0, line 0
@@ -60,7 +60,7 @@ class BlockView(LaidOutOnce, Widget):
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def show(self, blocks: Sequence[ReplyBlock], settled: int = 0) -> None:
-        """Show these blocks. The first `settled` ones are known to be unchanged."""
+        """Display these blocks. The first `settled` blocks are known to be unchanged."""
         same, height = settled, self._tops[-1]
         while same < min(len(blocks), len(self._blocks)) and self._blocks[same] == blocks[same]:
             same += 1
@@ -76,7 +76,7 @@ class BlockView(LaidOutOnce, Widget):
 
     @property
     def blocks(self) -> Sequence[ReplyBlock]:
-        """Return the blocks that are shown."""
+        """Return the displayed blocks."""
         return self._blocks
 
     def _lay(self, first: int) -> None:
@@ -100,7 +100,7 @@ class BlockView(LaidOutOnce, Widget):
         return self._tops[-1] + (self.BELOW if self._blocks else 0)
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Any:
-        """Draw again. Without regions, no drawn row is kept."""
+        """Draw again. Without regions, no cached row is used."""
         if repaint and not regions:
             self._drawn.clear()
         return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
@@ -237,7 +237,7 @@ class BlockView(LaidOutOnce, Widget):
                 yield Span(run.start - start, run.end - start, action)
 
     def _margin(self, margins: tuple[Margin, ...], columns: int, base: Style) -> tuple[list[Segment], Style]:
-        """Return the bullets and bars to the left of a row, and the style of the text to their right."""
+        """Return the bullets and bars to the left of a row, and the style of the text to the right of them."""
         segments: list[Segment] = []
         for one in margins:
             if one.is_quote:
@@ -258,7 +258,7 @@ class BlockView(LaidOutOnce, Widget):
         return Strip(segments).adjust_cell_length(self.size.width, blank or style.background_style.rich_style)
 
     def _component(self, name: str) -> Style:
-        """Return the style of a component, to add to a style below it."""
+        """Return the style of a component, to be added to the style below it."""
         styles = self.get_component_styles(name)
         text = styles.text_style
         return Style(
@@ -284,7 +284,7 @@ class BlockView(LaidOutOnce, Widget):
     # -- selection, search and clicks ---------------------------------------------------------------------------------
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """Return the selected text, with the bullets of whole lines, and the line break to put after it."""
+        """Return the selected text, with the bullets of whole lines, and the line break that follows it."""
         lines = "\n".join(block.text for block in self._blocks).split("\n")
         last = len(lines) - 1
         start, end = selection.start or Offset(0, 0), selection.end or Offset(len(lines[-1]), last)
@@ -297,14 +297,14 @@ class BlockView(LaidOutOnce, Widget):
         return "\n".join(chosen), "\n"
 
     def _marker(self, line: int) -> str:
-        """Return the bullet or number before a line; empty for a line that begins no block."""
+        """Return the bullet or number before a line; empty for a line that does not begin a block."""
         number = bisect_right(self._lines, line) - 1
         if number >= len(self._blocks) or self._lines[number] != line:
             return ""
         return "".join(one.text for one in self._blocks[number].lead if not one.is_quote)
 
     def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
-        """Underline these search matches, by number of the block."""
+        """Underline these search matches, given by number of the block."""
         self.found = found
         self._drawn.clear()
         self.refresh()
@@ -323,11 +323,11 @@ class BlockView(LaidOutOnce, Widget):
         cast("ChatApp", self.app).copy_to_clipboard(block.text, block.language or "code")
 
     def action_link(self, href: str) -> None:
-        """Show the address of a link. Opening it could send private text that a model put into the address."""
+        """Show the address of a link. It is not opened, because a model could put private text into the address."""
         self.notify(one_line(unquote(href)), title="The link points to", markup=False, timeout=10)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Explain the word above code while the pointer is on it."""
+        """Explain the word "copy" above code while the pointer is on it."""
         on_copy = str(event.style.meta.get("@click", "")).startswith("copy(")
         if on_copy != (self.tooltip is not None):
             key = keymap.key(self.app, "chat.code") if on_copy else ""
@@ -343,7 +343,7 @@ class PlainText(BlockView):
         self.set_text(text)
 
     def set_text(self, text: str) -> None:
-        """Show this text instead. Rows of an unchanged beginning are not computed again."""
+        """Display this text instead. Rows of an unchanged beginning are not computed again."""
         self.show([ReplyBlock("plain", safe(text).expandtabs(8))] if text else [])
 
 

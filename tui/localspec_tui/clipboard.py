@@ -1,4 +1,4 @@
-"""Copies text, and says where it went: no terminal reports whether it took a copy."""
+"""Copies text, and says where it went. No terminal reports whether it accepted a copy."""
 
 import os
 import subprocess
@@ -19,8 +19,8 @@ TMUX_SECONDS = 2.0
 def copied(text: str, file: Path | None) -> str:
     """Copy to tmux's buffer and to the desktop's clipboard. Return the result in one sentence.
 
-    If there is neither, only the terminal can have taken it: then the text is also written to `file`, if given,
-    readable for its owner only.
+    If there is neither, perhaps only the terminal received the text. It is then also written to `file`, if given,
+    readable only for its owner.
     """
     arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
     if arrived:
@@ -41,7 +41,7 @@ def _to_desktop(text: str) -> bool:
 
 
 def _to_tmux(text: str) -> bool:
-    """Copy to tmux's buffer; `-w` asks tmux to pass it on to its own terminal."""
+    """Copy to tmux's buffer. With `-w` tmux also passes the text on to its own terminal."""
     if not environment.inside_tmux():
         return False
     command = ["tmux", "load-buffer", "-w", "-"]
@@ -66,7 +66,7 @@ def _to_file(text: str, file: Path) -> bool:
 
 
 class CodeBlock(NamedTuple):
-    """The text between two fences, or an indented block, without its last line break; `language` may be empty."""
+    """The text between two fences, or an indented block, without its last line break. `language` may be empty."""
 
     language: str
     text: str
@@ -82,13 +82,13 @@ def code_blocks(source: str) -> list[CodeBlock]:
 
 
 class CodeCopies:
-    """A cycle through the code blocks of a message: the last one first, then those before it."""
+    """A cycle through the code blocks of a message: the last block first, then earlier ones."""
 
     def __init__(self) -> None:
         self._source, self._back = "", 0
 
     def next(self, source: str) -> tuple[CodeBlock, str] | None:
-        """Return the next block, and its number in words. None if there is none."""
+        """Return the next block, and its number in words; None if there is no block."""
         blocks = code_blocks(source)
         if not blocks:
             return None

@@ -1,4 +1,5 @@
-"""The current conversation on the engine's thread: it asks the model, branches, and is replaced."""
+"""The current conversation, on the engine's thread: prompts and replies, branches, and changes of conversation or
+model."""
 
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -31,7 +32,7 @@ PROMPTS = 500  # for the arrow keys
 
 
 class CurrentConversation:
-    """A conversation, the store that keeps it, and the model that answers in it.
+    """A conversation, the store that saves it, and the model that answers in it.
 
     The engine's thread calls its methods. Properties may be read from any thread.
     """
@@ -48,18 +49,18 @@ class CurrentConversation:
 
     @property
     def place(self) -> "Path | None":
-        """Return where conversations are saved; None if they are not, or cannot be now."""
+        """Return where conversations are saved; None if they are not saved now."""
         store = self.store
         return None if store is None or store.read_only or not self._first.log else store.path
 
     def has_phrases(self) -> bool:
-        """Return whether phrases of earlier replies are saved. It waits for the disk. Raise StoreTrouble."""
+        """Return whether phrases of earlier replies are saved. It reads the disk. Raises StoreTrouble."""
         return self.store is not None and self.store.phrases.any_kept()
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
     def open(self, store: "Store | None", conversation: "Conversation") -> None:
-        """Begin with the conversation that the chat was opened with."""
+        """Begin with the conversation with which the chat was opened."""
         self.store, self.now = store, conversation
         history = store.history if store else None
         drafts = store.drafts if store and self._first.log else None
@@ -77,8 +78,10 @@ class CurrentConversation:
         self._see_what_is_saved()
 
     def _see_what_is_saved(self) -> None:
-        """Read the title while the store is open, in case this thread must be abandoned, and post how much
-        is unsaved."""
+        """Post how much is not saved.
+
+        Also read the title while the store is open, in case this thread must be abandoned later.
+        """
         self.title = self.now.title
         if self.now.unkept != self._unsaved:
             self._unsaved = self.now.unkept
@@ -87,7 +90,7 @@ class CurrentConversation:
     # -- another conversation -----------------------------------------------------------------------------------------
 
     def start_new(self) -> None:
-        """Begin a new conversation, as the chat began."""
+        """Begin a new conversation with the chat's initial settings."""
         self._outlet.hold()
         self._model.settings.reset()
         self.now = self.now.start_new(self._first.system)
@@ -122,7 +125,7 @@ class CurrentConversation:
         self._outlet.release()
 
     def _left_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return the unsent drafts of this conversation, and the title of another one that has a draft.
+        """Return the unsent drafts of this conversation, and the title of another conversation that has a draft.
 
         Both are from earlier chats. The title is looked up only with `first`.
         """
@@ -152,7 +155,7 @@ class CurrentConversation:
         self.now.instruct(system)
 
     def switch_model(self, card: "TargetCard") -> None:
-        """Continue with another model, or with the one before if that cannot be loaded."""
+        """Continue with another model, or with the previous one if the other cannot be loaded."""
         self._model.switch(card, self.now, self.store)
 
     def rename(self, title: str) -> None:
@@ -164,9 +167,9 @@ class CurrentConversation:
         self._outlet.post(messages.Titled(self.now.title))
 
     def branch(self, turns: int, again: bool) -> None:
-        """Continue after the first `turns` answered turns; the conversation so far stays as it is.
+        """Continue after the first `turns` answered turns. The conversation so far stays as it is.
 
-        With `again`, the next reply is another answer to the prompt that follows there.
+        With `again`, the next reply is another answer to the prompt that follows those turns.
         """
         before = self.now
         self._replaced = before.turns[turns].figures if again else None
@@ -174,7 +177,7 @@ class CurrentConversation:
         self._branched = before.id if not before.unkept else None
 
     def race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
-        """Answer a prompt plainly and speculatively, outside the conversation."""
+        """Answer a prompt with and without speculation, outside the conversation."""
         from localspec_tui import race_job
 
         engine = self._model.engine
@@ -225,7 +228,7 @@ class CurrentConversation:
     def _ask(
         self, engine: "Answerer", live: "LiveStats", prompt: ComposedPrompt, replaced: Mapping[str, Any] | None
     ) -> "Generator[Event]":
-        """Ask the model with the settings that hold now, and return the events of its reply. Raise LocalspecError."""
+        """Ask the model with the present settings, and return the events of its reply. Raises LocalspecError."""
         from localspec import Limits
 
         settings = self._model.settings.another(replaced, engine)
@@ -238,7 +241,8 @@ class CurrentConversation:
         return self.now.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
 
     def _back(self) -> "tuple[Turn, ...] | None":
-        """Return to the conversation before a branch that got no reply, and return its turns; None without a branch."""
+        """Leave a branch that got no reply, and return the turns of the conversation before it; None if there is no
+        branch."""
         before = self.now.back()
         if before is None:
             return None

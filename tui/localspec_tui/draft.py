@@ -1,4 +1,4 @@
-"""Saving the text that was typed and not sent, so that the next chat can restore it."""
+"""Saves text that was typed and not sent, so that the next chat can restore it."""
 
 import asyncio
 import sqlite3
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class UnsentText:
-    """A saver of the unsent text: what is typed, the prompts that are not answered, and drafts that were put aside.
+    """A saver of unsent text: the typed text, unanswered prompts, and drafts that were put aside.
 
     Without a store nothing is saved. A failing store only sets `trouble`.
     """
@@ -34,7 +34,7 @@ class UnsentText:
             self._prompt.put("")
 
     def take_aside(self, number: int | None) -> str:
-        """Return the text that was put aside for a conversation, or for a new one; empty without such text."""
+        """Return the text that was put aside for a conversation, or for a new one; empty if there is none."""
         return self._aside.pop(number or 0, "")
 
     def save_to(self, drafts: "Drafts") -> None:
@@ -49,14 +49,14 @@ class UnsentText:
             self._trouble = await asyncio.to_thread(self._save, drafts, *draft)
 
     def save_now(self) -> None:
-        """Save the text at the end, also if the last attempt failed."""
+        """Save the text at the end, even if the last attempt failed."""
         if self._drafts is not None and ((draft := self._now()) != self._tried or self._trouble):
             self._tried = draft
             self._trouble = self._save(self._drafts, *draft)
 
     @property
     def trouble(self) -> str:
-        """Return why the text is not saved; empty if it is, or if there is none."""
+        """Return why the text is not saved; empty if it is saved or there is none."""
         return self._trouble if self._trouble and self._now()[0] else ""
 
     def _now(self) -> tuple[str, int | None]:

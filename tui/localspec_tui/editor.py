@@ -1,4 +1,4 @@
-"""Edits a text in the user's editor, which has the terminal meanwhile."""
+"""Edits a text in the user's editor, which uses the terminal meanwhile."""
 
 import os
 import shlex
@@ -31,9 +31,9 @@ NONE_NAMED = "No editor is named; set VISUAL or EDITOR to one, for example expor
 def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
     """Return the text as the editor changed it.
 
-    It blocks; when `leaving`, the editor is ended, and what it saved is taken.
+    It blocks. When `leaving` returns true, the editor is ended, and the text that it saved is returned.
 
-    Raises UsageMistake if none is named or it cannot be started, LocalspecError if it fails.
+    Raises UsageMistake if no editor is named or it cannot be started, and LocalspecError if it fails.
     """
     if not command or not (words := _words(command)):
         raise UsageMistake(NONE_NAMED)
@@ -60,7 +60,7 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
 
 
 def edit_prompt(app: App[Any], prompt: TypedText) -> None:
-    """Give the terminal to the editor, and take it back; a prompt whose editor failed stays unchanged."""
+    """Give the terminal to the editor, and take it back. If the editor fails, the prompt stays unchanged."""
     text, mistake = prompt.text, ""
     if environment.editor() is None:
         app.notify(NONE_NAMED, markup=False)
@@ -88,7 +88,7 @@ def _words(command: str) -> list[str]:
 
 
 def _run(words: list[str], leaving: Callable[[], bool]) -> int:
-    """Run the editor and return its exit code; it uses the terminal itself, not the redirected streams."""
+    """Run the editor, and return its exit code. It uses the terminal itself, not the redirected streams."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     process = subprocess.Popen(words, **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True)))  # type: ignore[call-overload]
     while True:
@@ -103,7 +103,7 @@ def _run(words: list[str], leaving: Callable[[], bool]) -> int:
 def _left_alone() -> Iterator[None]:
     """Leave Ctrl+C to the editor, from before it has the terminal until after.
 
-    With a handler, which child processes do not inherit, unlike SIG_IGN.
+    This uses a handler, because child processes do not inherit handlers, unlike SIG_IGN.
     """
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:

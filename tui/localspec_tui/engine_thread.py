@@ -20,11 +20,11 @@ from localspec_tui.reply_buffer import ReplyBuffer
 
 
 class _Left(BaseException):
-    """The chat was closed while a model was loading. Nothing in between may take it for a failure."""
+    """A signal that the chat was closed while a model was loading. It must not be handled as a failure."""
 
 
 class EngineThread(threading.Thread):
-    """A thread that works off jobs. The screen's thread may call every public method; only `close` waits."""
+    """A thread that runs jobs in order. The screen's thread may call every public method; only `close` waits."""
 
     def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it
@@ -42,35 +42,35 @@ class EngineThread(threading.Thread):
     # -- jobs for it --------------------------------------------------------------------------------------------------
 
     def begin(self, post: Callable[[Message], object]) -> None:
-        """Open the conversation and load its model. `post` takes the messages, from any thread."""
+        """Open the conversation and load its model. `post` receives the messages, on any thread."""
         if not self._leaving.is_set():
             self.outlet.send = post
             self.start()
 
     def ask(self, prompt: ComposedPrompt) -> None:
-        """Ask the model; its reply comes through `buffer`, and ReplyEnded after it."""
+        """Ask the model. Its reply arrives in `buffer`, and ReplyEnded after it."""
         self._stops_reply = threading.Event()
         self.buffer.begin()
         self.traces.append(Trace(prompt.typed))
         self.do(self.conversation.answer, prompt, self._stops_reply, self.traces[-1])
 
     def race(self, prompt: str, post: Callable[[Message], object]) -> None:
-        """Answer a prompt plainly and speculatively, outside the conversation; `stop_reply` stops it."""
+        """Answer a prompt with and without speculation, outside the conversation. `stop_reply` stops it."""
         self._stops_reply = threading.Event()
         self.do(self.conversation.race, prompt, post, self._stops_reply)
 
     def stop_reply(self) -> None:
-        """Stop the reply under way; its text stays."""
+        """Stop the current reply. Its text stays."""
         self._stops_reply.set()
 
     def do(self, job: Callable[..., None], *given: object) -> None:
-        """Do a job of `conversation` on this thread, after the jobs before it."""
+        """Run a job of `conversation` on this thread, after earlier jobs."""
         self._jobs.put(partial(job, *given))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def farewell(self, unsent: str) -> str | None:
-        """Return the last words of the chat. `unsent` says why text that was not sent is not saved; empty if it is."""
+        """Return the last line of the chat. `unsent` says why unsent text is not saved; empty if it is saved."""
         from localspec.chat.introduction import farewell
 
         title = self.conversation.title
@@ -89,7 +89,7 @@ class EngineThread(threading.Thread):
     # -- the thread itself --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Open the chat, then work off the jobs until it is closed."""
+        """Open the chat, then run jobs until it is closed."""
         try:
             with suppress(_Left), ExitStack() as at_the_end:
                 self._open(at_the_end)  # before jobs requested by keys since the first paint
@@ -121,7 +121,7 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.ModelFailed(str(error)))
 
     def _notice_while_opening(self, sentence: str) -> None:
-        """Keep a notice, and show it now as well: it may announce that opening a large store takes a minute."""
+        """Keep a notice, and show it now as well, because it may announce that opening a large store takes a minute."""
         self.outlet.notice(sentence)
         self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 

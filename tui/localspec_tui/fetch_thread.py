@@ -40,7 +40,7 @@ class FetchThread(threading.Thread):
 
     @property
     def given_up(self) -> bool:
-        """Return whether the download was stopped; it may take a moment."""
+        """Return whether the user stopped the download. Stopping may take a moment."""
         return self._given_up.is_set()
 
     # -- the thread itself --------------------------------------------------------------------------------------------

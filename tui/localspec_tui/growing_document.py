@@ -5,7 +5,7 @@
     - an item         the tail: it is parsed again with every append, because its last block may still change
     - another it
 
-When the tail is one block of more than PIECE characters, that block is divided, and its beginning is settled, too.
+If the tail is one block of more than PIECE characters, that block is divided, and its beginning is settled too.
 """
 
 import re
@@ -32,14 +32,14 @@ def is_long(text: str) -> bool:
 
 
 def read_blocks(text: str) -> list[ReplyBlock]:
-    """Return the blocks of a whole text. This is safe on any thread."""
+    """Return the blocks of a whole text. It may be called on any thread."""
     if is_long(text):
         return [ReplyBlock("plain", text.expandtabs(8))]
     return BlockReader().read(parser().parse(text))
 
 
 def _without_open_line(text: str) -> str:
-    """Return a text without its last line if that may still become something else. It is not shown yet."""
+    """Return a text without its last line if that line may still change its meaning. It is not displayed yet."""
     before, _, line = text.rpartition("\n")
     words = line.lstrip(" \t>").rstrip(" \t")  # apart from the blanks, over which a pattern would take cubic time
     is_open = bool(_OPEN.fullmatch(words)) if words else line.endswith((" ", "\t"))
@@ -47,20 +47,20 @@ def _without_open_line(text: str) -> str:
 
 
 class GrowingDocument:
-    """A text to which more is appended, and its blocks. The first `settled` blocks no longer change."""
+    """A growing text, and its blocks. The first `settled` blocks no longer change."""
 
     def __init__(self) -> None:
         self.set("", [])
 
     def set(self, source: str, blocks: list[ReplyBlock]) -> None:
-        """Show this text. `blocks` is what `read_blocks` returned for it."""
+        """Use this text. `blocks` is the result of `read_blocks` for it."""
         self.source, self.blocks = source, blocks
         self.settled = 0
         self._tail_at = 0  # where the tail begins in the source
         self._undivided()
 
     def _undivided(self) -> None:
-        """Note that the tail begins with a whole block."""
+        """Record that the tail begins with a whole block."""
         self._opening = ""  # parsed before the tail: the first line of a fence, or the header of a table
         self._base: ReplyBlock | None = None  # the settled beginning of a divided block that the tail continues
         self._in_list = False  # whether the tail begins with an item of a divided list
@@ -110,7 +110,7 @@ class GrowingDocument:
         return reader
 
     def _joined(self, blocks: list[ReplyBlock]) -> list[ReplyBlock]:
-        """Return the blocks of the tail, with the first one joined to the beginning of a divided block."""
+        """Return the blocks of the tail. The first one is joined to the beginning of a divided block."""
         base = self._base
         if base is None:
             if not blocks:
@@ -167,7 +167,7 @@ class GrowingDocument:
 
 
 def _line_begin(text: str, line: int) -> int:
-    """Return where a line begins; the first line is 0."""
+    """Return the position where a line begins. The first line is 0."""
     at = 0
     for _ in range(line):
         at = text.find("\n", at) + 1
@@ -177,6 +177,6 @@ def _line_begin(text: str, line: int) -> int:
 
 
 def _closes(tail: str, markup: str) -> bool:
-    """Return whether the last line closes a fence, or may do so once it is complete."""
+    """Return whether the last line closes a fence, or may do so when it is complete."""
     line = tail.rstrip().rpartition("\n")[2].strip()
     return line.startswith(markup) and not line.strip(markup[0])

@@ -1,4 +1,4 @@
-"""Decides which thread has Python's interpreter, and a core: the screen comes first.
+"""Decides which thread uses Python's interpreter, and a core of the CPU. The screen comes first.
 
 During a reply the interpreter is shared, and the engine leaves a core to the screen only while it draws.
 """
@@ -31,8 +31,10 @@ class _Lender:
 
 @contextmanager
 def shared(engine: "Answerer | None") -> Iterator[None]:
-    """Share the interpreter while the engine answers: the screen would cost tokens if it kept it for all of
-    its drawing."""
+    """Share the interpreter while the engine answers.
+
+    If the screen kept it for all of its drawing, tokens would come later.
+    """
     _Answering.engine = engine
     try:
         yield
@@ -41,7 +43,7 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
 
 
 def borrow_core(engine: "Answerer | None") -> None:
-    """Borrow a core from this engine, and from no other; None returns it. Only the screen's thread may call this."""
+    """Borrow a core from this engine, and from no other. None returns it. Only the screen's thread may call this."""
     if engine is not _Lender.engine:
         if _Lender.engine is not None:
             _Lender.engine.lend_core(False)
@@ -51,10 +53,10 @@ def borrow_core(engine: "Answerer | None") -> None:
 
 
 class ScreenFirst(selectors.DefaultSelector):
-    """The wait of the screen's event loop; between two waits it draws without interruption.
+    """The wait of the screen's event loop. Between two waits the screen draws without interruption.
 
-    Loading a model is mostly Python too: imports. Alternating with them, drawing would take twice as long, and a typed
-    key would wait.
+    Loading a model is mostly Python too, because of imports. If drawing alternated with it, drawing would take twice as
+    long, and typed keys would wait.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -74,6 +76,6 @@ class ScreenFirst(selectors.DefaultSelector):
 
 
 def run(app: App[Any]) -> None:
-    """Run the application like its own `run`, in an event loop that waits with `ScreenFirst`."""
+    """Run the application like its own `run`, but in an event loop that waits with `ScreenFirst`."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ScreenFirst())) as runner:
         runner.run(app.run_async())

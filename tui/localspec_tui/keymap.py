@@ -1,4 +1,4 @@
-"""The user's keys: the `keymap` of the settings, checked and in Textual's form."""
+"""The user's keys: the `keymap` in the settings, checked, and in Textual's form."""
 
 import string
 import unicodedata
@@ -27,7 +27,7 @@ KeysOf = dict[str, tuple[str, ...]]  # by the name of their action
 
 
 class Bound(NamedTuple):
-    """An action with keys: its name in the keymap, the context in which it acts, its keys, its place."""
+    """An action with keys: its name in the keymap, the context in which it acts, its keys, and its module."""
 
     name: str | None
     action: str
@@ -39,24 +39,24 @@ PALETTE = Bound(None, "palette", (App.COMMAND_PALETTE_BINDING,), CHAT[0])
 
 
 def shown(app: App[Any], binding: Binding) -> str:
-    """Return the keys of a binding in words: the user's, if they differ from ours."""
+    """Return the keys of a binding in words: the user's keys if they differ from the defaults."""
     keys = keys_of(app, binding)
     return ", ".join("+".join(SHOWN.get(part, part) for part in key.split("+")) for key in keys)
 
 
 def keys_of(app: App[Any], binding: Binding) -> list[str]:
-    """Return the keys of a binding as Textual calls them."""
+    """Return the keys of a binding by Textual's names."""
     return _chosen(app).get(binding.id or "", binding.key).split(",")
 
 
 def key(app: App[Any], name: str) -> str:
-    """Return one key of the action with this name in the chat, for a sentence."""
+    """Return one key of the action with this name in the chat, for use in a sentence."""
     own = _chosen(app).get(name) or _defaults()[name]
     return shown(app, Binding(own.partition(",")[0], ""))
 
 
 def _chosen(app: App[Any]) -> dict[str, str]:
-    """Return the keys of the user; an application other than the chat has none."""
+    """Return the user's keys; none in an application other than the chat."""
     return getattr(app, "chosen_keys", {})
 
 
@@ -87,7 +87,7 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the bindings that share a key with a changed one: Textual would take the key from both."""
+    """Return the bindings that share a key with a changed binding. Textual would otherwise remove the key from both."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 
@@ -106,15 +106,17 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Return whether keys of both modules can be pressed in the same place. A dialog above the chat hides
-    the chat's keys."""
+    """Return whether keys of both modules can be pressed in the same place.
+
+    A dialog above the chat hides the chat's keys.
+    """
     return (
         one == other or CHAT[0] in (one, other) or all(place in CHAT or ".widgets." in place for place in (one, other))
     )
 
 
 def _checked(key: str, name: str, origin: str, printable: bool) -> str:
-    """Return the key as Textual calls it."""
+    """Return a key by Textual's name. Raises UsageMistake for an unknown key."""
     *modifiers, base = _parts(key.strip())
     base = SHORT.get(base.lower(), base.lower() if len(base) > 1 or modifiers else base)
     base = _key_of(base) if len(base) == 1 else base
@@ -141,7 +143,7 @@ def _is_printable(key: str) -> bool:
 
 
 def _key_of(character: str) -> str:
-    """Return what Textual calls the key of a character."""
+    """Return Textual's name for the key of a character."""
     name = character if character.isalnum() else unicodedata.name(character, character).lower()
     name = name.replace("-", "_").replace(" ", "_") if len(name) > 1 else name
     return KEY_NAME_REPLACEMENTS.get(name, name)
@@ -163,7 +165,7 @@ def _modules() -> Iterator[str]:
 
 
 def _bound(module: str) -> Iterator[Bound]:
-    """Yield the bindings of a module, also those that its classes inherit."""
+    """Yield the bindings of a module, including those that its classes inherit."""
     for kind in vars(import_module(module)).values():
         if isinstance(kind, type) and kind.__module__ == module:
             taken: set[str] = set()  # keys for which a class overrides inherited bindings

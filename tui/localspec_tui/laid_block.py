@@ -15,7 +15,7 @@ _BLANKS = re.compile(r"[^\S\n]*")
 
 
 def indent_of(text: str, at: int) -> int:
-    """Return the column in which the continuation of this place's line is indented."""
+    """Return the column to which the continuation of the line at this position is indented."""
     begin = text.rfind("\n", 0, at) + 1
     blanks = _BLANKS.match(text, begin)
     assert blanks is not None
@@ -23,10 +23,10 @@ def indent_of(text: str, at: int) -> int:
 
 
 def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int]:
-    """Return where the line is cut so that it has at most `first` columns and then `later` ones.
+    """Return where to cut a line so that it has at most `first` columns and then `later` columns per row.
 
-    It is cut after a blank, if there is one; with `halves`, only in the second half of a row.
-    Blanks at the end of a row are not counted, unless with `halves`.
+    It is cut after a blank, if there is one; with `halves`, only if the blank is in the second half of a row. Blanks at
+    the end of a row are not counted, unless with `halves`.
     """
     found: list[int] = []
     start, room = 0, first
@@ -62,7 +62,10 @@ AROUND = 3  # columns around a cell: a blank on each side, a line
 
 
 class RowPart(NamedTuple):
-    """A part of a row, which begins at `column`: a range of the block's text, or `drawn`, such as a line of a table."""
+    """A part of a row that begins at `column`.
+
+    It is a range of the block's text, or `drawn` text such as a line of a table.
+    """
 
     column: int
     start: int
@@ -138,7 +141,7 @@ class _Table:
         return parts
 
     def row_of(self, place: int) -> int:
-        """Return the y of a place in the text."""
+        """Return the y of a position in the text."""
         firsts = [row[0][0] if row else 0 for row in self._block.cells]
         number = max(bisect_right(firsts, place) - 1, 0)
         for at, (start, end) in enumerate(self._block.cells[number]):
@@ -152,7 +155,7 @@ class _Table:
 
 
 class LaidBlock:
-    """A block in `width` columns: its rows, and the parts of each."""
+    """A block in `width` columns: its rows, and the parts of each row."""
 
     def __init__(self, block: ReplyBlock, width: int) -> None:
         self.block = block
@@ -165,7 +168,7 @@ class LaidBlock:
         self.height = self.head + (self._table.height if self._table is not None else len(self._starts))
 
     def parts(self, row: int) -> list[RowPart]:
-        """Return the parts of a row, from the left; `row` counts without the head."""
+        """Return the parts of a row, from the left. `row` counts without the head."""
         if self._table is not None:
             return self._table.parts(row)
         text, start = self.block.text, self._starts[row]
@@ -182,12 +185,12 @@ class LaidBlock:
         return [RowPart(column, start, end)]
 
     def row_of(self, place: int) -> int:
-        """Return the row of a place in the text; it counts with the head."""
+        """Return the row of a position in the text, counted with the head."""
         rows = self._table.row_of(place) if self._table is not None else bisect_right(self._starts, place) - 1
         return self.head + rows
 
     def _rows(self) -> list[int]:
-        """Return where each row begins in the text."""
+        """Return the positions in the text where rows begin."""
         starts, begin = [0], 0
         is_code = self.block.kind == "code"
         width = max(self.room - 2 * PADDING, 1) if is_code else self.room
@@ -213,9 +216,10 @@ def _at_most(widest: list[int], room: int) -> int:
 
 
 class LaidOutOnce:
-    """A mixin for widgets that grow without a second layout. It is no Widget: Textual styles only the first base.
+    """A mixin for widgets that grow without a second layout. It is not a Widget, because Textual styles only the first
+    base.
 
-    Textual takes the new size, which a layout has just found, as a request for another layout and another picture.
+    Textual treats a new size, which a layout has just computed, as a request for another layout and another drawing.
     """
 
     _has_grown = False
@@ -226,7 +230,7 @@ class LaidOutOnce:
     def refresh(
         self: Any, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
     ) -> Any:
-        """Draw again, but not because of a new size."""
+        """Draw again, unless the only reason is a new size."""
         has_grown, self._has_grown = self._has_grown, False
         if has_grown and layout and not regions:
             return self

@@ -1,4 +1,4 @@
-"""Opens a conversation and loads its model; holds the loaded model. Tests replace the first two."""
+"""Opens a conversation and loads its model; holds the loaded model. Tests replace the first two functions."""
 
 import gc
 import time
@@ -29,14 +29,16 @@ SHOWN_SECONDS = 0.5  # least time between two updates of the progress of measuri
 
 
 class Opening(Protocol):
-    """A function that opens the store, which the ExitStack closes, and finds the conversation and its model. It raises
-    LocalspecError."""
+    """A function that opens the store and finds the conversation and its model.
+
+    The ExitStack closes the store. Raises LocalspecError.
+    """
 
     def __call__(self, at_the_end: ExitStack, notice: Callable[[str], None], /) -> "StartedChat": ...
 
 
 class Loading(Protocol):
-    """A function that loads a model. It raises LocalspecError."""
+    """A function that loads a model. Raises LocalspecError."""
 
     def __call__(
         self,
@@ -57,11 +59,11 @@ def load(
     notice: Callable[[str], None],
     progress: Callable[[str], None],
 ) -> "Answerer":
-    """Return the engine for these settings: that of a server of this user, or one of this process."""
+    """Return the engine for these settings: on a server of this user, or in this process."""
     from localspec.serving.socket_engine import for_chat
 
     def here() -> "Engine":
-        """Load a model in this process. Import torch if a GPU may need it."""
+        """Load a model in this process. Import torch first if a GPU may need it."""
         from localspec.machine.hardware import gpu_expected
 
         if gpu_expected():
@@ -75,9 +77,9 @@ def load(
 
 
 class LoadedModel:
-    """The model that answers, and how its replies are sampled.
+    """The model that answers, and the sampling of its replies.
 
-    The engine's thread loads, replaces and measures it. Methods of the last section may be called from any thread.
+    The engine's thread loads, replaces and measures it. Methods of the last section may be called on any thread.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class LoadedModel:
         self._loading, self._outlet, self._buffer, self._progress = loading, outlet, buffer, progress
 
     def load(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
-        """Load a model for a conversation. Raise LocalspecError if that fails."""
+        """Load a model for a conversation. Raises LocalspecError if that fails."""
         from localspec.chat.introduction import introduction
         from localspec.models import registry
 
@@ -106,7 +108,7 @@ class LoadedModel:
         self._outlet.post(messages.ModelLoaded(card, introduction(engine, card)))
 
     def begin_figures(self, conversation: "Conversation") -> None:
-        """Begin the figures of a conversation, if a model is loaded."""
+        """Begin to count the figures of a conversation, if a model is loaded."""
         from localspec.chat.figures import LiveStats
 
         if self.engine is not None:
@@ -115,7 +117,7 @@ class LoadedModel:
             self._buffer.end(self.live)
 
     def switch(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
-        """Load another model in place of this one; if that fails, load this one again."""
+        """Load another model in place of this one. If that fails, load this one again."""
         from localspec.chat.start import choose
 
         trouble = self._replace(card, conversation, store)
@@ -128,7 +130,7 @@ class LoadedModel:
             self._outlet.post(messages.ModelFailed(trouble))
 
     def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
-        """Drop this model, because two may not fit, and load another one. Return why that failed."""
+        """Unload this model, because two may not fit, and load another one. Return the reason if that failed."""
         self.engine = self.live = None
         gc.unfreeze()  # it was expected to stay to the end
         gc.collect()
@@ -139,7 +141,7 @@ class LoadedModel:
         return None
 
     def measure(self, idle: Callable[[], bool]) -> None:
-        """Measure the model while the thread is `idle`; the next call resumes."""
+        """Measure the model while the thread is `idle`. The next call continues."""
         measure = getattr(self.engine, "measure", None)  # None for a model on a server, which measures it itself
         if not self.measures or measure is None:
             return
@@ -160,12 +162,12 @@ class LoadedModel:
 
     @property
     def held(self) -> tuple[str, int]:
-        """Return the device, and the bytes of its memory that are free again when another model replaces this one."""
+        """Return the device, and the bytes of its memory that become free when another model replaces this one."""
         engine = self.engine
         return ("cpu", 0) if engine is None else engine.held
 
     def files_in(self, text: str) -> list[str]:
-        """Return what to say about the files that a prompt names. It reads them, and counts their tokens."""
+        """Return sentences about the files that a prompt names. It reads the files, and counts their tokens."""
         engine = self.engine
         if engine is None:
             return measured(text, None, 0)
@@ -175,15 +177,16 @@ class LoadedModel:
             return [str(error)]
 
     def thinking(self, system: str | None) -> ThinkingState:
-        """Return whether the model thinks before it answers, and what changes that. Raise UsageMistake."""
+        """Return whether the model thinks before it answers, and how to change that. Raises UsageMistake."""
         if self.engine is None:
             raise UsageMistake("No model is loaded now.")
         return state(self.settings.now, self.engine, system)
 
     def why_empty(self, turn: "Turn", system: str | None) -> str | None:
-        """Return the sentence for a reply that ended without text; None for any other reply."""
+        """Return a sentence that explains why a reply ended without text; None for any other reply."""
         return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
 
     def resampling_notice(self) -> str | None:
-        """Return the notice that another answer is sampled although replies are greedy; None if all are sampled."""
+        """Return the notice that another answer is sampled although replies are greedy; None if replies are sampled
+        anyway."""
         return self.settings.resampling_notice(self.engine) if self.engine is not None else None

@@ -1,4 +1,4 @@
-"""Parses Markdown as models write it: HTML is text, formulas stay as they are written, and nothing is unsafe."""
+"""Parses Markdown as models write it. HTML is text, formulas stay as they are written, and all text is made safe."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ _parsers = threading.local()  # a parser stores the text that it searches for li
 
 
 def parser() -> MarkdownIt:
-    """Return the parser of this thread: making one takes longer than reading a paragraph."""
+    """Return the parser of this thread. It is cached, because making one takes longer than parsing a paragraph."""
     if not hasattr(_parsers, "one"):
         _parsers.one = _new_parser()
     found: MarkdownIt = _parsers.one
@@ -42,7 +42,7 @@ def _new_parser() -> MarkdownIt:
 
 
 def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Turn deep nesting into one paragraph: markdown-it would drop it and everything after it."""
+    """Turn deep nesting into one paragraph. markdown-it would drop it and everything after it."""
     if silent or state.level < DEEPEST:
         return False
     after = first
@@ -53,7 +53,7 @@ def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool
 
 
 def _formula_in_lines(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    r"""Let a line with \[ or $$ begin a paragraph: until it is closed, "- b" is not a list, "=" not a heading."""
+    r"""Make a line with \[ or $$ begin a paragraph. Until it is closed, "- b" is not a list, and "=" not a heading."""
     begin = state.bMarks[first] + state.tShift[first]
     closing = _DISPLAYED.get(state.src[begin : begin + 2])
     if closing is None or state.is_code_block(first) or closing in state.src[begin + 2 : state.eMarks[first]]:
@@ -76,10 +76,9 @@ def _add_paragraph(state: StateBlock, first: int, after: int) -> None:
 
 
 def _keep_formula(state: StateInline, silent: bool) -> bool:
-    """Keep a formula as text: Markdown would take LaTeX's backslashes for escapes, and text inside \\( … \\) for
-    emphasis.
+    r"""Keep a formula as text. Markdown would read LaTeX's backslashes as escapes, and text inside \( … \) as emphasis.
 
-    It keeps its line breaks. A formula that begins a paragraph and is not closed (yet) takes all of it.
+    The formula keeps its line breaks. If it begins a paragraph and is not closed (yet), it takes the whole paragraph.
     """
     begun = state.src[state.pos : min(state.pos + 2, state.posMax)]
     if begun not in _OF_FORMULAS:
@@ -99,7 +98,7 @@ def _keep_formula(state: StateInline, silent: bool) -> bool:
 
 
 def _keep_many_brackets(state: StateCore) -> None:
-    """Treat a paragraph with very many brackets as text. Searching it for links would take seconds."""
+    """Treat a paragraph with very many brackets as text, because searching it for links would take seconds."""
     for token in state.tokens:
         if token.type == "inline" and token.content.count("[") > MOST_BRACKETS:
             lines = token.content.split("\n")

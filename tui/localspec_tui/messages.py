@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatOpened(Message):
-    """The store is open and the conversation found. Its model comes next. `history` is None without a store."""
+    """The store is open, and the conversation was found. Its model comes next. `history` is None without a store."""
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
@@ -30,7 +30,7 @@ class ChatOpened(Message):
 
 @dataclass
 class ConversationShown(Message):
-    """Another conversation, or a new one, is the current one."""
+    """Another conversation, or a new one, is now the current one."""
 
     turns: "Sequence[Turn]"
     unanswered: str | None
@@ -51,14 +51,14 @@ class StageReached(Message):
 
 @dataclass
 class Measuring(Message):
-    """The progress of measuring while no prompt waits. Empty after it has ended or paused."""
+    """The progress of a measurement while no prompt waits; empty after it has ended or paused."""
 
     stage: str
 
 
 @dataclass
 class ModelComes(Message):
-    """This model is being loaded, with its starters if they are already known."""
+    """A model is being loaded. Its suggested prompts are included if they are known."""
 
     name: str
     starters: Sequence[str]
@@ -66,7 +66,7 @@ class ModelComes(Message):
 
 @dataclass
 class ModelLoaded(Message):
-    """This model answers from now on."""
+    """A model answers from now on."""
 
     card: "TargetCard"
     introduction: "Introduction"
@@ -74,21 +74,21 @@ class ModelLoaded(Message):
 
 @dataclass
 class ModelFailed(Message):
-    """A model could not be loaded, so none answers now."""
+    """A model could not be loaded, so no model answers now."""
 
     sentence: str
 
 
 @dataclass
 class StartFailed(Message):
-    """A request of the command line is impossible."""
+    """A request on the command line is impossible."""
 
     error: LocalspecError
 
 
 @dataclass
 class ReplyEnded(Message):
-    """No more text comes. `turn` is None if the prompt was refused. Its reply is "" if no text came."""
+    """A reply has ended. `turn` is None if the prompt was refused. The turn's reply is "" if there was no text."""
 
     prompt: str
     turn: "Turn | None"
@@ -99,14 +99,14 @@ class ReplyEnded(Message):
 
 @dataclass
 class RaceBegun(Message):
-    """A race has begun; its lanes grow."""
+    """A race has begun. Its lanes grow while it runs."""
 
     lanes: "Sequence[Lane]"
 
 
 @dataclass
 class RaceEnded(Message):
-    """The result of a race, in sentences; `over`: it was neither stopped nor failed."""
+    """The result of a race, in sentences. `over` says that it was neither stopped nor failed."""
 
     sentences: Sequence[str]
     over: bool
@@ -114,7 +114,7 @@ class RaceEnded(Message):
 
 @dataclass
 class Noticed(Message):
-    """A sentence for the conversation. `trouble`: something failed or was refused."""
+    """A sentence for the conversation. `trouble` says that something failed or was refused."""
 
     sentence: str
     trouble: bool = False
@@ -122,28 +122,28 @@ class Noticed(Message):
 
 @dataclass
 class Unkept(Message):
-    """This many of the newest turns could not be saved, or only in part; 0 if all are saved."""
+    """The number of the newest turns that could not be saved, or only in part; 0 if all are saved."""
 
     turns: int
 
 
 @dataclass
 class Titled(Message):
-    """The title of the conversation."""
+    """A new title of the conversation."""
 
     title: str
 
 
 @dataclass
 class Branched(Message):
-    """The conversation continues in a branch; the earlier one stays under this id."""
+    """The conversation continues in a branch. The earlier one stays under this id."""
 
     conversation: int
 
 
 @dataclass
 class Copied(Message):
-    """The result of copying, and which text it was if that is not obvious."""
+    """The result of copying. It says which text was copied, if that is not obvious."""
 
     sentence: str
     what: str = ""
@@ -151,7 +151,7 @@ class Copied(Message):
 
 @dataclass
 class FetchPlanned(Message):
-    """The plan of a download, for the user to agree."""
+    """The plan of a download, to which the user must agree."""
 
     model: str
     planned: "Planned"
@@ -159,7 +159,7 @@ class FetchPlanned(Message):
 
 @dataclass
 class FetchEnded(Message):
-    """A model is here now, or its download was stopped or failed."""
+    """The end of a download: its model is here, or it was stopped or failed."""
 
     model: str
     sentence: str
@@ -181,7 +181,7 @@ class ThreadFailed(Message):
 
 
 class Outlet:
-    """A sender of messages to the screen. It holds notices until there is a conversation to show them in."""
+    """A sender of messages to the screen. It holds notices back until there is a conversation to show them in."""
 
     def __init__(self) -> None:
         self.send: Callable[[Message], object] = lambda _: None
@@ -193,14 +193,14 @@ class Outlet:
             self.send(message)
 
     def notice(self, sentence: str) -> None:
-        """Send a notice, or hold it."""
+        """Send a notice, or hold it back."""
         if self.held is None:
             self.post(Noticed(sentence))
         else:
             self.held.append(sentence)
 
     def hold(self) -> None:
-        """Hold the notices from now on."""
+        """Hold notices back from now on."""
         self.held = []
 
     def release(self) -> None:

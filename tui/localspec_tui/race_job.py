@@ -26,9 +26,9 @@ def run(
     stop: threading.Event,
     post: Callable[[Message], object],
 ) -> None:
-    """Run the race until both lanes are done or it is stopped, and report it to `post`.
+    """Run the race until both lanes end or it is stopped, and report to `post`.
 
-    The prompt is given as typed: the files that it names are read, as in the chat.
+    The prompt is as it was typed. The files that it names are read, as in the chat.
     """
     told, over = ["The race was stopped."], False
     try:

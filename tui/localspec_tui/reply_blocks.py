@@ -1,4 +1,4 @@
-"""A reply as a flat list of blocks. A block has a text with styles, and bullets or bars to the left of it."""
+"""A reply as a flat list of blocks. A block has a text with styles, and bullets or bars to its left."""
 
 import re
 from bisect import bisect_right
@@ -29,7 +29,7 @@ class StyledRun(NamedTuple):
 
 
 class Margin(NamedTuple):
-    """One step of indentation: a bullet, a number, the bar of a quote, or blanks."""
+    """One level of indentation: a bullet, a number, the bar of a quote, or blanks."""
 
     text: str
     is_quote: bool = False
@@ -69,7 +69,7 @@ class ReplyBlock:
 
 @dataclass(eq=False)
 class _Container:
-    """An open quote, list or item of a list. `marker` is to the left of its first line; `used` once that was read."""
+    """An open quote, list or list item. `marker` is to the left of its first line; `used` is True after that line."""
 
     kind: str
     marker: Margin | None = None
@@ -168,7 +168,7 @@ class BlockReader:
         return iter([f"{number}{mark} ".rjust(width) for number in range(first, first + count)])
 
     def _add_table(self, tokens: "Sequence[Token]", at: int) -> int:
-        """Add a table whose first token is at `at`, and return the index of its last token."""
+        """Add a table whose first token is at index `at`. Return the index of its last token."""
         block, parts, size = ReplyBlock("table"), list[str](), 0
         while tokens[at].type != "table_close":
             token = tokens[at]
@@ -243,7 +243,10 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
 
 
 def with_more(base: ReplyBlock, more: ReplyBlock) -> ReplyBlock:
-    """Return a block with the text of another one added. From a table, only the rows below its header are added."""
+    """Return a block with the text of another one appended.
+
+    From a table, only the rows below its header are appended.
+    """
     if base.kind == "code":
         return replace(base, text=f"{base.text}{more.text}".rstrip())
     begin = more.cells[1][0][0] if len(more.cells) > 1 and more.cells[1] else 0

@@ -1,4 +1,4 @@
-"""A buffer into which the engine's thread puts text and figures, for the screen to take at its own pace."""
+"""A buffer between threads: the engine's thread adds text and figures, and the screen takes them at its own pace."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ FIGURES_SECONDS = 0.1  # more often is not visible
 
 
 class ReplyBuffer:
-    """The current reply: text not yet shown, and its figures. One thread puts, another takes."""
+    """The current reply: text that is not displayed yet, and its figures. One thread adds, another takes."""
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
@@ -25,13 +25,13 @@ class ReplyBuffer:
         self.begun = False  # whether the engine has accepted the prompt
 
     def begin(self) -> None:
-        """Discard the previous reply. Only while nothing is put."""
+        """Discard the previous reply. It may be called only while no thread adds anything."""
         self._texts.clear()
         self._thoughts.clear()
         self.figures, self.begun = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
-        """Add an event, which `live` has counted."""
+        """Add an event, which `live` has counted already."""
         self.begun = True
         match event:
             case Prefill(done, total, _) if done < total:
@@ -53,7 +53,7 @@ class ReplyBuffer:
         return _all_of(self._texts)
 
     def take_thoughts(self) -> str:
-        """Return the thoughts since the last call. Call this before `take`, because the text comes after them."""
+        """Return the thoughts since the last call. Call this before `take`, because the text follows the thoughts."""
         return _all_of(self._thoughts)
 
 
@@ -66,7 +66,7 @@ SHARE = 0.03  # of a core, of which the model loses a part: one of its threads r
 
 
 class Pace:
-    """The seconds until the next look, by the cost of the last one for this thread."""
+    """The time until the screen takes text again, by the CPU time that this thread needed last time."""
 
     def __init__(self) -> None:
         self.begin()
@@ -77,8 +77,10 @@ class Pace:
         self._spent = time.thread_time()
 
     def next(self) -> float:
-        """Return the time for which the work since the last call is its share, drawing included, within the limits of
-        eyes."""
+        """Return the seconds to wait, so that the work since the last call stays a fixed share of the time.
+
+        The work includes drawing. The result is within limits that suit the eye.
+        """
         spent = time.thread_time()
         self.period = min(max((spent - self._spent) / SHARE, SHORTEST), LONGEST)
         self._spent = spent

@@ -29,8 +29,8 @@ TOGETHER = 0.01
 class StoppableApp(App[None]):
     """An application that stops and continues between two callbacks of its event loop.
 
-    Textual's own handlers act at once. In the middle of a write, they wait forever for the lock that the write holds.
-    After SIGSTOP, which they cannot see, SIGCONT lets them start a second time.
+    Textual's own handlers act at once. During a write they would wait forever for the lock that the write holds. After
+    SIGSTOP, which they cannot see, SIGCONT would start them a second time.
     """
 
     driver: "TerminalDriver | None" = None  # None without a terminal, as in a tab of a browser
@@ -46,7 +46,7 @@ class StoppableApp(App[None]):
         return TerminalDriver if sys.platform != "win32" and found is LinuxDriver else found
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Call this between two callbacks of the event loop. Safe on any thread and in handlers of signals."""
+        """Call a function between two callbacks of the event loop. It is safe on any thread and in signal handlers."""
         if self.event_loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self.event_loop.call_soon_threadsafe(call)
@@ -55,7 +55,7 @@ class StoppableApp(App[None]):
         self.event_loop = asyncio.get_running_loop()
 
     def on_mount(self) -> None:
-        """Handle the signals that came until now, and all later ones."""
+        """Handle the signals that have arrived until now, and all later ones."""
         self._served = True
         self._serve()
 
@@ -73,7 +73,7 @@ class StoppableApp(App[None]):
             self._lent = False
 
     def asked_to_stop(self) -> None:
-        """Stop soon; at once while another program has the terminal, because a shell waits for both."""
+        """Stop soon. If another program has the terminal, stop at once, because a shell waits for both."""
         if time.monotonic() - self._continued_at < TOGETHER:
             return
         self._to_stop = not self._lent
@@ -82,7 +82,7 @@ class StoppableApp(App[None]):
         self.soon(self._serve)
 
     def asked_to_continue(self) -> None:
-        """Continue after a stop. While another program has the terminal, it is taken back later."""
+        """Continue after a stop. If another program has the terminal, take it back later."""
         self._to_stop, self._to_continue, self._continued_at = False, not self._lent, time.monotonic()
         self.soon(self._serve)
 
@@ -108,7 +108,7 @@ if sys.platform != "win32":
     from textual.drivers.linux_driver import LinuxDriver
 
     class TerminalDriver(LinuxDriver):
-        """Textual's driver, but with signals handled by the application and typed text filtered."""
+        """Textual's driver, but the application handles signals, and typed text is filtered."""
 
         def __init__(self, app: App[Any], **how: Any) -> None:
             super().__init__(app, **how)
@@ -119,7 +119,7 @@ if sys.platform != "win32":
             signal.signal(signal.SIGCONT, lambda *_: self.application.asked_to_continue())
 
         def run_input_thread(self) -> None:
-            """Let Textual read a pipe, to which another thread writes the filtered input of the terminal."""
+            """Let Textual read from a pipe, to which another thread writes the filtered input of the terminal."""
             keys, written = os.pipe()
             ended, end = os.pipe()
             thread = threading.Thread(target=self._filter, args=(written, ended), name="keys", daemon=True)
@@ -135,7 +135,7 @@ if sys.platform != "win32":
                 os.close(ended)
 
         def _filter(self, written: int, ended: int) -> None:
-            """Copy from the terminal to `written`, until `ended` is closed or the terminal is."""
+            """Copy from the terminal to `written`, until `ended` or the terminal is closed."""
             decode = codecs.getincrementaldecoder("utf-8")("replace").decode
             pastes = PasteFilter()
             with open(written, "wb", buffering=0) as keys:
@@ -152,7 +152,7 @@ if sys.platform != "win32":
                         keys.write(self.application.meant(pastes.read(decode(data))).encode())
 
         def give_back(self) -> None:
-            """Leave the terminal as it was. Textual's own way needs the main thread, which is busy here."""
+            """Restore the terminal. Textual's own method needs the main thread, which is busy here."""
             if self.attrs_before is not None:
                 with suppress(termios.error):
                     termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)
@@ -161,7 +161,7 @@ if sys.platform != "win32":
             self.close()
 
         def gets_keys(self) -> bool:
-            """Return whether the terminal sends each key, and to this program instead of a shell."""
+            """Return whether the terminal sends each key, and sends it to this program and not to a shell."""
             try:
                 by_lines = termios.tcgetattr(self.terminal)[3] & termios.ICANON
                 return not by_lines and os.tcgetpgrp(self.terminal) == os.getpgrp()

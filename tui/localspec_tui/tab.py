@@ -1,4 +1,4 @@
-"""A tab of a browser in place of a terminal: pipes to `localspec serve --ui`."""
+"""A browser tab in place of a terminal: pipes to `localspec serve --ui`."""
 
 from typing import Any, cast
 

@@ -19,7 +19,7 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Set up what must be in place before Textual replaces standard error."""
+    """Set up everything that must be in place before Textual replaces standard error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
@@ -33,7 +33,7 @@ def prepare() -> None:
 class _Terminal(io.TextIOWrapper):
     """A stream to the terminal that calls `gone` if the terminal is closed.
 
-    With an error instead, Textual would wait forever for its thread that writes.
+    If it raised an error instead, Textual would wait forever for its writing thread.
     """
 
     def __init__(self, descriptor: int, real: TextIO, gone: Callable[[], None]) -> None:
@@ -60,9 +60,9 @@ class _Terminal(io.TextIOWrapper):
 
 @contextmanager
 def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
-    """Give Textual a private copy of the terminal, and send the output of libraries on descriptors 1 and 2 to `log`.
+    """Give Textual a private copy of the terminal. Send the output of libraries on descriptors 1 and 2 to `log`.
 
-    Calls `gone`, on the thread that draws, once the terminal is closed.
+    `gone` is called on the drawing thread when the terminal is closed.
     """
     with ExitStack() as afterwards:
         sink = _open_log(log)
@@ -85,7 +85,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_log(log: Path) -> int:
-    """Open the log, readable only by its owner, and return its descriptor; that of the null device on an error."""
+    """Open the log, readable only by its owner, and return its descriptor; on an error, that of the null device."""
     try:
         private_directory(log.parent)
         cut = os.O_TRUNC if log.exists() and log.stat().st_size > LOG_BYTES else 0
@@ -107,7 +107,7 @@ def is_there() -> bool:
 
 @contextmanager
 def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Handle signals that would end the process: the chat ends as by a key, with the exit code that shells expect.
+    """Handle signals that would end the process. The chat ends as by a key, with the exit code that shells expect.
 
     `leave` is called on the main thread, between two of its steps. `overdue` is called at once on a separate thread,
     because the main thread may be busy for long.
@@ -134,7 +134,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
 
 @contextmanager
 def _watched(ours: Callable[[int], bool], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Call `overdue` on a thread when one of `ours` comes; Python writes a signal's number to a pipe at once."""
+    """Call `overdue` on a thread when one of `ours` arrives. Python writes a signal's number to a pipe at once."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -154,7 +154,10 @@ def _watched(ours: Callable[[int], bool], overdue: Callable[[int], None]) -> Ite
 
 
 def end_without_waiting(code: int) -> None:
-    """Exit without waiting for a thread that cannot be stopped. A normal exit would unload modules that it uses."""
+    """Exit without waiting for a thread that cannot be stopped.
+
+    A normal exit would unload modules that the thread uses.
+    """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()

@@ -1,4 +1,4 @@
-"""The colours of the chat: those of the settings, else light or dark like the terminal; the user's choice is saved."""
+"""The colours of the chat: those in the settings, or light or dark like the terminal. The user's choice is saved."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,12 +24,12 @@ def check(settings: Settings) -> None:
 
 
 def shown(theme: str, light: bool | None) -> str:
-    """Return the theme's own name. `light` is what is known about the terminal."""
+    """Return the full name of a theme. `light` is the terminal's background, if known."""
     return theme if theme != AUTO else LIGHT if light else DARK
 
 
 def keep(theme: str, origin: str) -> str:
-    """Save the theme in config.toml. Return the sentence for the user. `origin` is where the present one comes from."""
+    """Save the theme in config.toml. Return a sentence for the user. `origin` is the source of the present theme."""
     file = Paths(environment.home()).config_file
     try:
         keep_setting(file, "theme", theme)

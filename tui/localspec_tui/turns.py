@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """The prompts without a reply. At most one is being answered; the text of given files goes before the next one."""
+    """The prompts without a reply.
+
+    At most one is being answered. The text of given files goes before the next prompt.
+    """
 
     def __init__(self, first: str | None, files: str) -> None:
         self.waiting = [ComposedPrompt(first)] if first else []
@@ -40,7 +43,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether no prompt is being answered and none waits."""
+        """Whether no prompt is being answered and no prompt waits."""
         return self.under_way is None and not self.waiting
 
     @property
@@ -50,7 +53,7 @@ class Outbox:
 
     @property
     def typed(self) -> list[str]:
-        """Return the waiting prompts, as they were typed."""
+        """Return the waiting prompts as they were typed."""
         return [one.typed for one in self.waiting]
 
     def take(self) -> ComposedPrompt:
@@ -65,7 +68,7 @@ class Outbox:
         return ended
 
     def refuse(self) -> None:
-        """Take back the given files, because the ended prompt got no reply: they go before the next one."""
+        """Take back the given files, because the last prompt got no reply. They go before the next prompt."""
         self.files = self._given
 
     def drop_waiting(self) -> str:
@@ -74,13 +77,18 @@ class Outbox:
         return "\n\n".join(dropped)
 
     def unsent(self, begun: bool) -> list[str]:
-        """Return the prompts that would be lost with this process. `begun`: the current one is already in
-        the history."""
+        """Return the prompts that would be lost with this process.
+
+        `begun` says that the current one is already in the history.
+        """
         return [*([] if begun or self.under_way is None else [self.under_way.typed]), *self.typed]
 
 
 class Turns:
-    """The course of each prompt to the end of its reply. `is_covered`: another screen hides the whole chat."""
+    """The course of each prompt until the end of its reply.
+
+    `is_covered` says whether another screen hides the whole chat.
+    """
 
     def __init__(
         self,
@@ -109,11 +117,11 @@ class Turns:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def read(self, text: str) -> ComposedPrompt:
-        """Return a prompt with the text of the files that it names. Raise UsageMistake."""
+        """Return a prompt with the text of the files that it names. Raises UsageMistake."""
         return await asyncio.to_thread(written, text) if "@" in text else ComposedPrompt(text)
 
     async def send(self, prompt: ComposedPrompt) -> None:
-        """Send a prompt as soon as it can be answered, in place of the turn that is being edited, if there is one."""
+        """Send a prompt as soon as it can be answered. If a turn is being edited, the prompt replaces it."""
         turn, self.edited = self.edited, None
         if turn is not None:
             await self._go_on_from(turn)
@@ -158,7 +166,7 @@ class Turns:
         self._timer = self._screen.set_timer(seconds, self._follow)
 
     async def _follow(self) -> None:
-        """Show the text since the last look, and look again later."""
+        """Show new text, and schedule the next look."""
         if self._outbox.under_way is None:
             return
         if not self._is_covered():
@@ -173,7 +181,7 @@ class Turns:
         self._follow_after(self._pace.next())
 
     def show_figures(self) -> None:
-        """Show the figures of this reply, or of the last one."""
+        """Show the figures of the current or the last reply."""
         figures = self._engine.buffer.figures
         circles = goes_round(self._conversation.growing)
         warning = f"it repeats itself: {keymap.key(self._screen.app, 'chat.stop')} stops it" if circles else ""
@@ -193,13 +201,13 @@ class Turns:
         return True
 
     def notify_stop(self) -> None:
-        """Notify that the current reply, if any, is stopped for another request."""
+        """Notify the user that the current reply, if any, is stopped for another request."""
         if self._outbox.under_way is not None:
             stays = " Its text so far stays." if self._conversation.growing else ""
             self._screen.notify(f"The reply was stopped.{stays}", markup=False)
 
     async def end(self, ended: messages.ReplyEnded) -> None:
-        """Show the whole reply, or return the prompt if there was none, and send the next prompt."""
+        """Show the whole reply, or give the prompt back if there was none. Then send the next prompt."""
         prompt, turn = self._outbox.end(), ended.turn
         self._stopping, self._prompt.cursor_blink = False, True
         self._engine.buffer.take()
@@ -222,7 +230,7 @@ class Turns:
         await self.send_waiting()
 
     async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:
-        """Return a prompt to the field. If it was sent in place of another, show the turns `before` that again."""
+        """Give a prompt back to the field. If it was sent in place of another, show the turns `before` again."""
         self._outbox.refuse()
         if before is None:
             await self._conversation.take_back()
@@ -235,7 +243,7 @@ class Turns:
         self._prompt.give_back(prompt.typed)
 
     def _remark(self, turn: "Turn") -> str | None:
-        """Return the sentence for a reply that ended in an unusual way; None for any other reply."""
+        """Return a sentence about a reply that ended in an unusual way; None for any other reply."""
         sentence = self._engine.model.why_empty(turn, self._engine.conversation.now.system)
         if sentence is None and turn.reason == "repetition":
             stopped = repeated(turn.figures, self._warmer)
@@ -246,7 +254,7 @@ class Turns:
     # ------------------------------------------------------------------------------------------
 
     def _may_go_back(self) -> bool:
-        """Return whether the conversation can continue from an earlier turn now; if not, notify why."""
+        """Return whether the conversation can continue from an earlier turn now. If not, notify the user why."""
         if self._outbox.waiting or not self._outbox.ready:
             self._screen.notify(f"A reply is being written; {self._key('chat.stop')} stops it.", markup=False)
         elif self._conversation.turn_of(None) is None:
@@ -256,7 +264,7 @@ class Turns:
         return False
 
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
-        """Let the next prompt replace a turn; the turns so far stay as another conversation."""
+        """Let the next prompt replace a turn. The turns so far stay as another conversation."""
         self._instead = None if again else turn
         self._engine.do(self._engine.conversation.branch, turn, again)
         await self._conversation.cut(turn)
@@ -270,14 +278,14 @@ class Turns:
             await self._queue(turn[1])
 
     async def send_instead(self, text: str) -> None:
-        """Send a prompt in place of the last one. Raise UsageMistake."""
+        """Send a prompt in place of the last one. Raises UsageMistake."""
         if self._may_go_back() and (turn := self._conversation.turn_of(None)):
             prompt = await self.read(text)
             await self._go_on_from(turn[0])
             await self._queue(prompt)
 
     def edit(self) -> None:
-        """Let the user edit the prompt of the chosen message; sending it replaces that turn and all later ones."""
+        """Let the user edit the prompt of the chosen message. Sending it replaces that turn and all later ones."""
         if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
             self.edited = turn[0]
             self._prompt.put(turn[1].typed)

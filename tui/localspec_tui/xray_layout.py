@@ -1,4 +1,4 @@
-"""The layout of a reply's tokens in lines: words are kept whole, and every token is visible, even spaces."""
+"""The layout of a reply's tokens in lines. Words are kept whole, and every token is visible, even spaces."""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -11,7 +11,7 @@ NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a tok
 
 
 class Run(NamedTuple):
-    """A piece of the reply, or the part of it in one line, from column `x` on."""
+    """A piece of the reply, or its part in one line, from column `x` on."""
 
     piece: int
     text: str
@@ -24,7 +24,7 @@ _Cell = tuple[int, str]  # a piece and a character of it
 
 
 class Layout:
-    """The lines of a reply in a number of columns. Pieces are added one after the other."""
+    """The lines of a reply in a given number of columns. Pieces are added one after another."""
 
     def __init__(self, width: int) -> None:
         self.width = max(width, 2)
@@ -54,7 +54,7 @@ class Layout:
                 self._close(len(self._open))
 
     def _wrap(self) -> None:
-        """Close the line after its last word."""
+        """End the line after its last whole word."""
         last = next((at for at in reversed(range(len(self._open))) if self._open[at][1] == " "), None)
         self._close(len(self._open) if last is None else last + 1)
 
@@ -75,7 +75,7 @@ class Layout:
         return len(self._closed) + bool(self._open)
 
     def line(self, number: int) -> Line:
-        """Return a line; beyond the last one it is empty."""
+        """Return a line. Beyond the last line it is empty."""
         if number < len(self._closed):
             return self._closed[number]
         return _runs(self._open) if number == len(self._closed) else ()
@@ -91,14 +91,14 @@ class Layout:
         return line
 
     def piece_at(self, line: int, x: int) -> int | None:
-        """Return the piece in this column, or the nearest in its line. None if there is no such line."""
+        """Return the piece in this column, or the nearest piece in its line; None if there is no such line."""
         runs = self.line(max(line, 0))
         if not runs:
             return None
         return next((run.piece for run in runs if x < run.x + run.width), runs[-1].piece)
 
     def column_of(self, piece: int) -> int:
-        """Return the column where a piece begins, in the line where it does."""
+        """Return the column where a piece begins, in its first line."""
         return next((run.x for run in self.line(self.line_of(piece)) if run.piece == piece), 0)
 
 

@@ -78,7 +78,10 @@ def _download_screen(model: str) -> "DownloadScreen":
 
 
 class ChatScreen(StableLayout, Screen[None]):
-    """The widgets of the chat and the parts that act on them. Messages and keys go to the part that handles them."""
+    """The widgets of the chat, and the objects that act on them.
+
+    Messages and keys go to the object that handles them.
+    """
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high"), (28, "-tall")]  # noqa: RUF012  # of 24 lines, the panel needs each
@@ -179,11 +182,11 @@ class ChatScreen(StableLayout, Screen[None]):
 
     @property
     def types_elsewhere(self) -> bool:
-        """Return whether typed text goes to another field than the prompt."""
+        """Return whether typed text goes to a field other than the prompt."""
         return isinstance(self.focused, Input)
 
     def is_for_prompt(self, key: str) -> bool:
-        """Return whether a key does something in the prompt."""
+        """Return whether a key has an effect in the prompt."""
         return key in self._prompt.own_keys
 
     async def _save_draft(self) -> None:
@@ -283,13 +286,13 @@ class ChatScreen(StableLayout, Screen[None]):
         return action != "stop" or not self._outbox.empty or self._waiting.busy
 
     def action_stop(self) -> None:
-        """Stop the reply, the waiting prompts and the measuring."""
+        """Stop the reply, the waiting prompts and measurements."""
         if self._waiting.busy:
             self._engine.model.measures = False
         self.turns.stop()
 
     def action_back(self) -> None:
-        """Close the keys, leave an edited prompt unchanged, and return to the prompt."""
+        """Close the list of keys, leave an edited prompt unchanged, and return to the prompt."""
         self.query(KeysPanel).remove()
         self.turns.leave_edited()
         self.type_here()
@@ -331,7 +334,7 @@ class ChatScreen(StableLayout, Screen[None]):
             self.type_here()
 
     def action_page(self, step: int) -> None:
-        """Scroll by a page: the panel that covers the conversation, otherwise the conversation."""
+        """Scroll by a page: the panel if it covers the conversation, otherwise the conversation."""
         if shown := self.query(KeysPanel):
             shown.first().page(step)
         else:
@@ -341,7 +344,8 @@ class ChatScreen(StableLayout, Screen[None]):
         await self._conversation.follow()
 
     def action_copy_text(self) -> None:
-        """Copy the selection. A search match is not a selection: during a reply, the key stops the reply."""
+        """Copy the selection. A search match does not count as a selection: during a reply, the key then stops the
+        reply."""
         if self._conversation.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()
@@ -384,7 +388,7 @@ class ChatScreen(StableLayout, Screen[None]):
             self.app.push_screen(PhrasesScreen(store, card, words))
 
     def action_race(self, prompt: str = "") -> None:
-        """Race outside the conversation, while no reply is under way."""
+        """Start a race outside the conversation, if no reply is running."""
         if self._outbox.waiting or not self._outbox.ready:
             self.notify("Wait for the reply to finish, then start the race.", markup=False)
         else:

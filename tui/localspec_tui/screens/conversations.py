@@ -47,7 +47,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenConversation:
-    """What the list needs from the chat below it."""
+    """The functions of the chat that the list uses."""
 
     number: Callable[[], int | None]
     begin_another: Callable[[], None]
@@ -116,7 +116,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Schedule this instead of what was scheduled before; None schedules nothing."""
+        """Schedule this action in place of the one scheduled before. None schedules nothing."""
         if self._later is not None:
             self._later.stop()
         self._later = self.set_timer(seconds, what) if seconds is not None else None
@@ -159,12 +159,12 @@ class ConversationsScreen(AskingScreen[int | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     def _replace(self, entry: _Entry, info: ConversationInfo) -> None:
-        """Replace the rows without moving the list."""
+        """Replace the row of a conversation without moving the list."""
         renamed = entry._replace(row=entry.row._replace(info=info))
         self._stand([renamed if one is entry else one for one in self._entries])
 
     def _drop(self, gone: Collection[int]) -> None:
-        """Remove a row. The next one is highlighted instead."""
+        """Remove the rows of these conversations. The next row is highlighted instead."""
         options = self._options
         highlighted = options.highlighted or 0
         above = sum(entry.info.id in gone for entry in self._entries[:highlighted])
@@ -175,7 +175,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
 
     def _stand(self, entries: Sequence[_Entry], gone: Collection[int] = ()) -> None:
-        """List these conversations without those that are gone, and divide their families again."""
+        """List these conversations without those in `gone`, and group families again."""
         left = {row.info.id: row for row in parted([entry.row for entry in entries], {*gone})}
         self._entries = [entry._replace(row=left[entry.info.id]) for entry in entries if entry.info.id in left]
         for at, entry in enumerate(self._entries):
@@ -250,7 +250,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             return
 
     async def _delete(self, conversations: Sequence[int]) -> None:
-        """Delete on a thread that waits for the disk, not on the engine's, which may be busy with a reply."""
+        """Delete on a thread that waits for the disk, because the engine's thread may be busy with a reply."""
         if self._chat.number() in conversations:
             self._chat.begin_another()
         try:
@@ -290,7 +290,7 @@ def _exported(history: History, conversation: int, name: str) -> Path:
 
 
 def _gone(history: History, conversations: Sequence[int]) -> set[int]:
-    """Return the conversations that are gone, as far as that is known."""
+    """Return which of the conversations no longer exist, as far as known."""
     try:
         return {number for number in conversations if history.info(number) is None}
     except LocalspecError:

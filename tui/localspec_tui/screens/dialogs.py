@@ -10,13 +10,14 @@ from textual.widget import Widget
 
 
 class StableLayout:
-    """A mixin for screens. It is not a Screen: Textual reads styles and keys only from the first Screen base."""
+    """A mixin for screens. It is not a Screen itself, because Textual reads styles and keys only from the first
+    Screen base."""
 
     async def on_event(self: Any, event: events.Event) -> None:
-        """Lay out for the present size of the terminal at any change of size.
+        """Use the present size of the terminal for the layout at any change of size.
 
-        Textual lays a screen out for the size in each event, and posts that size to it once more. Two events with
-        anything between them then alternate forever.
+        Textual uses the size in each event, and posts that size to the screen again. Two events with other events in
+        between would then alternate forever.
         """
         if isinstance(event, events.Resize) and event.size != self.app.size:
             event = events.Resize.from_dimensions(self.app.size, None)
@@ -24,13 +25,16 @@ class StableLayout:
 
     @property
     def is_covered(self: Any) -> bool:
-        """Return whether another screen hides all of this one, so that nothing of it need be drawn."""
+        """Return whether another screen hides this one completely, so that it need not be drawn."""
         stack = self.app.screen_stack
         above = stack[stack.index(self) + 1 :] if self in stack else []
         return any(screen.styles.background.a == 1 for screen in above)
 
     def get_widget_and_offset_at(self: Any, x: int, y: int) -> tuple[Widget | None, Offset | None]:
-        """Return the widget there, unless it was removed since the last layout: Textual asks for its parent."""
+        """Return the widget at a place, unless it was removed since the last layout.
+
+        Textual would ask for its parent.
+        """
         widget, offset = super().get_widget_and_offset_at(x, y)  # type: ignore[misc]
         return (None, None) if widget is not None and widget.parent is None else (widget, offset)
 
@@ -39,10 +43,10 @@ DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
 
 
 class ClosesOnce(StableLayout):
-    """A mixin for a screen: keys that come before it is gone choose nothing more, and close nothing below it."""
+    """A mixin for screens. Keys that arrive while it closes neither choose anything more nor close the screen below."""
 
     def dismiss(self: Any, result: Any = None) -> AwaitComplete:
-        """Close it, if it is in front."""
+        """Close the screen, if it is in front."""
         done: AwaitComplete
         if not self.is_active:
             done = AwaitComplete.nothing()  # type: ignore[no-untyped-call]

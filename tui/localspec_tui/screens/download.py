@@ -56,7 +56,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
             self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer agreement only once the plan is known."""
+        """Offer the key for agreement only after the plan is known."""
         return action != "agree" or self._planned is not None
 
     def action_agree(self) -> None:

@@ -1,5 +1,7 @@
-"""The choice of the model, in a dialog or by name, which is loaded, and fetched before if necessary; and of the
-conversation."""
+"""The choice of the model, in a dialog or by name, and of the conversation.
+
+The chosen model is loaded, and fetched first if necessary.
+"""
 
 from typing import TYPE_CHECKING, cast
 
@@ -32,7 +34,7 @@ class ModelChoice:
 
     @property
     def at_a_server(self) -> bool:
-        """Return whether a server answers: its models are known only by name."""
+        """Return whether a server answers. The models of a server are known only by name."""
         return self._engine.settings.elsewhere is not None
 
     def open(self) -> None:
@@ -73,7 +75,7 @@ class ModelChoice:
 
 
 class ConversationChoice:
-    """The choice of the current conversation. A running reply is stopped for another one."""
+    """The choice of the current conversation. If another one is chosen, a running reply is stopped."""
 
     def __init__(
         self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: UnsentText, top: TopLine
@@ -117,19 +119,22 @@ class ConversationChoice:
             self._engine.do(self._engine.conversation.resume, number)
 
     def check(self, number: int) -> None:
-        """Raise UsageMistake if the history has no such conversation, before a reply is stopped. It reads the disk."""
+        """Raise UsageMistake if the history has no such conversation.
+
+        It is called before a reply is stopped, and reads the disk.
+        """
         if self.history is not None and self.history.info(number) is None:
             resumes = keymap.key(self._screen.app, "chat.resume")
             raise UsageMistake(f"There is no conversation {number}; {resumes} lists them.")
 
     def rename(self, title: str) -> None:
-        """Give the conversation a title; an empty one restores that of its first prompt."""
+        """Give the conversation a title. An empty title restores the one from its first prompt."""
         self._engine.do(self._engine.conversation.rename, title)
         if title:
             self._top.call(title)  # at once; the engine's thread may be busy
 
     def notify_of_branch(self, branched: messages.Branched) -> None:
-        """Notify once where the turns before a branch are, while no other notification is shown."""
+        """Notify once where the turns before a branch are, as soon as no other notification is visible."""
         if self._branch_noticed or cast("ChatApp", self._screen.app).toasts:
             return
         self._branch_noticed = True

@@ -35,7 +35,7 @@ LOOK_SECONDS = 0.5  # between two looks at a download
 
 
 class Chosen(NamedTuple):
-    """A model, and whether it or its drafter is to be fetched first."""
+    """A model, and whether it or its drafter must be fetched first."""
 
     card: "TargetCard"
     fetch: bool
@@ -46,9 +46,9 @@ class _Search(OneLine):
 
 
 class ModelsScreen(SearchedScreen[Chosen | None]):
-    """A dialog that returns the chosen model, or None. `held`: the present model's device, and its bytes there.
+    """A dialog that returns the chosen model, or None.
 
-    `pace` is the known speed of that model.
+    `held` is the present model's device and its bytes there. `pace` is the known speed of that model.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -90,7 +90,10 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     @work(exclusive=True)
     async def _look(self) -> None:
-        """List the models here, which can be chosen at once, then those that fit, which takes a little longer."""
+        """List the models here, which can be chosen at once.
+
+        Then add the models that fit, which takes a little longer.
+        """
         note = ""
         try:
             self._models = await asyncio.to_thread(_here, self._current)
@@ -136,11 +139,11 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self.call_after_refresh(self._place_bar)
 
     def _place_bar(self) -> None:
-        """Place a scroll bar that appeared after the list moved, which Textual does not."""
+        """Place a scroll bar that appeared after the list moved. Textual does not place it."""
         self._options.vertical_scrollbar.position = self._options.scroll_y
 
     def _fit(self) -> None:
-        """Fit the height to the whole list, and keep it during a search, so that nothing jumps."""
+        """Set the height to that of the whole list, and keep it during a search, so that nothing moves."""
         most = max(self.size.height * 9 // 10 - AROUND, 3)
         if self.has_class("-narrow"):
             self._options.styles.height = None

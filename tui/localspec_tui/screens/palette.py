@@ -1,4 +1,4 @@
-"""The palette of commands, searched by their words, also when keys come faster than it is drawn."""
+"""The palette of commands, searched by their words. It also works if keys arrive faster than it is drawn."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -43,7 +43,8 @@ ALSO = {
 
 
 class Commands(SystemCommandsProvider):
-    """Commands that contain all typed words: in their name first, then in their further words."""
+    """A provider of commands that contain all typed words: first those with the words in their name, then the
+    others."""
 
     async def search(self, query: str) -> Hits:
         words = query.casefold().split()
@@ -67,14 +68,14 @@ class Commands(SystemCommandsProvider):
 
 
 class _Words(KeysInOrder, CommandInput):
-    """The field for the words, like the other one-line fields."""
+    """The field for the words, with the same behaviour as other one-line fields."""
 
 
 class Palette(ClosesOnce, CommandPalette):
-    """A palette without Textual's crashes on fast keys: Enter twice, or a key for its list before that has lines.
+    """A palette that does not crash on fast keys, unlike Textual's.
 
-    The same holds for letters that arrive while it closes, which would search a list that is gone, and for Escape
-    before it is open.
+    Such keys are: Enter twice, a key for the list before it has lines, letters that arrive while the palette closes,
+    and Escape before it is open.
     """
 
     def __init__(self, *, placeholder: str = "Search for commands…", **how: Any) -> None:
@@ -102,7 +103,7 @@ class Palette(ClosesOnce, CommandPalette):
 
 
 class AllKeysScreen(ClosesOnce, ModalScreen[None]):
-    """The keys of the screen that it opens above."""
+    """A dialog with the keys of the screen below it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Back", id="keys.back"),
@@ -122,7 +123,7 @@ class AllKeysScreen(ClosesOnce, ModalScreen[None]):
 
 
 def _named(screen: Screen[object]) -> Iterator[Binding]:
-    """Yield the keys that work now: those of the focused widget, of the screen, and the key that quits."""
+    """Yield the keys that work now: those of the focused widget, those of the screen, and the key that quits."""
     for owner in (screen.focused, screen):
         for one in getattr(owner, "BINDINGS", ()):
             if isinstance(one, Binding) and one.id not in {None, DIALOG_KEYS.id}:

@@ -29,7 +29,7 @@ NOTHING = "No phrases are saved for this model yet."
 
 
 class _Left(Exception):
-    """The user has searched for something else meanwhile."""
+    """A signal that the user has searched for something else meanwhile."""
 
 
 class PhrasesScreen(AskingScreen[None]):
@@ -99,7 +99,7 @@ class PhrasesScreen(AskingScreen[None]):
         self.refresh_bindings()
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
-        """Search in a thread: a hundred thousand phrases take seconds."""
+        """Search in a thread, because a hundred thousand phrases take seconds."""
         self._pools = pools_of(self._store, self._card)
         found: list[KeptPhrase] = []
         for pool in self._pools:
@@ -120,7 +120,7 @@ class PhrasesScreen(AskingScreen[None]):
         return self._found[at] if at is not None and at < len(self._found) else None
 
     def _all(self) -> int:
-        """Return how many phrases this model has, found or not."""
+        """Return the number of all phrases of this model, found or not."""
         return sum(pool.phrases for pool in self._pools)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

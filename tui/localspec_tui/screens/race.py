@@ -1,4 +1,4 @@
-"""A race: one prompt plain and speculative, live and then again at true speed."""
+"""A race: one prompt with and without speculation, live and then again at true speed."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class _Question(OneLine):
 
 
 class RaceScreen(ClosesOnce, Screen[None]):
-    """A screen that begins the race with `prompt`, or asks for one and proposes `proposed`."""
+    """A screen that starts the race with `prompt`, or asks for a prompt and proposes `proposed`."""
 
     AUTO_FOCUS = ""  # with a given prompt, the field for it is hidden
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -72,7 +72,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
             self._begin(submitted.value.strip())
 
     def action_another(self) -> None:
-        """Ask for another prompt in place of the last one; the result stays visible."""
+        """Ask for another prompt in place of the last one. The result stays visible."""
         self.query_one("#question").display, self._field.display = False, True
         self._field.focus()
         self.refresh_bindings()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReplySettings:
-    """The settings of replies, their dialogs, and the drafts that were left in these without saving."""
+    """The settings of replies, their dialogs, and drafts that were left in the dialogs without saving."""
 
     def __init__(self, screen: Screen[None], engine: EngineThread, outbox: Outbox, top: TopLine) -> None:
         self._screen, self._engine, self._outbox, self._top = screen, engine, outbox, top
@@ -29,12 +29,12 @@ class ReplySettings:
         self._sampling_draft: dict[str, str] = {}
 
     def show(self) -> bool:
-        """Show the changed settings at the top. Return whether a change is visible there."""
+        """Show the changed settings in the top line. Return whether a change is visible there."""
         system = ["system prompt"] if self._system else []
         return self._top.show_set(*system, *self._settings.chosen)
 
     def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
-        """Notify of a change that is not visible, or that could be taken for one of the current reply."""
+        """Notify the user of a change that is not visible, or that might seem to affect the current reply."""
         if not self.show() or self._outbox.under_way is not None:
             self._notify(title, sentence)
 
@@ -75,19 +75,19 @@ class ReplySettings:
     # -- thinking -----------------------------------------------------------------------------------------------------
 
     def toggle_thinking(self) -> None:
-        """Let the model think first if it does not, or the reverse."""
+        """Make the model think first if it does not now, or the reverse."""
         try:
             self.think(self._thinking.other)
         except UsageMistake as mistake:
             self._notify("Thinking", str(mistake))
 
     def think(self, word: str) -> None:
-        """Set whether the model thinks first: on, off or auto. Raise UsageMistake."""
+        """Set whether the model thinks first: on, off or auto. Raises UsageMistake."""
         self._settings.change({THINK: word}, self._engine.model.engine)
         self._show_change("Thinking", f"It is {word} from the next reply on.")
 
     def notify_thinking(self) -> None:
-        """Notify of whether the model thinks now. Raise UsageMistake."""
+        """Notify the user whether the model thinks now. Raises UsageMistake."""
         self._notify("Thinking", self._thinking.sentence)
 
     @property
@@ -110,11 +110,11 @@ class ReplySettings:
             self._notify_of_draft("Sampling", "chat.sampling")
 
     def notify_sampling(self, key: str) -> None:
-        """Notify of the value of one setting. Raise UsageMistake."""
+        """Notify the user of the value of one setting. Raises UsageMistake."""
         self._notify("Sampling", " ".join(self._settings.lines(self._engine.model.engine, key)[0]))
 
     def set_sampling(self, values: "Mapping[str, str]") -> None:
-        """Set the sampling by keys, from the next reply on. Raise UsageMistake."""
+        """Set the sampling by keys, from the next reply on. Raises UsageMistake."""
         self._settings.change(values, self._engine.model.engine)
         self._sampling_draft = {}
         self._show_change("Sampling")

@@ -1,4 +1,4 @@
-"""The base of dialogs with a search and a list, and of those that ask about a line of it."""
+"""The base of dialogs with a search and a list, and of those that also ask a question."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -18,7 +18,10 @@ Result = TypeVar("Result")
 
 
 class SearchedScreen(ClosesOnce, ModalScreen[Result]):
-    """A search, its matches, and a sentence about them; the keys move through the list while the user types."""
+    """A dialog with a search, its matches, and a sentence about them.
+
+    The arrow keys move through the list while the user types.
+    """
 
     def __init__(self, search: Input) -> None:
         super().__init__()
@@ -43,7 +46,7 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
         return ()
 
     def _tell(self, sentence: str) -> None:
-        """Replace the sentence; an empty one takes no room."""
+        """Replace the sentence. An empty one takes no room."""
         self._told.update(one_line(sentence))
         self._told.display = bool(sentence)
 
@@ -55,7 +58,7 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
 
 
 class AskingScreen(SearchedScreen[Result]):
-    """A dialog that asks below its list, and does nothing else meanwhile."""
+    """A dialog that can ask a question below its list. Until the answer it does nothing else."""
 
     def __init__(self, search: Input) -> None:
         super().__init__(search)

@@ -1,4 +1,4 @@
-"""The dialogs of the settings of replies: the sampling, with one field per setting, and the system prompt."""
+"""The dialogs of reply settings: the sampling, with one field per setting, and the system prompt."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -30,9 +30,10 @@ class _Setting(OneLine):
 
 
 class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
-    """A dialog whose empty fields keep the setting shown in grey. `change` takes all fields, or raises UsageMistake.
+    """A dialog in which an empty field keeps the setting displayed in grey.
 
-    The fields begin as `typed`, the values in use, or as `draft`. It returns the contents that `change` has not taken.
+    `change` accepts all fields, or raises UsageMistake. The fields begin as `typed`, the values in use, or as `draft`.
+    The dialog returns the contents that `change` has not accepted.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -92,12 +93,14 @@ class Typed(NamedTuple):
 
 
 class _Prompt(KeysInOrder, TypedText):
-    """The field, in which ctrl+s saves all letters that were typed before it."""
+    """The field of the system prompt. ctrl+s saves all letters that were typed before it."""
 
 
 class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
-    """A dialog that returns the typed text. It begins with `text`, the prompt in use; or with `draft`, from which undo
-    leads to it."""
+    """A dialog that returns the typed text.
+
+    It begins with `text`, the system prompt in use. With a `draft` it begins with that, and undo restores `text`.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Save", id="system.save"),
@@ -127,5 +130,5 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
         self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
 
     def action_back(self) -> None:
-        """Close, and keep the typed text as a draft. A key may arrive before the text has been put there."""
+        """Close, and keep the typed text as a draft. The key may arrive before the text has been put into the field."""
         self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

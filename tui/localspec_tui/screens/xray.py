@@ -1,4 +1,4 @@
-"""X-ray: who proposed each token of a reply, and which drafts were refused there."""
+"""X-ray: the proposer of each token of a reply, and the drafts that were refused there."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,10 @@ NOTHING_YET = "There is no reply to look at yet."
 
 
 class XRayScreen(ClosesOnce, Screen[None]):
-    """The X-ray of one of these replies; None means one of an `earlier` session, or none."""
+    """The X-ray of one of these replies.
+
+    None stands for a reply without a trace: of an `earlier` session, or no reply at all.
+    """
 
     AUTO_FOCUS = ""  # the tokens get it if there are any
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-beside")]  # noqa: RUF012  # Textual declares it so
@@ -70,7 +73,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         return [trace for trace in self._traces if len(trace.tokens)]
 
     def _beside(self, step: int) -> Trace | None:
-        """Return the previous (-1) or next (1) reply, or the last one. None if there is none."""
+        """Return the previous (-1) or next (1) reply, or the last one; None if there is none."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
         return replies[at] if 0 <= at < len(replies) else None

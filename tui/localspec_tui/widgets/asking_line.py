@@ -1,4 +1,4 @@
-"""Asks a question below the thing that it is about: for a text, or yes or no."""
+"""Asks a question below the thing that it is about: for a text, or for yes or no."""
 
 from asyncio import Future, get_running_loop
 from typing import ClassVar
@@ -20,7 +20,7 @@ class _Text(OneLine):
 
 
 class _Decision(Static, can_focus=True):
-    """A yes-or-no question. Only its own keys mean yes: Enter may have been meant for something else."""
+    """A yes-or-no question. Only its own keys mean yes, because Enter may have been meant for something else."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "screen.answer(True)", "Yes", id="asking.yes"),
@@ -29,7 +29,10 @@ class _Decision(Static, can_focus=True):
 
 
 class AskingLine(Vertical):
-    """A line for a question, invisible without one. The caller waits for the answer; the next question ends it."""
+    """A line for a question, invisible without one.
+
+    The caller waits for the answer. The next question ends this one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class AskingLine(Vertical):
         return self._asked is not None
 
     async def text(self, question: str, value: str) -> str | None:
-        """Return the typed text, which begins as `value`. None if the user left."""
+        """Return the typed text, which begins as `value`; None if the user left."""
         self._question.update(one_line(question))
         self._text.value = one_line(value)
         return await self._ask(self._text)
@@ -79,7 +82,7 @@ class AskingLine(Vertical):
                 self.screen.refresh_bindings()
 
     def answer(self, text: str | None) -> None:
-        """Return the answer to the question. None means no, or nothing."""
+        """Answer the question with a text. None means no, or no text."""
         if self._asked is not None and not self._asked.done():
             self._asked.set_result(text)
 

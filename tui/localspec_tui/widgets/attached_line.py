@@ -1,4 +1,4 @@
-"""The files that a prompt names, and its length, while it is typed; and the line about new text below."""
+"""The line about the files that a prompt names and about its length, and the line about new text below."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,10 @@ QUIET_SECONDS = 0.15  # after the last key, before the disk is read
 
 
 class AttachedLine(Widget):
-    """A line that takes no room without content. `measure` may read the disk, so a thread calls it."""
+    """A line about the typed prompt, which takes no room without content.
+
+    A thread calls `measure`, which may read the disk.
+    """
 
     def __init__(self, measure: Callable[[str], list[str]]) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class AttachedLine(Widget):
         self.display = False
 
     def look(self, text: str) -> None:
-        """Examine the present prompt."""
+        """Examine the typed prompt."""
         if self._asking is not None:
             self._asking.stop()
         if "@" in text or is_long(text):
@@ -52,7 +55,7 @@ class AttachedLine(Widget):
 
 
 class BelowLine(Widget):
-    """A line that takes no room without new text. A click goes there."""
+    """A line that says how much new text is below. It takes no room if there is none. A click scrolls there."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ MOST = 1000  # occurrences marked in one text
 
 
 def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[], None]]:
-    """Underline a word in a message, and select occurrence number `at`, or the last one if fewer are shown.
+    """Underline a word in a message, and select occurrence number `at`, or the last one if fewer are displayed.
 
     Return the row of that occurrence, and a function that removes the marks. The row is 0 if the word is only in the
     source of the message.
@@ -61,12 +61,12 @@ TOASTS = 1  # line that two toasts cover
 
 
 class ConversationView(MountedTurns):
-    """The messages, the newest below. It stays at the end until the user scrolls up."""
+    """The messages, the newest at the bottom. It stays at the end until the user scrolls up."""
 
     BLANK = True  # behind the messages; otherwise everything is drawn again whenever they grow
 
     def __init__(self, show_below: Callable[[int], None]) -> None:
-        """`show_below` takes the number of lines that arrived below the visible ones."""
+        """Begin empty. `show_below` is called with the number of lines that arrived below the visible ones."""
         super().__init__()
         self._show_below = show_below
         self.found: MessageView | None = None  # the match of a search
@@ -78,12 +78,12 @@ class ConversationView(MountedTurns):
 
     @property
     def growing(self) -> str:
-        """Return the source of the current reply, as far as it is shown."""
+        """Return the displayed source of the current reply."""
         return self._growing.source if self._growing is not None else ""
 
     @property
     def last_reply(self) -> str | None:
-        """Return the source of the newest reply, also while it grows."""
+        """Return the source of the newest reply, even while it grows."""
         if self.growing:
             return self.growing
         return next((one.reply for one in reversed(self._every) if one.reply), None)
@@ -98,22 +98,22 @@ class ConversationView(MountedTurns):
 
     @property
     def chosen(self) -> Widget | None:
-        """Return the message that keys act on: the match of a search, else the focused one."""
+        """Return the message that keys act on: the match of a search, or else the focused message."""
         return self.found or self.screen.focused
 
     @property
     def chosen_source(self) -> str:
-        """Return the source of that message, else of the last reply; empty without a reply."""
+        """Return the source of that message, or else of the last reply; empty if there is no reply."""
         return self.chosen.source if isinstance(self.chosen, MessageView) else self.last_reply or ""
 
     def turn_of(self, view: Widget | None) -> tuple[int, ComposedPrompt] | None:
-        """Return the number and the prompt of a message's turn, or of the last turn. None if there are no turns."""
+        """Return the number and the prompt of a message's turn, or of the last turn; None if there are no turns."""
         exchanges = self._every
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
         return (found[0], exchanges[found[0]].written) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
-        """Return the trace of a message's turn, else of the last one; None if it has none."""
+        """Return the trace of a message's turn, or else of the last turn; None if it has no trace."""
         exchanges = self._every
         found = next((one for one in exchanges if view in one.views), exchanges[-1] if exchanges else None)
         return found.trace if found else None
@@ -158,7 +158,7 @@ class ConversationView(MountedTurns):
         return self.virtual_size.height - view.virtual_region.y
 
     def anchor(self, anchor: bool = True) -> None:
-        """Follow the end."""
+        """Follow the end of the conversation."""
         self._reads_above = False
         super().anchor(anchor)
 
@@ -208,7 +208,7 @@ class ConversationView(MountedTurns):
             self.found = None
 
     def place(self) -> Callable[[], Awaitable[None]]:
-        """Return a function that restores the present position, and the focus on a message."""
+        """Return a function that restores the present scroll position and the focus on a message."""
         back, focused = self._place(), self.screen.focused
         held = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
 
@@ -289,7 +289,7 @@ class ConversationView(MountedTurns):
             await view.remove()
 
     async def cut(self, turns: int) -> None:
-        """Keep the first `turns`; later ones will be replaced."""
+        """Keep the first `turns`. Later ones will be replaced."""
         await self._leave_sought()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()
@@ -302,7 +302,7 @@ class ConversationView(MountedTurns):
     # --------------------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
-        """Show a notice, unless the same one is the last message. Scroll to one of trouble."""
+        """Show a notice, unless the last message is the same notice. If it is about trouble, scroll to it."""
         if trouble:
             await self.follow()
         if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:
@@ -316,21 +316,27 @@ class ConversationView(MountedTurns):
         return view
 
     async def forget(self, notice: NoticeView | None) -> None:
-        """Remove a notice, if it is still there."""
+        """Remove a notice, if it still exists."""
         for exchange in self._exchanges:
             exchange.views = [view for view in exchange.views if view is not notice]
         if notice is not None and notice.is_attached:
             await notice.remove()
 
     def toggle_thoughts(self, view: Widget | None) -> bool:
-        """Open or fold the thoughts before the reply in focus, or before the last reply that has thoughts."""
+        """Open or fold the thoughts before the focused reply, or before the last reply that has thoughts.
+
+        Return False if there are no thoughts.
+        """
         from localspec_tui.widgets.reply_view import ReplyView
 
         chosen = [view] if isinstance(view, ReplyView) else reversed(self.query(ReplyView))
         return any(reply.toggle_thoughts() for reply in chosen)
 
     def walk(self, step: int) -> bool:
-        """Move the focus to the message that was found, else to the one above (-1) or below (1); False without one."""
+        """Move the focus to the message that was found, or else to the one above (-1) or below (1).
+
+        Return False if there is none.
+        """
         if self.found is not None:
             self.screen.set_focus(self.found)
             return True

@@ -1,4 +1,4 @@
-"""The line about a model that is being fetched, and the whole course of a download."""
+"""The line about a model that is being fetched, and the control of the download."""
 
 import time
 from typing import TYPE_CHECKING
@@ -37,16 +37,16 @@ class DownloadLine(Widget):
 
     @property
     def model(self) -> str:
-        """Return the model that is being fetched. Empty without a download, and while the user is still asked."""
+        """Return the model that is being fetched; empty without a download, and until the user has answered."""
         return self._thread.model if self._thread is not None and self.display else ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the progress, the most important first."""
+        """Return the parts of the progress, the most important first."""
         return tuple(self._parts)
 
     def offer(self, model: str) -> None:
-        """Ask the hub what a model would take, then the user, and fetch it."""
+        """Ask the hub for the size of a model, ask the user, and fetch the model."""
         if self._thread is not None:
             name, stopping = self._thread.model, self._thread.given_up
             state = (
@@ -108,7 +108,7 @@ class DownloadLine(Widget):
         self._follower = self.set_interval(LOOK_SECONDS, follow)
 
     def on_fetch_ended(self, ended: messages.FetchEnded) -> None:
-        """Show the result in the conversation, except after the answer no."""
+        """Show the result in the conversation, except if the user answered no."""
         ended.stop()
         asked = self.display
         self._thread, self.display = None, False

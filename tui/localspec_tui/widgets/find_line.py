@@ -41,7 +41,7 @@ class _Words(OneLine):
         self.post_message(FindLine.Left(back=True))
 
     def propose(self) -> None:
-        """Replace the words in the field by these."""
+        """Put these words into the field as a proposal."""
         self.action_select_all()
         self.proposed = True
 
@@ -49,29 +49,33 @@ class _Words(OneLine):
         self.proposed = False
 
     def action_copy(self) -> None:
-        """Copy the selected words. Proposed words are not selected by the user: during a reply, the key stops it."""
+        """Copy the selected words.
+
+        Proposed words were not selected by the user: during a reply, the key then stops the reply.
+        """
         if self.proposed and self.screen.check_action("stop", ()):
             raise SkipAction
         super().action_copy()
 
     def on_blur(self, _: events.Blur) -> None:
-        """End the search when the focus moves within this window."""
+        """End the search when the focus moves to another widget of this window."""
         if self.app.app_focus:
             self.post_message(FindLine.Left(back=False))
 
 
 class FindLine(Horizontal):
-    """A line that takes no room while it is closed."""
+    """The line for a search, which takes no room while it is closed."""
 
     class Searched(Message):
-        """The newest message with these words is wanted (0), the next older (1) or newer (-1), or a count (None)."""
+        """A request to show the newest message with these words (0), the next older (1) or newer one (-1), or only
+        to count (None)."""
 
         def __init__(self, words: str, step: int | None) -> None:
             super().__init__()
             self.words, self.step = words, step
 
     class Left(Message):
-        """The search has ended. `back`: the user wants to read where they were before."""
+        """The search has ended. `back` says that the user wants to return to the earlier place."""
 
         def __init__(self, back: bool) -> None:
             super().__init__()
@@ -90,7 +94,7 @@ class FindLine(Horizontal):
         yield self._count
 
     def open(self, words: str) -> None:
-        """Search for words. Without any, those of the last time are proposed, and only counted."""
+        """Search for words. Without any, propose the last words, and only count their matches."""
         self._searched = ""
         self._count.update("")
         self.display = True
@@ -102,7 +106,7 @@ class FindLine(Horizontal):
             self._search(0 if words else None)
 
     def close(self) -> None:
-        """Close the line; its words stay for the next time."""
+        """Close the line. Its words are proposed the next time."""
         self.display = False
 
     def show_count(self, count: str) -> None:
@@ -117,7 +121,7 @@ class FindLine(Horizontal):
             self._quiet = self.set_timer(QUIET_SECONDS, lambda: self._search(0))
 
     def step(self, step: int) -> None:
-        """Search for an older message (1) or a newer one (-1). After other words were typed, search for the newest."""
+        """Search for an older message (1) or a newer one (-1). If the words have changed, search for the newest."""
         self._search(step if self._words.value == self._searched else 0)
 
     def _search(self, step: int | None) -> None:
@@ -141,7 +145,7 @@ class Finder:
         self._go_back: Callable[[], Awaitable[None]] | None = None
 
     def open(self, words: str) -> bool:
-        """Open the search, or go on to the next message if it is open. Return False if the conversation is empty."""
+        """Open the search; if it is open, move to the next message. Return False if the conversation is empty."""
         if self._go_back is not None and self._line.has_focus_within:
             self._line.step(1)
             return True
@@ -163,7 +167,7 @@ class Finder:
         await self._show_hit()
 
     async def search_again(self, *, last: bool) -> None:
-        """Search in new text, with `last` only in the last turn; the shown message stays."""
+        """Search in new text, with `last` only in the last turn. The displayed message stays."""
         if self._go_back is None or not self._words.strip():
             return
         shown = self._hit
@@ -175,7 +179,7 @@ class Finder:
             await self._show_hit()
 
     def _look(self, first: int = 0) -> None:
-        """Search from this turn on; earlier hits stay."""
+        """Search from turn `first` on. Earlier hits stay."""
         from localspec.store.searched_words import places  # after the first paint
 
         before = [hit for hit in self._hits if hit.turn < first]
@@ -202,8 +206,7 @@ class Finder:
             self._line.show_count(f"{len(self._hits) or 'not'} found" if self._words.strip() else "")
 
     def leave(self) -> Callable[[], Awaitable[None]] | None:
-        """End the search. Return the function that goes back to the user's place before; None if there was
-        no search."""
+        """End the search. Return a function that restores the user's earlier place; None if there was no search."""
         back, self._go_back = self._go_back, None
         self._hit, self._words, self._hits = None, "", ()
         self._conversation.unmark()

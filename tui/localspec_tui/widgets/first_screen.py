@@ -1,4 +1,4 @@
-"""The content of an empty conversation: the model, starters, the last conversation, and what is saved."""
+"""The content of an empty conversation: the model, suggested prompts, the last conversation, and what is saved."""
 
 import time
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class FirstScreen(Vertical):
-    """A screen that disappears with the first prompt, and returns in a new conversation."""
+    """A view that disappears with the first prompt, and returns in a new conversation."""
 
     class Chosen(Message):
-        """A starter was clicked."""
+        """A suggested prompt was clicked."""
 
         def __init__(self, prompt: str) -> None:
             super().__init__()
@@ -48,11 +48,11 @@ class FirstScreen(Vertical):
         yield self._beside
 
     def starter(self, key: str) -> str | None:
-        """Return the prompt of a key, while it is shown."""
+        """Return the suggested prompt of a key, while it is visible."""
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
     def keeps(self, place: Path | None) -> None:
-        """Show where conversations are saved; None if they are not."""
+        """Show where conversations are saved; None if they are not saved."""
         kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut the path off
         self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
@@ -94,17 +94,17 @@ class FirstScreen(Vertical):
         self.display = not said
 
     def offer_none(self) -> None:
-        """Offer no starter in this conversation: its field has a draft."""
+        """Offer no suggested prompts in this conversation, because its field has a draft."""
         self._drafted = True
         self._offer(self._known)
 
     def leave(self) -> None:
-        """Hide the screen, because a prompt was sent."""
+        """Hide the view, because a prompt was sent."""
         self.display = False
 
 
 class _Starter(Static):
-    """A prompt to begin with, and the key that chooses it."""
+    """A suggested prompt, and the key that chooses it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(markup=False, classes="starter")

@@ -1,4 +1,4 @@
-"""The keys and commands of the chat in a panel, those of the chat itself first, and the footer of keys."""
+"""A panel with the keys and commands of the chat, and the footer of keys."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ TWO_COLUMNS = 72  # columns of a terminal that two columns of lines need
 
 
 class Line(NamedTuple):
-    """One key or command, and what it does."""
+    """One key or command, and its effect."""
 
     name: str
     does: str
@@ -40,7 +40,7 @@ def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
 
 
 def table_of(lines: Iterable[Line], names: int = NAMES, gap: int = 2) -> Table:
-    """Return the lines below each other, as wide as there is room. A name is at most `names` columns wide."""
+    """Return the lines as one column, as wide as there is room. A name is at most `names` columns wide."""
     table = Table.grid(Column(max_width=names), Column(ratio=1), padding=(0, gap, 0, 0), expand=True)
     for name, does in lines:
         table.add_row(Text(name, "bold"), Text(does))
@@ -48,7 +48,7 @@ def table_of(lines: Iterable[Line], names: int = NAMES, gap: int = 2) -> Table:
 
 
 class InColumns:
-    """A renderable of lines in two columns where these have room, else below each other."""
+    """A renderable of lines: in two columns if there is room, otherwise in one."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
@@ -64,7 +64,7 @@ class InColumns:
 
 
 def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
-    """Return the panel of the chat; `bindings` are those of its screen."""
+    """Return the panel of the chat. `bindings` are those of its screen."""
     offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
     palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Search all commands")
     scroll = f"{keymap.key(app, 'chat.page_up')} and {keymap.key(app, 'chat.page_down')} scroll"
@@ -85,7 +85,7 @@ def _of_the_app(app: App[Any]) -> Iterator[Binding]:
 
 
 def _names_of(lines: Sequence[Line]) -> Text:
-    """Return the names in running text. A line breaks between two names."""
+    """Return the names in running text. Lines break only between names."""
     return Text("  ".join(line.name.replace(" ", "\N{NO-BREAK SPACE}") for line in lines), "bold")
 
 
@@ -118,10 +118,10 @@ SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
 class KeysFooter(Footer):
-    """A footer of as many whole keys as there is room for, then the one that shows all keys.
+    """A footer with as many whole keys as there is room for, then the key that shows all keys.
 
-    The palette's key is always at the right. Textual would make it again whenever bindings may have changed, with each
-    move of the focus; this one only if they have.
+    The palette's key is always at the right. Textual would make the footer again whenever bindings may have changed, at
+    each move of the focus. This one is made again only if they have changed.
     """
 
     _shown: object = None  # what it was last made of
@@ -139,7 +139,7 @@ class KeysFooter(Footer):
         yield from (*help_keys, *palette)
 
     def _known(self) -> object:
-        """Return everything that it is made of."""
+        """Return everything on which the footer depends."""
         bindings = self.screen.active_bindings.values()
         keys = [(one.binding, one.enabled, one.tooltip) for one in bindings if one.binding.show]
         return self._is_ready, self.app.size.width, keys
@@ -158,7 +158,8 @@ class KeysFooter(Footer):
 
 
 def rank(screen: Screen[object], key: object) -> int:
-    """Return the rank: keys of the focused widget, then those of the screen in its own order, then the rest."""
+    """Return the rank of a key: keys of the focused widget, then those of the screen in its own order, then the
+    rest."""
     own, rest = ([*map(_action, owner.BINDINGS)] for owner in (screen, screen.app))
     action = _action(key)
     return own.index(action) if action in own else len(own) if action in rest else -1

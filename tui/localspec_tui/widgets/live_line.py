@@ -1,4 +1,4 @@
-"""The line above the prompt: the progress of the reply, or what is being waited for."""
+"""The line above the prompt: the progress of the reply, or the reason for waiting."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ Part = tuple[str, str]  # a text and its style
 
 
 class LiveLine(Widget):
-    """The progress of the reply, or what is being waited for."""
+    """The progress of the reply, or the reason for waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class LiveLine(Widget):
         self._set(tuple(map(one_line, parts)))
 
     def show_figures(self, figures: Figures | None, warning: str = "") -> None:
-        """Show the figures of the current reply, or of the last one, after a warning; None keeps the present ones."""
+        """Show the figures of the current or the last reply, after a warning. None keeps the present ones."""
         if figures is None:
             return
         if figures.reading is not None:
@@ -56,7 +56,7 @@ class LiveLine(Widget):
 
 
 def line_of(figures: Figures, width: int) -> Content:
-    """Return the parts that have room; the last ones are left out first."""
+    """Return the parts for which there is room. The last ones are left out first."""
     shown: list[Part] = []
     room = width
     for text, style in _parts(figures):
@@ -68,7 +68,7 @@ def line_of(figures: Figures, width: int) -> Content:
 
 
 def _parts(figures: Figures) -> Iterator[Part]:
-    """Yield the known figures, the most important first; a nearly full context comes before everything else.
+    """Yield the known figures, the most important first. A nearly full context comes before everything else.
 
     Each colour comes with a word or a mark of the same meaning.
     """

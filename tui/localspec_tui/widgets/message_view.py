@@ -1,4 +1,4 @@
-"""Prompts and notices, one widget each; replies, which take longer to import, are in reply_view.py."""
+"""Prompts and notices, one widget each. Replies take longer to import and are in reply_view.py."""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -11,8 +11,10 @@ from localspec_tui.laid_block import LaidOutOnce
 
 
 class MessageView(LaidOutOnce, Vertical, can_focus=True):
-    """A prompt or a reply. alt+up and alt+down move between them, a click focuses one; typing still goes to
-    the prompt."""
+    """A prompt or a reply. alt+up and alt+down move between them, and a click focuses one.
+
+    Typed text still goes to the prompt.
+    """
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -20,7 +22,7 @@ class MessageView(LaidOutOnce, Vertical, can_focus=True):
 
 
 class PromptView(MessageView):
-    """A prompt as it was typed; the files before it have one line each."""
+    """A prompt as it was typed. Files before it have one line each."""
 
     def __init__(self, written: ComposedPrompt) -> None:
         super().__init__(written.typed)

@@ -1,4 +1,4 @@
-"""The mounted turns of a conversation: the newest, older ones that a search needed, and a line between them."""
+"""The mounted turns of a conversation: the newest, older ones that a search needs, and a line between them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -56,12 +56,12 @@ def memory_line() -> Static:
 
 
 async def import_replies() -> None:
-    """Import the widgets of replies when they are needed: earlier it would delay keys and the model."""
+    """Import the widgets of replies only when they are needed, because importing would delay keys and the model."""
     await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 
 class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
-    """The turns, the newest below. Older ones are mounted when the user scrolls to them."""
+    """The turns, the newest at the bottom. Older turns are mounted when the user scrolls to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,19 +79,19 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return [*self._older, *self._sought, *self._between, *self._exchanges]
 
     async def _replace(self, turns: Sequence[Exchange]) -> None:
-        """Set all turns; none of them is mounted yet."""
+        """Set all turns. None of them is mounted yet."""
         self._older, self._exchanges, self._sought, self._between = [*turns], [], [], []
         self._gap = None
         await self.remove_children()
 
     async def _mount_newest(self) -> None:
-        """Mount the newest one at a time, so that typing is not delayed."""
+        """Mount the newest turns one at a time, so that typing is not delayed."""
         while self._older and len(self._exchanges) < MOUNTED:
             await self._mount_older(1)
 
     @work
     async def fetch_older(self) -> None:
-        """Mount some more above the first, and keep the reader's place."""
+        """Mount some more turns above the first one, and keep the reader's place."""
         if not self._older or self._fetching:
             return
         self._fetching = True
@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Move the line to where the model's memory begins, by the last reply."""
+        """Move the line that marks where the model's memory begins, by the last reply."""
         every = self._every
         answered = [bool(one.reply) for one in every]
         last = next((one for one in reversed(every) if one.reply), None)
@@ -152,7 +152,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
                 await exchange.views.pop(0).remove()
 
     async def _bring(self, exchange: Exchange) -> None:
-        """Mount a turn with some before and after it, replacing other old turns."""
+        """Mount a turn with some before and after it, in place of other old turns."""
         if any(one is exchange for one in self._sought):
             return
         turn = next(at for at, one in enumerate(self._every) if one is exchange)
@@ -180,7 +180,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return AwaitComplete(*(view.remove() for view in gone))
 
     def _bridge(self) -> list[Widget]:
-        """Return the gap between those turns and the newest. Join them if nothing is missing between."""
+        """Return the gap between those turns and the newest. Join them if no turn is missing between."""
         if self._between:
             self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
             return [self._gap]
@@ -195,7 +195,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     @work
     async def _fill_gap(self) -> None:
-        """Mount some missing turns, on the side from which the user comes, and keep the reader's place."""
+        """Mount some missing turns, on the side from which the user scrolls, and keep the reader's place."""
         if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
             return
         self._fetching = True

@@ -25,7 +25,7 @@ _TOLD = {
 
 
 def _inherited(own: Sequence[Binding]) -> list[BindingType]:
-    """Return TextArea's bindings, without keys that have another meaning here, each with an id."""
+    """Return TextArea's bindings, without keys that have another meaning here. Each gets an id."""
     taken = {key for binding in own for key in binding.key.split(",")}
     return [
         replace(
@@ -40,7 +40,7 @@ def _inherited(own: Sequence[Binding]) -> list[BindingType]:
 
 
 class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
-    """A prompt of several lines. Enter sends it; at its edges the arrow keys go through earlier ones."""
+    """A field for a prompt of several lines. Enter sends it. At its edges the arrow keys show earlier prompts."""
 
     OWN: ClassVar[list[Binding]] = [
         Binding("enter", "send", "Send", id="prompt.send"),
@@ -61,14 +61,14 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     ]
 
     class Sent(Message):
-        """Enter was pressed."""
+        """The user pressed Enter to send this text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     def __init__(self, suggestions: Suggestions, starter: Callable[[str], str | None]) -> None:
-        """`starter` returns the prompt of a key in an empty conversation."""
+        """Begin empty. `starter` returns the suggested prompt of a key in an empty conversation."""
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
         self._chosen: tuple[str, str] | None = None  # a key, and the prompt that it has just been replaced by
@@ -78,16 +78,16 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     @property
     def own_keys(self) -> set[str]:
-        """Return the keys that do something here, apart from letters."""
+        """Return the keys that have an effect here, apart from letters."""
         bindings = (one for one in self.BINDINGS if isinstance(one, Binding))
         return {key for one in bindings for key in keymap.keys_of(self.app, one)}
 
     def remember(self, prompts: Sequence[str]) -> None:
-        """Set earlier prompts, the oldest first, for the arrow keys."""
+        """Set the earlier prompts for the arrow keys, the oldest first."""
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
-        """Return whether a key chooses a prompt before anything was typed.
+        """Return whether a key chooses a suggested prompt, before anything was typed.
 
         Text typed right after it takes the choice back.
         """
@@ -105,7 +105,10 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     @property
     def before(self) -> str:
-        """Return the text before the cursor, as far as it can be completed: a command only at its end."""
+        """Return the text before the cursor, as far as it can be completed.
+
+        A command can be completed only at its end.
+        """
         before = self.get_text_range((0, 0), self.cursor_location)
         return "" if before.startswith("/") and before != self.text else before
 
@@ -141,7 +144,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before, by_hand=False)
 
     def give_back(self, text: str) -> None:
-        """Put back a text that was not sent, if the field is empty; it is among the earlier prompts in any case."""
+        """Put back a text that was not sent, if the field is empty. In any case it is among the earlier prompts."""
         if not self.text:
             self.put(text)
 
@@ -194,7 +197,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.action_cursor_down()
 
     def _walk(self, step: int) -> None:
-        """Show an earlier prompt (-1) or a later one (1); after the latest comes the text being written."""
+        """Show an earlier prompt (-1) or a later one (1). After the latest comes the text that is being written."""
         at = (len(self._said) if self._at is None else self._at) + step
         if not 0 <= at <= len(self._said) or (self._at is None and step > 0):
             return

@@ -26,7 +26,7 @@ NEWEST = 400  # last characters of the thoughts that the line may show
 
 
 class ThoughtLine(Widget):
-    """How long the model thought; while it continues and is folded, the newest words as well."""
+    """A line that says how long the model thought. During folded thinking it also shows the newest words."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ThoughtView(Vertical):
         self._show()
 
     def tell(self, words: str) -> None:
-        """Show how long thinking takes so far."""
+        """Show how long the model has thought so far."""
         self._words = words
         self._show()
 
@@ -96,8 +96,10 @@ AT_ONCE = 4096  # characters; longer texts are read on another thread, while key
 
 
 class ReplyMarkdown(BlockView):
-    """The Markdown of one reply. It may grow by `append`; `update` with the whole text corrects what only
-    its end decides."""
+    """The Markdown of one reply.
+
+    It grows by `append`. `update` with the whole text corrects parts that only the end decides.
+    """
 
     BELOW = 1
 
@@ -159,7 +161,10 @@ class ReplyView(MessageView):
         self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return no lines, except the bar of a focused or found reply, which would be drawn again with each word."""
+        """Return no lines, except the bar of a focused or found reply.
+
+        Otherwise they would be drawn again with each word.
+        """
         if self.has_focus or self.has_class("-found"):
             return super().render_lines(crop)
         return [Strip.blank(crop.width, self.visual_style.rich_style)] * crop.height
@@ -201,7 +206,7 @@ class ReplyView(MessageView):
         return True
 
     async def finish(self, source: str, reason: str | None, figures: Mapping[str, Any], reasoning: str = "") -> None:
-        """Show the whole reply once more: its last line may change how the first one is read."""
+        """Show the whole reply once more, because its last line may change how earlier ones are read."""
         if reasoning:
             await self.think("")
             assert self._thoughts is not None
@@ -213,7 +218,7 @@ class ReplyView(MessageView):
 
 
 def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
-    """Return the line below: an unusual end, a repetition, and the figures."""
+    """Return the line below a reply: an unusual end, a repetition, and the figures."""
     ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
     circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
     long = LONG if is_long(source) else ""

@@ -1,4 +1,4 @@
-"""The panel of figures: the progress of the reply, who proposes its tokens, and the use of memory."""
+"""The panel of figures: the progress of the reply, the proposers of its tokens, and the use of memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ Line = tuple[str, str]  # a text and its style
 
 
 class Section(Widget):
-    """Lines under a heading, invisible without lines. It is only drawn again if they have changed."""
+    """Lines under a heading, invisible without lines. It is drawn again only if they have changed."""
 
     def __init__(self, heading: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Section(Widget):
 
     @property
     def shown(self) -> bool:
-        """Whether it has content."""
+        """Whether the section has content."""
         return bool(self._lines)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -55,7 +55,7 @@ class Section(Widget):
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """A panel that F4 opens; while it is closed, figures cost next to nothing."""
+    """A panel that F4 opens. While it is closed, figures take almost no time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     @property
     def covers(self) -> bool:
-        """Return whether it is open and covers the conversation."""
+        """Return whether the panel is open and covers the conversation."""
         return self.display and self.app.size.width < LEAST_COLUMNS
 
     def page(self, step: int) -> None:
@@ -86,7 +86,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)
 
     def show(self, figures: Figures | None) -> None:
-        """Show the figures of the current reply, or of the last one; None keeps the present ones."""
+        """Show the figures of the current or the last reply. None keeps the present ones."""
         if figures is None:
             return
         self._figures = figures
@@ -116,7 +116,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
 
     def _rates(self) -> list[float]:
-        """Return the tokens/s between consecutive moments."""
+        """Return the tokens/s between consecutive measurements."""
         pairs = zip(self._moments, self._moments[1:], strict=False)
         return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairs if after[0] > before[0]]
 
@@ -146,7 +146,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
 
 
 def _gain(words: str, saved: float | None) -> str:
-    """Return the speedup and the time it stands for: `2.4× faster, 4.9 s saved`."""
+    """Return the speedup and the time that it saved: `2.4× faster, 4.9 s saved`."""
     if saved is None or words == "as fast":
         return f"{words} as without drafts" if words == "as fast" else f"{words} than without drafts"
     return f"{words}, {seconds_words(abs(saved))} {'saved' if saved >= 0 else 'lost'}"
@@ -170,7 +170,7 @@ def _model(figures: Figures, width: int) -> Iterator[Line]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return one column for each value, from nothing to the maximum."""
+    """Return a chart with one column per value, from zero to the maximum."""
     most = max(values)
     return "".join(EIGHTHS[1 + round(7 * value / most)] if most > 0 else EIGHTHS[1] for value in values)
 
@@ -183,7 +183,7 @@ def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
 
 
 def _depths(chances: Sequence[float]) -> Iterator[Line]:
-    """Yield the acceptance rate of the first token of a draft, of the next one, and so on."""
+    """Yield the acceptance rate of the first token of a draft, of the second, and so on."""
     shown = chances[:DEPTHS]
     if shown:
         yield " ".join(EIGHTHS[max(round(8 * chance), 1)] * 2 for chance in shown), "$text-primary"

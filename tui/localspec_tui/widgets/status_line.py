@@ -1,4 +1,4 @@
-"""Lines whose parts are shown as far as there is room."""
+"""Lines whose parts are displayed as far as there is room."""
 
 import re
 from collections.abc import Sequence
@@ -15,14 +15,17 @@ BETWEEN = " · "
 
 
 def cut(text: str, width: int) -> str:
-    """Return `text` in at most `width` cells; a cut text ends in an ellipsis."""
+    """Return `text` in at most `width` cells. A text that was cut ends in an ellipsis."""
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(width - 1, 0)).rstrip() + "…" if width > 0 else ""
 
 
 def fitting(parts: Sequence[str], width: int) -> str:
-    """Return the parts that fit, the first ones first. A part that is too long is left out, but the first is cut."""
+    """Return the parts that fit, the first ones first.
+
+    A part that is too long is left out, but the first part is cut.
+    """
     line = ""
     for part in parts:
         longer = line + BETWEEN + part if line else cut(part, width)
@@ -32,7 +35,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def whole_names(sentence: str, width: int) -> str:
-    """Return a sentence for this many columns: a longer path is broken only after its separators."""
+    """Return a sentence for this many columns. A longer path is broken only after its separators."""
     lines: list[str] = []
     line = ""
     for word in sentence.split(" "):
@@ -50,7 +53,7 @@ def whole_names(sentence: str, width: int) -> str:
 
 
 class WaitingLine(Widget):
-    """The waiting prompts, or background work; without either it takes no room."""
+    """A line with the waiting prompts, or with background work. Without either it takes no room."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +61,12 @@ class WaitingLine(Widget):
         self._activity = self._hint = ""
 
     def show(self, *prompts: str) -> None:
-        """Show the prompts that wait, the next one first."""
+        """Show the waiting prompts, the next one first."""
         self._prompts = tuple(map(one_line, prompts))
         self._show()
 
     def show_activity(self, activity: str, hint: str = "") -> None:
-        """Show background work, and a hint that is never cut; an empty text ends it."""
+        """Show background work, and a hint that is never cut. An empty text removes both."""
         self._activity, self._hint = one_line(activity), hint
         self._show()
 
@@ -86,7 +89,7 @@ class WaitingLine(Widget):
 
 
 class UnkeptLine(Widget):
-    """A warning about unsaved text; it takes no room if everything is saved."""
+    """A warning about unsaved text. It takes no room if everything is saved."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ class UnkeptLine(Widget):
         self._show()
 
     def show_typed(self, trouble: str) -> None:
-        """Show why the typed text is not saved; empty if it is."""
+        """Show why the typed text is not saved. An empty text removes the warning."""
         self._typed = one_line(trouble)
         self._show()
 
@@ -130,28 +133,28 @@ class TopLine(Widget):
         self.refresh()
 
     def show_set(self, *badges: str) -> bool:
-        """Show the settings that differ from their defaults. Return whether a visible change results."""
+        """Show the settings that differ from their defaults. Return whether that changes the line."""
         before, self._badges = self._badges, tuple(map(one_line, badges))
         self.refresh()
         return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}
 
     def call(self, title: str) -> None:
-        """Show the title of the conversation."""
+        """Show this title of the conversation."""
         self._title, self._proposed = one_line(title), False
         self.refresh()
 
     def begin(self, prompt: str) -> None:
-        """Use the first prompt as the title if there is no other."""
+        """Use the first prompt as the title if there is no other title."""
         if not self._title:
             self.call(title_of(prompt))
             self._proposed = True
 
     def answered(self, answer: bool) -> None:
-        """Say whether that prompt has an answer now; a prompt without one gives no title."""
+        """Set whether that prompt has an answer. A prompt without an answer is not used as a title."""
         self.call(self._title if answer or not self._proposed else "")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the facts that there is room for, each with its style."""
+        """Return the facts for which there is room, each with its style."""
         kept = () if self._kept else ("nothing is saved",)
         facts = (*self._model[:1], *kept), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")

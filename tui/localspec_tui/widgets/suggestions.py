@@ -1,4 +1,4 @@
-"""The completions of a half-typed command, above the prompt."""
+"""The completions of a command or path, displayed above the prompt while it is typed."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ PATIENCE = 0.3  # seconds that a key waits for a list
 
 
 class Suggestions(OptionList, can_focus=False):
-    """A list of completions, which opens if there are any; `typed` gets the text before the cursor.
+    """A list of completions, which opens if there are any. `typed` is called with the text before the cursor.
 
-    `look_up` may read the disk, so a thread calls it, once for each list until the prompt is empty again.
+    `look_up` may read the disk, so a thread calls it, once per list until the prompt is empty again.
     """
 
     BINDINGS = []  # noqa: RUF012  # keys are the prompt's
@@ -42,11 +42,11 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def is_begun(self) -> bool:
-        """Whether there may be something to choose, once a list is there."""
+        """Whether there may be something to choose when the list has been read."""
         return is_begun(self._before)
 
     async def fetched(self) -> None:
-        """Wait a moment for the list that is needed."""
+        """Wait a moment for the needed list."""
         if needed(self._before) in (None, *self._known):
             return
         if self._fetched.is_set():  # text that was not typed by hand opened nothing
@@ -56,7 +56,7 @@ class Suggestions(OptionList, can_focus=False):
             await asyncio.wait_for(self._fetched.wait(), PATIENCE)
 
     def typed(self, before: str, *, by_hand: bool = True) -> None:
-        """Update the list for the text before the cursor. Text that was not typed by hand opens nothing."""
+        """Update the list for the text before the cursor. Text that was not typed by hand does not open the list."""
         if before == self._before:
             return
         if not before:
@@ -74,14 +74,14 @@ class Suggestions(OptionList, can_focus=False):
         self._show()
 
     def move(self, step: int) -> None:
-        """Move to the next (1) or previous (-1) one, wrapping around."""
+        """Move to the next (1) or previous (-1) completion, wrapping around."""
         at = -1 if self.at is None and step > 0 else self.at or 0
         self.at = (at + step) % len(self._choices)
         self.highlighted = self.at
 
     @property
     def line(self) -> str | None:
-        """Return the text to put before the cursor: the chosen one, else the first; None if there is none."""
+        """Return the text to put before the cursor: the chosen completion, or else the first; None if there is none."""
         return self._choices[self.at or 0].line if self._choices else None
 
     def line_of(self, index: int) -> str:

@@ -1,4 +1,4 @@
-"""Text fields of one line and of several, in which keys act in the order of typing, even if many arrive at once."""
+"""Text fields of one line and of several lines. Their keys act in the order of typing, even if many arrive at once."""
 
 import unicodedata
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from localspec.text import safe
 class KeysInOrder:
     """A mixin for text fields that runs key bindings at once.
 
-    Textual would pass a binding up to the application, and letters typed after it would act first.
+    Textual would pass a binding up to the application, and letters typed after the key would act first.
     """
 
     async def on_key(self: Any, event: events.Key) -> None:
@@ -81,7 +81,7 @@ FARTHEST = 64  # most code points of a grapheme; a text may stack any number of 
 
 
 def before(text: str, at: int) -> int:
-    """Return where the grapheme that ends at this place begins."""
+    """Return where the grapheme begins that ends at this position."""
     begin = max(at - FARTHEST, 0)
     found = begin
     while (end := after(text, found)) < at:
@@ -90,7 +90,7 @@ def before(text: str, at: int) -> int:
 
 
 def after(text: str, at: int) -> int:
-    """Return where the grapheme that begins at this place ends."""
+    """Return where the grapheme ends that begins at this position."""
     if at >= len(text):
         return at
     end = at + 1
@@ -115,9 +115,9 @@ LONGEST = 1_000_000  # characters; each key costs time for all of them, and no m
 
 
 class TypedText(TextArea):
-    """A field of several lines. Text from `put` is made safe, so that it sends no commands to the terminal.
+    """A field of several lines. Text from `put` is made safe, so that it sends no control sequences to the terminal.
 
-    Pasted text is made safe by the application.
+    The application makes pasted text safe.
     """
 
     def put(self, text: str) -> None:
@@ -150,7 +150,7 @@ class TypedText(TextArea):
             super().action_delete_right()
 
     def _delete_part(self, end_of: Callable[[str, int], int]) -> bool:
-        """Delete the grapheme from the cursor to `end_of` it.
+        """Delete the text from the cursor to `end_of` the grapheme at the cursor.
 
         Return False if there is none in this line, if text is selected, or if the field is read-only.
         """

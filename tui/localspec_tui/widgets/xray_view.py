@@ -1,4 +1,4 @@
-"""The tokens of a reply, each marked by who proposed it. Only visible lines are drawn."""
+"""The tokens of a reply, each with a mark for its proposer. Only visible lines are drawn."""
 
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +23,10 @@ ROWS = 2  # of a line: its text, and the marks below
 
 
 class Mark(NamedTuple):
-    """The mark below the text of a token: its shape, which is distinct without colours, and the class of its colour."""
+    """The mark below the text of a token.
+
+    Its shape is distinct without colours. It also has a CSS class for its colour.
+    """
 
     first: str
     rest: str
@@ -31,7 +34,7 @@ class Mark(NamedTuple):
 
     @property
     def symbol(self) -> str:
-        """Return the mark as in the legend."""
+        """Return the mark as it appears in the legend."""
         return f"{self.first}{self.rest}".strip()
 
 
@@ -44,7 +47,7 @@ CORRECTED = Mark("×", " ", "xray--corrected")
 
 
 def mark_of(source: str) -> Mark:
-    """Return the mark of a token that this source proposed."""
+    """Return the mark for this proposer."""
     if "+" in source:
         return SEVERAL
     return {"target": MODEL, "phrases": PAST, "prompt": CHAT}.get(source, DRAFTER)
@@ -63,7 +66,7 @@ class XRayLegend(Widget):
         self._parts: list[tuple[Mark, str]] = []
 
     def show(self, trace: Trace) -> None:
-        """Count again."""
+        """Count the tokens of a trace again, and show the legend."""
         parts = [(mark_of(source), words) for source, words in proposers(trace)]
         if wrong := trace.corrections:
             parts.append((CORRECTED, f"where a draft was refused {wrong}"))
@@ -98,7 +101,7 @@ class XRayLegend(Widget):
 
 
 class XRayView(ScrollView, can_focus=True):
-    """One reply, which may grow. Moved names the token under the cursor."""
+    """A view of one reply, which may grow. The message Moved names the token under the cursor."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {*MARKS, "xray--step"}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -115,7 +118,7 @@ class XRayView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor is on another token, or more is known of this one."""
+        """The cursor is on another token, or more is known about this one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +134,7 @@ class XRayView(ScrollView, can_focus=True):
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def begin(self, trace: Trace, pieces: Pieces) -> None:
-        """Show another reply, whose `pieces` are already decoded. The end of a growing one is followed."""
+        """Show another reply, whose `pieces` are already decoded. If it is growing, follow its end."""
         self._trace, self.pieces = trace, pieces
         self._layout = Layout(self._columns)
         self._drawn.clear()
@@ -140,7 +143,7 @@ class XRayView(ScrollView, can_focus=True):
         self.grow()
 
     def grow(self) -> None:
-        """Show the pieces that were decoded since."""
+        """Show the pieces that were decoded since the last call."""
         before = max(self._layout.height - 1, 0)
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
@@ -208,7 +211,7 @@ class XRayView(ScrollView, can_focus=True):
     # -- the cursor ---------------------------------------------------------------------------------------------------
 
     def move_to(self, piece: int) -> None:
-        """Move the cursor there, or to the nearest token."""
+        """Move the cursor to this piece, or to the nearest token."""
         if self.pieces.all:
             last = len(self.pieces.all) - 1
             self._put_cursor(min(max(piece, 0), last))
@@ -217,7 +220,7 @@ class XRayView(ScrollView, can_focus=True):
             self.post_message(self.Moved())
 
     def _put_cursor(self, piece: int) -> None:
-        """Move the cursor. Mark the tokens of the same step, too."""
+        """Move the cursor. Highlight the tokens of the same step too."""
         before, self.cursor = self._step, piece
         place = self._trace.place(self.pieces.all[piece].first)
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
@@ -239,7 +242,7 @@ class XRayView(ScrollView, can_focus=True):
         self.move_to(self.cursor + by)
 
     def action_line(self, by: int) -> None:
-        """Move to the line below or above; a token of several lines is skipped as a whole."""
+        """Move to the line below or above. A token of several lines is skipped as a whole."""
         line = self._layout.line_of(self.cursor) + by
         while self._layout.piece_at(line, 0) == self.cursor and 0 < line < self._layout.height - 1:
             line += by
@@ -251,7 +254,7 @@ class XRayView(ScrollView, can_focus=True):
         self._go_to_line(min(max(line, 0), self._layout.height - 1))
 
     def _go_to_line(self, line: int) -> None:
-        """Move to the nearest place in the column where moving up and down began."""
+        """Move to a line, to the place nearest to the column where vertical movement began."""
         x = self._layout.column_of(self.cursor) if self._column is None else self._column
         piece = self._layout.piece_at(line, x)
         if piece is not None:
