@@ -96,7 +96,12 @@ class ReplayCache:
 
 
 class ReplayTarget:
-    """A target that repeats a known text. Its text does not depend on drafts, so it computes no forward."""
+    """A target that repeats a known text. Its text does not depend on drafts, so it computes no forward.
+
+    Its picks after tokens that are not in the text are unknown: they are `unknown`, an id beyond the vocabulary, which
+    no pool takes. So a replay learns no phrases from refused drafts, and predicts a little less for phrases from
+    verification than they bring. The text's own tokens in their place would predict too much.
+    """
 
     row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
     stop_tokens = special_tokens = frozenset[int]()
@@ -104,17 +109,26 @@ class ReplayTarget:
 
     def __init__(self, text: Sequence[int], vocabulary: int) -> None:
         self.context, self.vocab_size, self._text = len(text), vocabulary, text
+        self.unknown = vocabulary
 
     def forward(
         self, tree: DraftTree, cache: ReplayCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Return logits that are 1 for the text's next token at each row's position, else 0. There are no inner
-        states."""
-        nodes = range(tree.size - 1 if last else 0, tree.size)
-        after = [min(cache.length + tree.depth[node] + 1, len(self._text) - 1) for node in nodes]
-        logits = np.zeros((len(nodes), self.vocab_size), np.float32)
-        logits[np.arange(len(nodes)), [self._text[place] for place in after]] = 1
+        """Return logits that are 1 for the pick after each row, else 0. There are no inner states.
+
+        The last token of the text counts as repeated after its end.
+        """
+        picks: list[int] = []
+        for token, parent, depth in zip(tree.tokens, tree.parents, tree.depth, strict=True):
+            agrees = token == self._at(cache.length + depth) if parent < 0 else token == picks[parent]
+            picks.append(self._at(cache.length + depth + 1) if agrees else self.unknown)
+        rows = picks[-1:] if last else picks
+        logits = np.zeros((len(rows), self.vocab_size + 1), np.float32)
+        logits[np.arange(len(rows)), rows] = 1
         return ForwardOutput(NumpyLogits(logits), NumpyHidden(np.empty((tree.size, 0), np.float32)))
+
+    def _at(self, place: int) -> int:
+        return self._text[min(place, len(self._text) - 1)]
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Return the tree itself: nothing is computed, so the number of rows does not matter."""

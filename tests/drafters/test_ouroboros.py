@@ -572,6 +572,32 @@ def test_a_replay_gives_back_the_text_whatever_is_drafted(seed: int) -> None:
     assert steps < 40, "some of the drafts were right"
 
 
+def test_a_replay_does_not_know_what_follows_tokens_that_are_not_in_the_text() -> None:
+    """Or a refused draft would teach phrases of the true text, which no target would have given."""
+    text = list(range(10, 20))
+    target, pool = ReplayTarget(text, VOCABULARY), PhrasePool((), None, VOCABULARY)
+    cache = target.cache(0)
+    cache.truncate(2)
+    #                   root ─ 13 ─ 14 ─ 99 ─ 16     99 is wrong
+    #                        ├ 13 (again) ─ 14
+    #                        └ 50 ─ 14               50 is wrong
+    tree = DraftTree([12, 13, 14, 99, 16, 13, 14, 50, 14], [-1, 0, 1, 2, 3, 0, 5, 0, 7])
+    picks = target.forward(tree, cache).logits.argmax()
+    unknown = target.unknown
+    assert picks == [13, 14, 15, unknown, unknown, 14, 15, unknown, unknown]
+    assert unknown >= target.vocab_size, "no pool takes it"
+    path, bonus = walk(tree, picks)
+    pool.learn(Step([13, 14, bonus], NumpyHidden(np.empty((3, 0))), tree, path, picks))
+    assert (path, bonus) == ([0, 1, 2], 15)
+    assert pool.continuations([13, 14, 99], 8) == []
+    pool.learn(Step([13, 14, bonus], NumpyHidden(np.empty((3, 0))), tree, path, [13, 14, 15, 16, 17, 14, 15, 14, 15]))
+    assert pool.continuations([13, 14, 99], 8) != [], "as it would learn from a target that finds back to the text"
+    cache.truncate(8)
+    ending = DraftTree.chain([18, 19, 19, 7])
+    assert target.forward(ending, cache).logits.argmax() == [19, 19, 19, unknown], "its last token counts as repeated"
+    assert target.forward(ending, cache, last=True).logits.argmax() == [unknown]
+
+
 @dataclass
 class Flat:
     """A clock on which a forward takes a fixed time, and a time for each of its rows."""
