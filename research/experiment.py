@@ -27,6 +27,7 @@ from localspec import config
 from localspec.bench import prompts
 from localspec.bench.prompts import BenchPrompt
 from localspec.choosing.choose import choose
+from localspec.cli.interrupt import INTERRUPTED
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
@@ -36,13 +37,15 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ouroboros_tuning import ReplayTarget
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import WEIGHTS, load_drafter
+from localspec.drafters.saved import CARD, WEIGHTS, load_drafter
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done
 from localspec.models import drafter_cards, registry
 from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
+from localspec.training import checkpoint
+from localspec.training.directory import Lock
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import revision
 
@@ -444,9 +447,9 @@ class Variant:
 
 
 def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
-    """Return facts of a finished training, or {"refused": reason}. A training that was stopped continues.
+    """Return facts of a finished training. A training that was stopped continues.
 
-    Raises OutOfTime if it is not finished and nothing more may be run.
+    Raises OutOfTime if it is not finished and nothing more may be run, and LocalspecError if it was refused or failed.
     """
     asked, directory = bench.asked, variant.directory(seed, bench.asked)
 
@@ -454,28 +457,46 @@ def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
         data = [asked.distilled] if variant.distilled else asked.data
         if not all(data) or not data:
             raise OutOfTime
-        chosen = [word for name, value in variant.together.items() for word in ("-O", f"{name}={value}")]
-        command = ["train", variant.kind, "-m", asked.model, "-o", str(directory), "--steps", str(asked.steps)]
-        command += ["--seed", str(seed), "--lr", str(RATES[variant.kind]), "--batch", "1024", "--length", "512"]
-        command += [*chosen, *variant.flags, "--data", *map(str, data)]
-        with subprocess.Popen(
-            [sys.executable, "-m", "localspec", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        ) as training:
-            try:
-                _, said = training.communicate(timeout=bench.results.seconds)
-            except subprocess.TimeoutExpired:
-                training.send_signal(signal.SIGINT)  # it saves its state
-                raise OutOfTime from None
-        if training.returncode:
-            return {"refused": said.strip().splitlines()[-1] if said.strip() else str(training.returncode)}
+        if not finished(directory):
+            _train(variant, seed, bench, directory, data)
         card = drafter_cards.read_drafter(directory)
         levels = [level[0] for level in card.about["accuracy_by_depth"]]
         return {"parameters": card.parameters, "right": levels, "perplexity": card.about["trained"].get("perplexity")}
 
-    found = bench.results.of(f"training | {directory.name}", made)
+    found = bench.results.of(f"trained | {directory.name}", made)
     if found is None:
         raise OutOfTime
     return dict(found)
+
+
+def finished(directory: Path) -> bool:
+    """Return whether a directory has the result of a training, which a kill may have kept from being noted."""
+    return (directory / "drafter" / CARD).exists() and checkpoint.state(directory / "checkpoint") is None
+
+
+def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Sequence[Path]) -> None:
+    """Train to the end. Raises the errors of `trained`."""
+    asked = bench.asked
+    with Lock(directory) as lock:  # a training may go on after a kill of this program
+        lock.take()
+    command = ["train", variant.kind, "-m", asked.model, "-o", str(directory), "--steps", str(asked.steps)]
+    command += ["--seed", str(seed), "--lr", str(RATES[variant.kind]), "--batch", "1024", "--length", "512"]
+    command += [word for name, value in variant.together.items() for word in ("-O", f"{name}={value}")]
+    command += [*variant.flags, "--data", *map(str, data)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "localspec", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as training:
+        try:
+            _, said = training.communicate(timeout=bench.results.seconds)
+        except subprocess.TimeoutExpired:
+            training.send_signal(signal.SIGINT)
+            training.communicate()  # it saves its state
+            raise OutOfTime from None
+    if training.returncode in (INTERRUPTED, -signal.SIGINT):
+        raise OutOfTime
+    if training.returncode:
+        lines = said.strip().splitlines() if training.returncode > 0 else ()  # a kill gives no reason
+        raise LocalspecError(lines[-1].removeprefix("localspec: ") if lines else f"it ended with {training.returncode}")
 
 
 def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
@@ -492,8 +513,8 @@ def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
                 card = trained(variant, seed, bench)
             except OutOfTime:
                 break
-            if "refused" in card:
-                notes.append(f"{name}: {card['refused']}")
+            except LocalspecError as failed:
+                notes.append(f"{name}: {failed}")
                 break
             cards.append(card)
             replies.append(_measured(variant.directory(seed, asked), bench))

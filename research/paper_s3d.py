@@ -8,7 +8,6 @@ layers and seed, for the longest draft. Shorter drafts have the same weights wit
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from statistics import fmean, median, stdev
@@ -37,6 +36,7 @@ from localspec.decoding.budget import Budget
 from localspec.drafters.layer_probe import agreement
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.saved import load_drafter
+from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import resolve
 from localspec.models.s3d_prediction import (
@@ -144,23 +144,25 @@ def figure_5(bench: Bench) -> str:
     most = shape.num_layers
     counts = sorted({round(most * part / 8) for part in range(2, 8)})[: 2 if asked.smoke else None]
     beta = {count: share(most, count, shape.embedding / shape.layer) for count in counts}
+    notes: list[str] = []
     found: dict[tuple[int, int], list[dict[str, list[Reply]]]] = {}  # by layers and γ: by seed: plain, own
     for count in counts:
         variant = Variant("s3d", {"kept": ",".join(map(str, symmetric(most, count))), "depth": LONGEST})
         for seed in asked.seeds:
-            with suppress(OutOfTime):
-                if "refused" in trained(variant, seed, bench):
-                    continue
-                replies = _by_length(variant, seed, bench)
-                for gamma in range(1, LONGEST + 1):
-                    if replies["plain"]:
-                        found.setdefault((count, gamma), []).append(
-                            {"plain": replies["plain"], "own": replies[str(gamma)]}
-                        )
+            try:
+                trained(variant, seed, bench)
+            except OutOfTime:
+                continue
+            except LocalspecError as failed:
+                notes.append(f"{count} layers: {failed}")
+                continue
+            replies = _by_length(variant, seed, bench)
+            for gamma in range(1, LONGEST + 1):
+                if replies["plain"]:
+                    found.setdefault((count, gamma), []).append({"plain": replies["plain"], "own": replies[str(gamma)]})
     if not found:
-        return (
-            f"Not run: {', '.join(f'{count} of {most} layers' for count in counts)}, each with 1 to {LONGEST} tokens."
-        )
+        missing = ", ".join(f"{count} of {most} layers" for count in counts)
+        return "\n\n".join([f"Not run: {missing}, each with 1 to {LONGEST} tokens.", *notes])
     names = [f"{name}, {how}" for name in ("α", "tokens a step", "×") for how in ("paper", "fitted", "measured")]
     cells = []
     for count in counts:
@@ -176,7 +178,7 @@ def figure_5(bench: Bench) -> str:
         "measurements of other β; δ is the machine's. Measured acceptance is that of a tree, whose siblings count, and the "
         "paper's constants are for chains. ± is the standard deviation over seeds."
     )
-    return f"{table(['β', 'γ', *names], cells)}\n\n{note}"
+    return "\n\n".join([table(["β", "γ", *names], cells), note, *notes])
 
 
 def _by_length(variant: Variant, seed: int, bench: Bench) -> dict[str, list[Reply]]:

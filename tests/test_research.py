@@ -68,6 +68,64 @@ def test_results_of_an_experiment_continue_after_a_line_that_was_cut(tmp_path: P
     ], tried.stderr
 
 
+# A training that ends in some ways, then one of which a kill left the result and part of the checkpoint, then one that
+# was stopped, and one that still runs. A shell script stands for localspec.
+STOPPED = """
+import json, pathlib, shutil, sys
+from types import SimpleNamespace
+research, demo, out = map(pathlib.Path, sys.argv[1:])
+sys.path.insert(0, str(research))
+from experiment import OutOfTime, Results, Variant, trained
+from localspec.errors import LocalspecError
+from localspec.training.directory import Lock
+asked = SimpleNamespace(out=out, model="demo", data=[out / "text.jsonl"], distilled=None, steps=2)
+file, variant = out / "results.jsonl", Variant("medusa")
+directory = variant.directory(0, asked)
+def attempt(ends):
+    script = out / "python"
+    script.write_text(f"#!/bin/sh\\necho it ended >&2\\nexit {ends}\\n")
+    script.chmod(0o755)
+    sys.executable = str(script)
+    try:
+        found = trained(variant, 0, SimpleNamespace(asked=asked, results=Results(file)))
+        print("parameters" in found, len(file.read_text().splitlines()))
+    except (OutOfTime, LocalspecError) as error:
+        print(type(error).__name__, error, file.exists())
+for ends in (130, 2, 1):
+    attempt(ends)
+(directory / "checkpoint").mkdir(parents=True)
+shutil.copytree(demo / "drafters" / "medusa", directory / "drafter")
+state = directory / "checkpoint" / "state.json"
+state.write_text(json.dumps({"asked": {"asked": {}, "options": {}}, "at_once": 1, "tensors": ""}))
+attempt(3)
+with Lock(directory) as lock:
+    lock.take()
+    attempt(0)
+state.unlink()
+attempt(4)
+attempt(5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
+@pytest.mark.skipif(os.name == "nt", reason="it needs a shell")
+def test_a_training_that_was_stopped_just_at_its_end_is_neither_refused_nor_made_again(tmp_path: Path) -> None:
+    demo = ROOT / "localspec" / "demo"
+    command = [sys.executable, "-c", STOPPED, str(ROOT / "research"), str(demo), str(tmp_path)]
+    tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = tried.stdout.splitlines()
+    assert [*lines[:4], *lines[5:]] == [
+        "OutOfTime  False",
+        "LocalspecError it ended False",
+        "LocalspecError it ended False",
+        "LocalspecError it ended False",
+        "True 1",
+        "True 1",
+    ], tried.stderr
+    assert lines[4].startswith("UsageMistake Another training is running in") and lines[4].endswith("False")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
 @pytest.mark.skipif(os.name == "nt", reason="some programs need a pseudo-terminal")
