@@ -71,6 +71,7 @@ lint: $(TESTABLE)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) tools/avoided_words.py
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy --config-file research/mypy.ini
 	$(dir $(PYTHON))lint-imports
 
 check: $(TESTABLE)

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from gguf import GGUFReader, dequantize
 from localspec.machine import compiled
 from localspec.machine.library import BLOCK_TYPES, address, check, library
 from localspec.native.threads import Threads
-from localspec.weights.matrices import BlockMatrix, PackedMatrix, packed_bytes
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix, packed_bytes
 
 PEER = """
 import sys, time
@@ -65,8 +65,8 @@ def in_blocks(tensors: list) -> tuple[np.ndarray, list[BlockMatrix]]:
     for t, size in zip(tensors, sizes, strict=True):
         name, inputs, out = t.tensor_type.name, int(t.shape[0]), int(t.shape[1])
         to = room[at : at + size]
-        check(library().ls_blocks_pack(BLOCK_TYPES[name], inputs, address(t.data), out, address(to)))
         matrices.append(BlockMatrix(to, out, inputs, name))
+        matrices[-1].fill(t.data)
         at += size
     print(f"packed {at / 1e6:.0f} MB by one thread in {time.perf_counter() - began:.2f} s")
     return room, matrices
@@ -103,17 +103,18 @@ def main() -> None:
         work()
         return time.perf_counter() - began
 
-    forms["blocks"] = lambda n: timed(lambda: [m.multiply(inputs[m.inputs][:n], threads) for m in matrices])
+    outputs = {m.out: np.empty((max(counts), m.out), np.float32) for m in matrices}
+
+    def products(some: Sequence[BlockStack | PackedMatrix], n: int) -> None:
+        for m in some:
+            x, y = inputs[m.inputs], outputs[m.out]
+            check(library().ls_linear(threads.handle, m.struct(), n, address(x), address(y), 0))
+
+    stacks = [BlockStack((m,)) for m in matrices]
+    forms["blocks"] = lambda n: timed(lambda: products(stacks, n))
     if not given.no_int8:
         packed = [PackedMatrix.pack(dequantize(t.data, t.tensor_type), "int8", 32) for t in tensors]
-        outputs = {m.out: np.empty((max(counts), m.out), np.float32) for m in packed}
-
-        def int8(n: int) -> None:
-            for m in packed:
-                x, y = inputs[m.inputs], outputs[m.out]
-                check(library().ls_linear(threads.handle, m.struct(), n, address(x), address(y), 0))
-
-        forms["int8"] = lambda n: timed(lambda: int8(n))
+        forms["int8"] = lambda n: timed(lambda: products(packed, n))
     if given.peer:
         child = subprocess.Popen(
             [given.peer, "-c", PEER, str(given.model), str(given.threads)],
@@ -121,6 +122,7 @@ def main() -> None:
         )  # fmt: skip
 
         def peer(n: int) -> float:
+            assert child.stdin and child.stdout
             print(n, file=child.stdin, flush=True)
             return float(child.stdout.readline())
 

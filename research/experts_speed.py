@@ -88,6 +88,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
     writer.add_uint32("tokenizer.ggml.eos_token_id", fields["tokenizer.ggml.eos_token_id"].contents())
     writer.add_string("tokenizer.chat_template", fields["tokenizer.chat_template"].contents())
     planned: list[tuple[str, str, tuple[int, ...]]] = []
+    matrices: dict[str, tuple[int, ...]]
     matrices = {"attn_q": (heads * width, hidden), "attn_k": (keys * width, hidden), "attn_v": (keys * width, hidden),
                 "attn_output": (hidden, heads * width)}  # fmt: skip
     planned.append(("token_embd.weight", table, (tokens, hidden)))
@@ -135,10 +136,10 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
             continue
         if len(size) < 3:
             largest = FAR_APART if tensor == "token_embd.weight" else 0.0
-            writer.write_tensor_data(blocks(kind, *size, chance, largest))
+            writer.write_tensor_data(blocks(kind, size[0], size[1], chance, largest))
             continue
         if (kind, size) not in made:  # of all layers; experts are put in another order
-            made[kind, size] = np.stack([blocks(kind, *size[1:], chance) for _ in range(size[0])])
+            made[kind, size] = np.stack([blocks(kind, size[1], size[2], chance) for _ in range(size[0])])
         writer.write_tensor_data(made[kind, size][chance.permutation(size[0])])
     writer.close()
 

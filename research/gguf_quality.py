@@ -19,13 +19,14 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import checkout  # noqa: F401
 import gguf
 import numpy as np
 from real.reference import File, log_softmax
 
-from localspec.config import Settings
+from localspec.config import Settings, load
 from localspec.events import Reporter
 from localspec.machine.hardware import physical_cores
 from localspec.models.tokenizer import Tokenizer
@@ -117,7 +118,7 @@ def imported(file: Path, packing: str) -> Path:
     """Return the path that `localspec import --quantize PACKING` gives this file; `blocks` are the file as it is."""
     from localspec.engine.importing import import_gguf
 
-    settings = Settings() if packing == BLOCKS else Settings(quantize=packing)
+    settings = Settings() if packing == BLOCKS else load(flags={"quantize": packing})
     return import_gguf(file, settings, Reporter()).path
 
 
@@ -139,7 +140,7 @@ def documents(file: Path) -> Iterator[str]:
             yield example["text"] if "text" in example else "\n".join(one["content"] for one in example["messages"])
 
 
-def saved(file: Path, **arrays: np.ndarray) -> None:
+def saved(file: Path, **arrays: Any) -> None:
     partial = file.with_suffix(".partial.npz")
     np.savez(partial, **arrays)
     partial.rename(file)

@@ -226,7 +226,8 @@ def measure(
         for one in contenders:
             one.fill(before)
         for name in works:
-            readings[name], limits[name] = ({one.name: [] for one in contenders} for _ in range(2))
+            readings[name] = {one.name: [] for one in contenders}
+            limits[name] = {one.name: [] for one in contenders}
         for turn in range(times):
             if time.perf_counter() > until:
                 break

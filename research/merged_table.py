@@ -50,7 +50,7 @@ class Merging:
             lengthened.calibration = learned
             return lengthened
 
-        found: dict[str, list[list[Reply]]] = {name: [] for name in self.names}
+        by_seed: dict[str, list[list[Reply]]] = {name: [] for name in self.names}
         for seed in self.bench.asked.seeds if temperature else self.bench.asked.seeds[:1]:
             sampling = Sampling(temperature, seed=seed) if temperature else GREEDY
 
@@ -58,13 +58,13 @@ class Merging:
                 return self.bench.reply(prompt, partial(make, name=name), Budget(nodes), sampling)
 
             title = f"{nodes} {with_phrases} {temperature} {seed}"
-            for name, replies in self.bench.rows(title, self.names, answer).items():
-                found[name].append(replies)
-        if not found:
+            for name, run in self.bench.rows(title, self.names, answer).items():
+                by_seed[name].append(run)
+        if not by_seed:
             return f"Not run: {self.bench.asked.model} has no trained drafter."
-        if not all(map(all, found.values())):
+        if not all(map(all, by_seed.values())):
             return NOT_RUN.capitalize() + "."
-        found = {name: common(replies)[0] for name, replies in found.items()}
+        found = {name: common(replies)[0] for name, replies in by_seed.items()}
         lines = []
         for name, replies in sorted(found.items(), key=lambda item: -length(item[1]).value):
             kinds = name.split("+")

@@ -113,9 +113,9 @@ def mistakes(node: ast.AST, returns: str | None = None) -> Iterator[tuple[ast.AS
             yield node, "+/-", altered(node, op=ast.Sub() if isinstance(node.op, ast.Add) else ast.Add())
         case ast.Constant(value=bool()):
             yield node, "negation", str(not node.value)
-        case ast.Constant(value=int() | float()):
-            yield node, "constant", f"{node.value + 1!r}"
-            yield node, "constant", f"({node.value - 1!r})"
+        case ast.Constant(value=int() | float() as value):
+            yield node, "constant", f"{value + 1!r}"
+            yield node, "constant", f"({value - 1!r})"
         case ast.Return(value=ast.expr() as value) if returns is not None and ast.unparse(value) != "None":
             yield value, "return", f"({returned(value, returns)})"
     match node:
@@ -137,7 +137,8 @@ def python_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for node, operator, new in mistakes(ast.parse(text)):
+    for place, operator, new in mistakes(ast.parse(text)):
+        node: Any = place  # of a kind that has a line
         start, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         if not text[start:end].startswith(b"elif"):
             yield start, end, operator, new.encode()
@@ -201,13 +202,14 @@ def every_mutant(commit: str, seed: int) -> dict[str, Mutant]:
     files = archive(commit, *(f"localspec/{package}" for package in FOLDERS))
     names = [name for name in files.getnames() if name.endswith((".py", ".cpp", ".h"))]
     names = [name for name in names if not any(word in name for word in ELSEWHERE)]
-    return {m.key: m for name in names for m in mutants_of(name, files.extractfile(name).read(), seed)}
+    texts = {name: file.read() for name in names if (file := files.extractfile(name))}
+    return {m.key: m for name, text in texts.items() for m in mutants_of(name, text, seed)}
 
 
 def drawn(commit: str, like: str, seed: int) -> list[Mutant]:
     """Return the mutants that both commits have, at most one of a line, as many of each operator and one in five in C++."""
     there = every_mutant(like, seed)
-    found, lines, ranks = [], set(), Counter()
+    found, lines, ranks = [], set[tuple[str, int]](), Counter[tuple[str, int]]()
     for mutant in sorted(every_mutant(commit, seed).values(), key=lambda mutant: mutant.key):
         if mutant.key in there and (place := (mutant.file, mutant.line)) not in lines:
             lines.add(place)
@@ -351,15 +353,18 @@ def note(*row: object) -> None:
         progress.write(json.dumps(row) + "\n")
 
 
+ORDER = pytest.StashKey[dict[str, Any]]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Read the order of the tests."""
-    config.order = json.loads(Path(os.environ["MUTANTS"], "order.json").read_text())
+    config.stash[ORDER] = json.loads(Path(os.environ["MUTANTS"], "order.json").read_text())
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that fail anyway. Put fast tests first, and those of a file next to each other."""
-    if order := config.order:
+    if order := config.stash[ORDER]:
         first, seconds = set(order["first"]), order["seconds"]
         items[:] = [item for item in items if item.nodeid not in order["failed"]]
         bands = {test: sum(took > limit for limit in (0.1, 1, 5)) for test, took in seconds.items()}
@@ -370,7 +375,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """End the process where a test takes ten times its CPU seconds and 20 more."""
     note(item.nodeid, 0, "started")
-    if order := item.config.order:
+    if order := item.config.stash[ORDER]:
         signal.setitimer(signal.ITIMER_PROF, 20 + 10 * order["seconds"].get(item.nodeid, 0))
     try:
         return (yield)
@@ -425,7 +430,8 @@ def main() -> None:
     into.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the tests that run are ended too
     done = {key: row for key, row in read(options.results).items() if row["commit"] == options.commit}
-    here, rows = None, []
+    here: Copy | None = None
+    rows: list[dict[str, Any]] = []
     for mutant in drawn(options.commit, options.like or options.commit, options.seed):
         cpp = not mutant.file.endswith(".py")
         if cpp and sum(not row["file"].endswith(".py") for row in rows) == MOST_CPP:

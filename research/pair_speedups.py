@@ -232,12 +232,13 @@ class Ours:
             return {name: figures(said) | about[name] for name, said in side_by_side(replies).items()}
 
     def _new(self, name: str, stack: ExitStack) -> tuple[Choice, Engine]:
-        store, base = {AUTO: self._auto}.get(name, self._named), self._named
+        store = {AUTO: self._auto}.get(name, self._named)
         if name == FIRST:
             folder = Path(stack.enter_context(TemporaryDirectory(dir=self._work)))
-            store, base = self._open(folder / "new.db", stack), None
+            store = self._open(folder / "new.db", stack)
         choice = self._chosen(name, store)
-        return choice, Engine(choice, store=store, phrases="off", beside=self._base(choice, base))
+        base = self._base(choice, None if name == FIRST else self._named)
+        return choice, Engine(choice, store=store, phrases="off", beside=base)
 
     def _under_limit(self) -> Entry:
         """Return what `auto` would choose if memory were limited, and why; nothing where the model does not fit."""
@@ -364,8 +365,9 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
                 mine = [PLAIN, *(name for name in missing if name in possible)]
                 if new := set(missing) - warm:
                     ours.answers([name for name in mine if name != AUTO], WARM_UP, Sampling(), 6)  # `auto` would learn
-                    for name in new & set(theirs):
-                        peer.answer(name, WARM_UP, 6)
+                    if peer:
+                        for name in new & set(theirs):
+                            peer.answer(name, WARM_UP, 6)
                     warm |= new
                     began = time.monotonic()
                 shift = number % len(mine)
@@ -375,7 +377,7 @@ def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
                     kept.add(key_of_turn | line)
                 most = max(len(line["ids"]) for line in found)
                 for name in missing:
-                    if name in theirs:
+                    if peer and name in theirs:
                         kept.add(key_of_turn | noted(lambda: {name: peer.answer(name, text, most)})[0])
                 longest = max(longest, time.monotonic() - began)
                 paces = {line["variant"]: f"{line['tokens'] / max(line['seconds'], 1e-9):.1f}" for line in found}

@@ -66,7 +66,8 @@ class Quantiser:
 
 def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
     """Return the values of numbers in the blocks that stand in for theirs."""
-    matrix = BlockMatrix.empty(*numbers.shape, kind)
+    out, inputs = numbers.shape
+    matrix = BlockMatrix.empty(out, inputs, kind)
     matrix.fill_rounded(numbers)
     return matrix.numbers()
 
