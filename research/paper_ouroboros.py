@@ -16,7 +16,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from experiment import GREEDY, NOT_RUN, Bench, Reply, Rows, always, common, page, parser
+from experiment import GREEDY, NOT_RUN, Bench, OutOfTime, Reply, Rows, always, common, page, parser, positive
 from figures import difference, figure, length, table, with_interval
 
 from localspec.bench import prompts
@@ -111,9 +111,23 @@ class Pairing:
 
         def answer(prompt: BenchPrompt, row: str) -> Reply:
             letters_, own = PARTS[row]
-            return self._reply(prompt, letters_, chosen or own, f"{title} {row}", sampling, most)
+            if "h" in letters_:
+                return self._reply(prompt, letters_, chosen or own, f"{title} {row}", sampling, most)
+            return self._shared(prompt, letters_, chosen or own, sampling, most)
 
         return self.bench.rows(title, list(rows), answer, asked)
+
+    def _shared(
+        self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, sampling: Sampling, most: int
+    ) -> Reply:
+        """Return a reply without history, which is the same in every table."""
+        most = most or self.bench.asked.max_tokens
+        how = f"{letters_} {letters(chosen)} {sampling.temperature} {sampling.top_p} {sampling.seed} {most}"
+        key = f"reply | {how} | {prompt.category} {prompt.id}"
+        said = self.bench.results.of(key, lambda: self._reply(prompt, letters_, chosen, "", sampling, most))
+        if said is None:
+            raise OutOfTime
+        return dict(said)
 
     def _reply(
         self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, history: str, sampling: Sampling, most: int
@@ -257,13 +271,14 @@ def lengths(pairing: Pairing) -> str:
 
 def locality(pairing: Pairing) -> str:
     """Return what history brings if the same prompts come in another order."""
-    four = [own[:20] for own in pairing.tasks.values()]
-    orders = {f"{run} of a task in a row": in_turn(four, run) for run in (20, 10, 4, 1)}
+    most = pairing.bench.asked.in_order
+    four = [own[:most] for own in pairing.tasks.values()]
+    orders = {f"{run} of a task in a row": in_turn(four, run) for run in (most, most // 2, most // 5, 1)}
     whole = in_turn(four)
     orders["shuffled"] = random.Random(17).sample(whole, len(whole))
     lines = []
     for name, order in orders.items():
-        rows = list(pairing.replies([PAPER, "+ history"], order, f"locality {name}").values())
+        rows = list(pairing.replies([PAPER, "+ history"], order, f"locality {most} {name}").values())
         without, with_history = ([replies] for replies in rows)
         ahead = with_interval(difference(with_history, without)) if rows[0] else ""
         lines.append([name, *map(cell, rows), ahead])
@@ -301,6 +316,7 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
 def main(given: Sequence[str] | None = None) -> None:
     made = parser(__doc__, trains=False)
     made.add_argument("--draft", default="", help="the draft model; by default the one that `show` names")
+    made.add_argument("--in-order", type=positive, default=20, help="prompts of each task for table 17, at least 5")
     made.add_argument("--tasks", nargs="+", choices=TASKS, default=["code", "mathematics"])
 
     def drafter(asked: argparse.Namespace) -> dict[str, str]:
