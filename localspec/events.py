@@ -58,11 +58,6 @@ class Statistics:
         return len(self.token_ids) if self.told_tokens is None else self.told_tokens
 
     @property
-    def unanswered(self) -> bool:
-        """Whether the reply has only thoughts."""
-        return 0 < self.reasoning_tokens == self.tokens
-
-    @property
     def speedup(self) -> float | None:
         """The speedup over plain decoding; below 1 if drafting cost more than it saved.
 

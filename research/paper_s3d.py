@@ -33,7 +33,8 @@ from figures import by_depth, difference, figure, length, table, with_interval
 from localspec.bench.prompts import BenchPrompt
 from localspec.choosing.plans import cost_effectiveness
 from localspec.decoding.budget import Budget
-from localspec.drafters.layer_probe import agreement
+from localspec.decoding.measuring import finished
+from localspec.drafters.layer_probe import agreeing
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError
@@ -98,7 +99,7 @@ def untrained(bench: Bench) -> str:
         said = text["ids"][: until_it_goes_round(text["ids"])]
         if len(said) < 2:
             return {}
-        found = agreement(bench.engine.target, [(text["prompt"], said)], list(sets.values()))
+        found = finished(agreeing(bench.engine.target, [(text["prompt"], said)], list(sets.values())))
         return {"positions": len(said) - 1, "shares": [one.shares for one in found]}
 
     replies = bench.rows("untrained", [""], answer)[""]

@@ -80,7 +80,8 @@ def run(path: Path, form: str) -> dict[str, float]:
     from localspec import Engine, Limits, Sampling, config
     from localspec.choosing.choose import choose
     from localspec.choosing.cost import Estimate, Rates
-    from localspec.engine.forward_timing import measure_forward_costs
+    from localspec.decoding.measuring import finished
+    from localspec.engine.forward_timing import timing_forwards
     from localspec.machine.hardware import memory_bandwidth
     from localspec.machine.library import library
     from localspec.machine.machine import this_machine
@@ -112,7 +113,7 @@ def run(path: Path, form: str) -> dict[str, float]:
 
     speeds, peak = [speed()], peak_memory()
     rates = [by_rates()]
-    by_costs = 1 / measure_forward_costs(engine.target).at(1, PROMPT)
+    by_costs = 1 / finished(timing_forwards(engine.target)).at(1, PROMPT)
     rates.append(by_rates())
     speeds.append(speed())
     return {

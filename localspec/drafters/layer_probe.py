@@ -119,21 +119,14 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
     return taken
 
 
-def agreement(
+def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
-) -> list[KeptLayers]:
+) -> Measuring[list[KeptLayers]]:
     """Measure how often some of the layers, reading the target's reply, predict its next token.
 
     Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
     keys and values of all layers. Row d also sees the d rows before it, as the kept layers computed them.
     """
-    return finished(agreeing(target, replies, subsets))
-
-
-def agreeing(
-    target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
-) -> Measuring[list[KeptLayers]]:
-    """Do what `agreement` does, one read at a time. Yield after each read with some of the layers."""
     model, greedy = target.compute.target, Sampling()
     hits, seen, reads = np.zeros((len(subsets), RANKS)), 0, 0
     for prompt, reply in replies:

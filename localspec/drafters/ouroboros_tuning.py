@@ -12,7 +12,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardOutput
-from localspec.decoding.measuring import Measuring, Progress, finished
+from localspec.decoding.measuring import Measuring, Progress
 from localspec.decoding.numpy_logits import NumpyHidden, NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
@@ -170,13 +170,11 @@ class SimulatedBudget(Budget):
         super().observe(replace(step, draft_seconds=drafting, verify_seconds=0.0))  # a replay takes no time
 
 
-def replayed(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Replay:
-    """Return the result of the workload with this drafter, whose draft model is `small`, if it has one."""
-    return finished(replaying(drafter, small, workload))
-
-
 def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Generator[float, None, Replay]:
-    """Do what `replayed` does, one step at a time. Yield after each step the share that is done."""
+    """Decode the workload with this drafter, whose draft model is `small`, if it has one.
+
+    Yield the share that is done after each step.
+    """
     tokens, budgets, nodes = 0, [], workload.nodes
     everything = sum(len(reply) for _, reply in workload.exchanges)
     for prompt, reply in workload.exchanges:

@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.choosing.cost import ForwardCostModel, ForwardCosts
 from localspec.choosing.fit import STATIC_ROWS
-from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress, finished
+from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress
 from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target, fills_rows
 from localspec.events import Reporter, Statistics
@@ -27,16 +27,8 @@ ENOUGH_SECONDS = 1.0  # of repetitions, but at least two
 PATIENCE_SECONDS = 3.0
 
 
-def measure_forward_costs(target: Target) -> ForwardCosts:
-    """Measure forwards of 1 to 64 rows or more at two contexts.
-
-    It takes a few seconds, or longer for very large models.
-    """
-    return finished(timing_forwards(target))
-
-
 def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
-    """Measure as `measure_forward_costs` does, and yield after each forward.
+    """Measure forwards of 1 to 64 rows or more at two contexts, and yield after each. It takes a few seconds or more.
 
     Numbers of rows take turns, so that a busy moment slows all of them. A context that does not fit in memory is left
     out. Larger numbers of rows are left out when a forward takes more than three seconds. Pauses between two forwards

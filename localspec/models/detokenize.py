@@ -90,11 +90,6 @@ class Transcript:
         self._counts: list[int] = [0]
 
     @property
-    def thinking(self) -> bool:
-        """Whether the model is still thinking."""
-        return self._parting.thinking
-
-    @property
     def text(self) -> str:
         """The whole text so far, including thoughts, without an incomplete character."""
         return self._parting.text

@@ -178,11 +178,6 @@ class Shape:
         )
 
     @property
-    def attending(self) -> float:
-        """The number of channels of a layer's heads, on average."""
-        return self.num_heads * self._sum(lambda one: one.head_dim) / self.num_layers
-
-    @property
     def table(self) -> int:
         """The number of weights of the table of additional layer inputs."""
         width, tokens = self.layer_inputs

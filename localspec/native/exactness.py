@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.decoding.exactness import Exactness
-from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress, finished
+from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.native.cache import NativeCache
@@ -26,13 +26,11 @@ WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 64, 65)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # logits and states of some nodes
 
 
-def measure(target: NativeTarget, widest: int) -> Exactness:
-    """Compare logits and states in trees of up to `widest` rows with those of tokens read one by one."""
-    return finished(measuring(target, widest))
-
-
 def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
-    """Do what `measure` does, and yield after each comparison. The target may answer a prompt in between."""
+    """Compare logits and states in trees of up to `widest` rows with those of tokens read one by one.
+
+    Yield after each comparison; the target may answer a prompt in between.
+    """
     generator, threads = random.Random(0), target.model.threads.count  # noqa: S311  # any tokens do
     tokens = [generator.randrange(target.vocab_size) for _ in range(CONTEXT + DEPTH)]
     cache = target.cache(CONTEXT + max(WIDTHS))

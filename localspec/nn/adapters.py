@@ -100,23 +100,6 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             own = lora_b[part.start - part.first : part.end - part.first]
             adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
 
-    def peft_config(self, base: str) -> dict[str, object]:
-        """Return the content of adapter_config.json with which peft reads the same adapters."""
-        parts = {part.name.rpartition(".")[2] for part in self._parts}
-        return {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": base,
-            "r": self.rank,
-            "lora_alpha": self.alpha,
-            "target_modules": sorted(parts),
-            "layers_to_transform": list(self._adapters),
-            "layers_pattern": "layers",
-            "bias": "none",
-            "lora_dropout": 0.0,
-            "inference_mode": True,
-        }
-
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
         """Yield each projection, its adapter, and the rows of A and columns of B that form its block."""
         for part in self._parts:

@@ -10,7 +10,8 @@ from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import copy_bandwidth, runtime_calls
-from localspec.engine.forward_timing import measure_forward_costs, picks_after
+from localspec.decoding.measuring import finished
+from localspec.engine.forward_timing import picks_after, timing_forwards
 from localspec.machine.hardware import memory_bandwidth
 from localspec.nn.target import Target
 
@@ -50,7 +51,7 @@ def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
 
 def of_form(target: Target) -> dict[str, Any]:
     """Return the costs of forwards in the form that the model is in."""
-    costs = measure_forward_costs(target)
+    costs = finished(timing_forwards(target))
     return {
         "read": target.read_bytes, "held": target.nbytes, "rows": list(ROWS), "contexts": list(costs.contexts),
         "seconds": [[costs.at(rows, context) for rows in ROWS] for context in costs.contexts],

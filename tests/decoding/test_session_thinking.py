@@ -77,7 +77,7 @@ def test_thinking_and_answer_are_parted_whatever_drafts(model, limits, thought, 
         assert found[:3] == (thought, answer, before) and found[3].reason == reason
         statistics = found[3].statistics
         assert statistics.token_ids == tuple(ids(SAID)[: before + len(answer)])
-        assert statistics.unanswered == (not answer)
+        assert (statistics.reasoning_tokens == statistics.tokens) == (not answer)
         assert 0 < statistics.reasoning_seconds <= statistics.first_token_seconds + statistics.decode_seconds
 
 
@@ -89,7 +89,7 @@ def test_a_prompt_that_ends_in_the_mark_begins_within_the_thinking(model: TableM
 
 def test_a_session_that_knows_no_marks_shows_all_as_it_is(model: TableModel) -> None:
     found = answered(Session(model, Autoregressive(), Budget(0)), PROMPT, Limits(16))
-    assert found[:3] == ("", SAID, 0) and not found[3].statistics.unanswered
+    assert found[:3] == ("", SAID, 0) and found[3].statistics.reasoning_tokens == 0
     assert found[3].statistics.reasoning_seconds == 0
 
 
@@ -103,5 +103,5 @@ def test_who_stops_within_the_thinking_has_the_tokens_that_were_shown(model: Tab
             if shown == "abc":
                 break
     events.close()
-    assert session.statistics is not None and session.statistics.unanswered
+    assert session.statistics is not None and session.statistics.reasoning_tokens == session.statistics.tokens
     assert session.tokens == [*PROMPT, *ids("tkabc")]

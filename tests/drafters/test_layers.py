@@ -11,7 +11,7 @@ from tiny_models import END, FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.measuring import Progress
+from localspec.decoding.measuring import Progress, finished
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -151,7 +151,7 @@ def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPa
     said = stock_reply(model.stock, prompt, 20, stops=())
     monkeypatch.setattr(layer_probe, "ROWS", 1)
     for kept in ((0, 2), (1,), (0, 1, 2)):
-        (found,) = layer_probe.agreement(model.target, [(prompt, said)], [kept])
+        (found,) = finished(layer_probe.agreeing(model.target, [(prompt, said)], [kept]))
         hits = [0] * layer_probe.RANKS
         for place in range(1, len(said)):
             text = [*prompt, *said[:place]]
@@ -168,7 +168,7 @@ def test_the_probe_measures_what_drafts(tiny: Make, monkeypatch: pytest.MonkeyPa
 def test_rows_that_are_read_at_once_are_a_draft_that_was_right_so_far(tiny: Make) -> None:
     model, prompt = tiny(QWEN3), prompt_ids(12, seed=5)
     said = stock_reply(model.stock, prompt, 9, stops=())
-    (found,) = layer_probe.agreement(model.target, [(prompt, said)], [(0, 2)])
+    (found,) = finished(layer_probe.agreeing(model.target, [(prompt, said)], [(0, 2)]))
     rows = model.target.compute.target
     states = rows.read_rows(rows.embed(said[:8]), prefilled(model.target, [*prompt, said[0]]), (0, 2))
     right = torch.as_tensor(rows.head(states)).argmax(-1) == torch.tensor(said[1:])

@@ -37,7 +37,7 @@ from localspec.drafters.ouroboros_tuning import (
     RANGES,
     ReplayTarget,
     Workload,
-    replayed,
+    replaying,
     searching,
     starting,
     values,
@@ -646,7 +646,7 @@ def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str, m
             rows = statistics.drafted + statistics.steps
             forwards = sum(inner.forwards.values()) - 1  # the prompt is read before the clock starts
             seconds = 1e6 * statistics.steps + row * rows + forward * forwards
-            again = replayed(*build(SMALL), Workload([(prompt, text)], VOCABULARY, NODES, costs, own))
+            again = finished(replaying(*build(SMALL), Workload([(prompt, text)], VOCABULARY, NODES, costs, own)))
             assert again.seconds == seconds and again.drafting == forward * forwards
             assert (again.tokens, again.steps, again.nodes) == (29, statistics.steps, statistics.drafted)
 
@@ -657,8 +657,10 @@ def test_what_a_drafter_read_of_one_reply_does_not_disturb_the_next(tiny: Make) 
     said = said_by(model, 12)
     assert len(said) == 2
     drafter, small = build(SMALL)
-    together = replayed(drafter, small, Workload(said, VOCABULARY, 8, Flat(1.0), Flat(0.1))).seconds
-    apart = [replayed(*build(SMALL), Workload([one], VOCABULARY, 8, Flat(1.0), Flat(0.1))).seconds for one in said]
+    together = finished(replaying(drafter, small, Workload(said, VOCABULARY, 8, Flat(1.0), Flat(0.1)))).seconds
+    apart = [
+        finished(replaying(*build(SMALL), Workload([one], VOCABULARY, 8, Flat(1.0), Flat(0.1)))).seconds for one in said
+    ]
     assert together == pytest.approx(sum(apart))
 
 

@@ -12,9 +12,10 @@ from tiny_models import FAMILIES, Tiny
 
 from localspec.choosing.cost import ForwardCosts
 from localspec.choosing.fit import STATIC_ROWS
+from localspec.decoding.measuring import finished
 from localspec.decoding.tree import DraftTree
 from localspec.engine import forward_timing
-from localspec.engine.forward_timing import FILLED_UP, ROWS, measure_forward_costs
+from localspec.engine.forward_timing import FILLED_UP, ROWS, timing_forwards
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
 
@@ -47,7 +48,7 @@ class Model:
 
 
 def measured(model: Model) -> ForwardCosts:
-    return measure_forward_costs(model)  # type: ignore[arg-type]
+    return finished(timing_forwards(model))  # type: ignore[arg-type]
 
 
 def flat_then_linear(rows: int, context: int, _: int = 0) -> float:
@@ -142,7 +143,7 @@ def test_on_a_gpu_more_rows_are_timed_where_they_are_nearly_free(
 @pytest.mark.slow
 def test_a_real_model_on_a_real_clock(tiny: Callable[[str], Any]) -> None:
     target = tiny("llama-grouped-dynamic").target
-    costs = measure_forward_costs(target)
+    costs = finished(timing_forwards(target))
     assert costs.contexts == (64,) and costs.rows == ROWS
     assert all(0 < figure < 60 for figure in costs.seconds[0])
 
@@ -166,6 +167,6 @@ def test_every_shape_is_recorded_once_while_costs_are_measured(
     monkeypatch.setattr(forward_timing, "NEAR", 100)
     target = Target.load(tiny(FAMILIES[0]).path)
     target.use_step_form("captured")
-    costs = measure_forward_costs(target)
+    costs = finished(timing_forwards(target))
     assert costs.rows == FILLED_UP and len(costs.contexts) == 2
     assert recorded.made == len(STATIC_ROWS) * 2 and recorded.played > 5 * recorded.made

@@ -23,6 +23,7 @@ from localspec.choosing import fit
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.forward import ForwardOutput
+from localspec.decoding.measuring import finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
@@ -298,7 +299,7 @@ def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(tiny, pac
 @pytest.mark.parametrize("packing", ["int8", "fp32"])
 def test_the_self_test_finds_every_bit_and_a_state_that_is_not_taken_back(tiny, packing, monkeypatch):
     target = tiny(SHARED, packing).target
-    assert exactness.measure(target, 65).bitwise
+    assert finished(exactness.measuring(target, 65)).bitwise
     forward = NativeTarget.forward
 
     def remembering(self: NativeTarget, tree: DraftTree, cache: NativeCache, **more: bool) -> ForwardOutput:
@@ -309,7 +310,7 @@ def test_the_self_test_finds_every_bit_and_a_state_that_is_not_taken_back(tiny, 
         return output
 
     monkeypatch.setattr(NativeTarget, "forward", remembering)
-    found = exactness.measure(target, 9)
+    found = finished(exactness.measuring(target, 9))
     assert not found.bitwise and 0 < found.largest < 1e-6
 
 

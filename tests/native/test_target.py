@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.measuring import finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
@@ -366,7 +367,7 @@ def test_texts_that_changed_since_the_weights_were_packed_are_those_of_the_direc
 @pytest.mark.parametrize("what", ["logits", "states"])
 def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(opened, monkeypatch, what):
     target, forward = opened("int8"), NativeTarget.forward
-    assert exactness.measure(target, 3).bitwise
+    assert finished(exactness.measuring(target, 3)).bitwise
 
     def disturbed(self: NativeTarget, tree: DraftTree, cache: object, **more: bool) -> object:
         output = forward(self, tree, cache, **more)
@@ -376,9 +377,9 @@ def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(opened, monkey
         return output
 
     monkeypatch.setattr(NativeTarget, "forward", disturbed)
-    found = exactness.measure(target, 3)
+    found = finished(exactness.measuring(target, 3))
     assert not found.bitwise and 0 < found.largest < 1e-6
-    assert exactness.measure(target, 2).bitwise
+    assert finished(exactness.measuring(target, 2)).bitwise
 
 
 @each("name", ["", "draft"])

@@ -72,7 +72,6 @@ def test_what_was_saved_comes_back(tiny, name, which):
         assert parts == ({"qkv_proj", "o_proj"} if fused else {"k_proj", "v_proj", "o_proj"})
     else:
         assert len(parts) == (4 if fused else 6 if name.startswith(("granitemoehybrid", "glm4")) else 7)
-    assert saved.peft_config("base")["target_modules"] == sorted(parts)
 
 
 def test_queries_stay_as_they_are_without_an_adapter_of_their_own(tiny):
