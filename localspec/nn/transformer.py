@@ -18,7 +18,7 @@ from localspec.models.stored_names import use_stored_names
 from localspec.nn.attention import Attention, fastest
 from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.layers.gemma4 import Gemma4Layer, layer_inputs, rounded
-from localspec.nn.layers.llama import NO_ADAPTERS, CacheLike, LayerAdapters, LlamaLayer, ReadKeys
+from localspec.nn.layers.llama import NO_ADAPTERS, CacheLike, LayerAdapters, LayerRows, LlamaLayer, ReadKeys
 from localspec.nn.layers.qwen35 import Qwen35Layer
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
 from localspec.nn.norms import norm
@@ -167,9 +167,9 @@ class Transformer(nn.Module):
                 inner[index] = x
             layer, rotation = self.layers[index], (*rotations[of_layers[index]], factors)
             own_input = None if inputs is None else inputs[:, :, index]
-            brought = x, rotation, masks[kinds[index]], cache, adapters.get(index, NO_ADAPTERS), own_input, read
+            rows = LayerRows(rotation, masks[kinds[index]], cache, adapters.get(index, NO_ADAPTERS), read, own_input)
             again = self.recomputed and torch.is_grad_enabled()
-            x = checkpoint(layer, *brought, use_reentrant=False) if again else layer(*brought)
+            x = checkpoint(layer, x, rows, use_reentrant=False) if again else layer(x, rows)
         x = norm(x, self.norm, self.config)
         if inner is not None and len(self.layers) in inner:
             inner[len(self.layers)] = x

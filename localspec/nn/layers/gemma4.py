@@ -13,15 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.families.architecture import TransformerConfig
-from localspec.nn.layers.llama import (
-    NO_ADAPTERS,
-    CacheLike,
-    LayerAdapters,
-    LlamaLayer,
-    PositionEmbeddings,
-    ReadKeys,
-)
-from localspec.nn.linear import Adapter
+from localspec.nn.layers.llama import LayerRows, LlamaLayer
 from localspec.nn.norms import norm
 from localspec.nn.rotary import apply_rope
 
@@ -38,49 +30,32 @@ class Gemma4Layer(LlamaLayer):
         if self.config.layer_scalars:
             self.layer_scalar = self.vector("layer_scalar")
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapters: LayerAdapters = NO_ADAPTERS,
-        own_input: torch.Tensor | None = None,
-        read: ReadKeys | None = None,
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the states of rows [batch, n, hidden_size] after the layer."""
-        x = super().forward(x, position_embeddings, mask, cache, adapters, None, read)
-        if own_input is not None:
+        x = super().forward(x, rows)
+        if rows.own_input is not None:
             gate = self.activation(self.per_layer_input_gate(x))
-            x = x + norm(self.per_layer_projection(gate * own_input), self.per_layer_norm, self.config)
+            x = x + norm(self.per_layer_projection(gate * rows.own_input), self.per_layer_norm, self.config)
         return x * self.layer_scalar if self.config.layer_scalars else x
 
-    def self_attention(
-        self,
-        h: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapter: Adapter | None,
-        read: ReadKeys | None,
-    ) -> torch.Tensor:
+    def self_attention(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the attention output of rows, [batch, n, heads * head_dim]."""
         sizes, heads = self.sizes, self.config.num_heads
-        cos, sin, _ = position_embeddings
+        cos, sin, _ = rows.position_embeddings
         own = sizes.num_kv_heads if sizes.keys_of is None else 0
-        qkv = self.split_heads(self.qkv_proj(h, adapter))
+        qkv = self.split_heads(self.qkv_proj(h, rows.adapters.get("qkv_proj")))
         qk = apply_rope(self.normed(qkv[:, :, : heads + own]), cos, sin)
         if sizes.keys_of is None:
             v = qkv[:, :, heads:] if sizes.keys_are_values else qkv[:, :, heads + own :]
             v = F.rms_norm(v, (sizes.head_dim,), eps=self.config.rms_norm_eps)
-            k, v = self.with_cached(qk[:, :, heads:], v, cache)
-            if read is not None and self.index in read:
-                read[self.index] = k, v
+            k, v = self.with_cached(qk[:, :, heads:], v, rows.cache)
+            if self.index in rows.read:
+                rows.read[self.index] = k, v
         else:
-            others = None if read is None else read[sizes.keys_of]
+            others = rows.read[sizes.keys_of]
             assert others is not None, "a layer that others read is left out"
             k, v = others
-        return self.attend(self.grouped(qk[:, :, :heads]), k, v, mask, cache)
+        return self.attend(self.grouped(qk[:, :, :heads]), k, v, rows)
 
 
 def layer_inputs(

@@ -5,7 +5,7 @@ MLP (Gemma 3), a factor of the outputs (Granite).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,6 +29,21 @@ CacheLike = KVCache | PlacedRows | TextPrefix | LentKeys
 LayerAdapters = Mapping[str, Adapter]
 ReadKeys = dict[int, tuple[torch.Tensor, torch.Tensor] | None]  # keys and values by layer that later layers read too
 NO_ADAPTERS: LayerAdapters = {}
+
+
+class LayerRows(NamedTuple):
+    """What a layer reads of a forward's rows in addition to their states.
+
+    Only other families than Llama use `own_input` [batch, n, channels], an input by token, and `read`, the keys and
+    values of earlier layers.
+    """
+
+    position_embeddings: PositionEmbeddings
+    mask: torch.Tensor
+    cache: CacheLike | None
+    adapters: LayerAdapters
+    read: ReadKeys
+    own_input: torch.Tensor | None
 
 
 class LlamaLayer(nn.Module):
@@ -96,26 +111,13 @@ class LlamaLayer(nn.Module):
         """Return one of the layer's vectors."""
         return nn.Parameter(self._weights[f"layers.{self.index}.{name}"], requires_grad=False)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapters: LayerAdapters = NO_ADAPTERS,
-        own_input: torch.Tensor | None = None,
-        read: ReadKeys | None = None,
-    ) -> torch.Tensor:
-        """Return the states of rows [batch, n, hidden_size] after the layer.
-
-        Only other families use `own_input`, an input by token, and `read`, the keys and values of earlier layers.
-        """
-        h = norm(x, self.input_layernorm, self.config)
-        h = self.mix(h, position_embeddings, mask, cache, adapters, read)
+    def forward(self, x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
+        """Return the states of rows [batch, n, hidden_size] after the layer."""
+        h = self.mix(norm(x, self.input_layernorm, self.config), rows)
         x, h = added_norm(x, self._to_add(h, "o_norm"), self.post_attention_layernorm, self.config)
         sizes, given = self.config.experts, []
         if sizes is None or sizes.beside:
-            given.append(self.mlp(h, adapters))
+            given.append(self.mlp(h, rows.adapters))
         if sizes is not None:
             given.append(self.mixture(h, x))
         return x + self._to_add(given[0] if len(given) == 1 else given[0] + given[1], "down_norm")
@@ -140,45 +142,28 @@ class LlamaLayer(nn.Module):
         output = self.experts(norm(x, self.expert_norm, self.config), logits, self.expert_scale)
         return norm(output, self.expert_out_norm, self.config)
 
-    def mix(
-        self,
-        h: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapters: LayerAdapters,
-        read: ReadKeys | None,
-    ) -> torch.Tensor:
+    def mix(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the output of attention for rows, [batch, n, hidden_size]."""
-        mixed = self.self_attention(h, position_embeddings, mask, cache, adapters.get("qkv_proj"), read)
-        output: torch.Tensor = self.o_proj(mixed, adapters.get("o_proj"))
+        output: torch.Tensor = self.o_proj(self.self_attention(h, rows), rows.adapters.get("o_proj"))
         return output
 
-    def self_attention(
-        self,
-        h: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapter: Adapter | None,
-        read: ReadKeys | None,
-    ) -> torch.Tensor:
+    def self_attention(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the attention output of rows, [batch, n, heads * head_dim]."""
-        heads, kv_heads = self.config.num_heads, self.sizes.num_kv_heads
-        cos, sin, factors = position_embeddings
-        qkv = self.split_heads(self.qkv_proj(h, adapter))
+        heads, kv_heads, cache = self.config.num_heads, self.sizes.num_kv_heads, rows.cache
+        cos, sin, factors = rows.position_embeddings
+        qkv = self.split_heads(self.qkv_proj(h, rows.adapters.get("qkv_proj")))
         plain = self.rotate is apply_rope and not self.config.qk_norm and factors is None
         if plain and cached_in_slots(cache) and own_kernels.serve(qkv):
             placing = cache.placing(self.index, h.shape[1])  # type: ignore[union-attr]
             grouped = layer_kernels.rotate_and_place(qkv[0], cos, sin, heads, kv_heads, placing)[None]
             k, v = placing.slots[:, None, :, : placing.visible]
-            return self.attend(grouped, k, v, mask, cache)
+            return self.attend(grouped, k, v, rows)
         qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         qk = self.normed(qk) if self.config.qk_norm else qk
         qk = self.rotate(qk, cos, sin)
         q, k = qk[:, :, :heads], qk[:, :, heads:]
         k, v = self.with_cached(k, v, cache)
-        return self.attend(self.grouped(q if factors is None else q * factors), k, v, mask, cache)
+        return self.attend(self.grouped(q if factors is None else q * factors), k, v, rows)
 
     def split_heads(self, projected: torch.Tensor) -> torch.Tensor:
         """Return heads [batch, n, heads, head_dim] of a projection."""
@@ -212,9 +197,7 @@ class LlamaLayer(nn.Module):
         by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         return by_head.reshape(batch, kv_heads, group * n, head_dim)
 
-    def attend(
-        self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, cache: CacheLike | None
-    ) -> torch.Tensor:
+    def attend(self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: LayerRows) -> torch.Tensor:
         """Return the attention output of queries, [batch, n, heads * head_dim].
 
         Training needs gradients, not exact bits. Prefill reads the same rows with and without speculation, so it may
@@ -225,10 +208,10 @@ class LlamaLayer(nn.Module):
         n = rows * kv_heads // heads
         if self.config.sinks:
             sinks = self.sinks.view(kv_heads, -1, 1).expand(-1, -1, n).reshape(kv_heads, rows)
-            mixed = with_sinks(grouped, k, v, mask, self.scale, sinks)
+            mixed = with_sinks(grouped, k, v, given.mask, self.scale, sinks)
         else:
-            attention = self.attention if cached_in_slots(cache) and n <= AT_ONCE else fastest
-            mixed = attention(grouped, k, v, mask, self.scale)
+            attention = self.attention if cached_in_slots(given.cache) and n <= AT_ONCE else fastest
+            mixed = attention(grouped, k, v, given.mask, self.scale)
         mixed = mixed.view(batch, kv_heads, heads // kv_heads, n, head_dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(batch, n, heads * head_dim)
 

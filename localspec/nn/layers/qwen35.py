@@ -4,8 +4,7 @@ import torch
 
 from localspec.nn.attention import invariant
 from localspec.nn.delta_net import GatedDeltaNet
-from localspec.nn.layers.llama import CacheLike, LayerAdapters, LlamaLayer, PositionEmbeddings, ReadKeys
-from localspec.nn.linear import Adapter
+from localspec.nn.layers.llama import LayerRows, LlamaLayer
 from localspec.nn.placed_rows import PlacedChain
 from localspec.nn.rotary import apply_rope
 from localspec.nn.states import StateCache
@@ -26,38 +25,25 @@ class Qwen35Layer(LlamaLayer):
         self.delta = GatedDeltaNet(config.delta, config.rms_norm_eps, self._weights, name, self._linear_class, exact)
         return None
 
-    def mix(
-        self,
-        h: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapters: LayerAdapters,
-        read: ReadKeys | None,
-    ) -> torch.Tensor:
+    def mix(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the output of attention, or of the recurrent state, for rows [batch, n, hidden_size]."""
         if self.delta is None:
-            return super().mix(h, position_embeddings, mask, cache, adapters, read)
+            return super().mix(h, rows)
+        cache = rows.cache
         assert isinstance(cache, StateCache | PlacedChain | None), "no drafter has rows of its own in recurrent layers"
         output: torch.Tensor = self.delta(h, cache, self.index)
         return output
 
-    def self_attention(
-        self,
-        h: torch.Tensor,
-        position_embeddings: PositionEmbeddings,
-        mask: torch.Tensor,
-        cache: CacheLike | None,
-        adapter: Adapter | None,
-        read: ReadKeys | None,
-    ) -> torch.Tensor:
+    def self_attention(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the attention output of rows times the sigmoid of their gates, [batch, n, heads * head_dim]."""
         heads, kv_heads = self.config.num_heads, self.sizes.num_kv_heads
-        cos, sin, _ = position_embeddings
-        qkv = self.split_heads(self.qkv_proj(h, adapter))  # a query, its gate, a query, its gate, …, keys, values
+        cos, sin, _ = rows.position_embeddings
+        qkv = self.split_heads(
+            self.qkv_proj(h, rows.adapters.get("qkv_proj"))
+        )  # a query, its gate, a query, its gate, …, keys, values
         gate = qkv[:, :, 1 : 2 * heads : 2].flatten(2)
         q, k, v = qkv[:, :, : 2 * heads : 2], qkv[:, :, 2 * heads : -kv_heads], qkv[:, :, -kv_heads:]
         qk = apply_rope(self.normed(torch.cat([q, k], 2)), cos, sin)
-        k, v = self.with_cached(qk[:, :, heads:], v, cache)
-        mixed = self.attend(self.grouped(qk[:, :, :heads]), k, v, mask, cache)
+        k, v = self.with_cached(qk[:, :, heads:], v, rows.cache)
+        mixed = self.attend(self.grouped(qk[:, :, :heads]), k, v, rows)
         return mixed * torch.sigmoid(gate)
