@@ -4,13 +4,8 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "blocks.h"
 #include "experts.h"
-#include "forward.h"
-#include "heads.h"
-#include "pack.h"
-#include "pick.h"
-#include "pieces.h"
+#include "functions.h"
 
 using namespace ls;
 

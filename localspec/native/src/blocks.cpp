@@ -1,4 +1,4 @@
-#include "blocks.h"
+#include "functions.h"
 
 namespace ls {
 namespace {

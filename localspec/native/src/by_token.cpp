@@ -1,6 +1,4 @@
-#include "by_token.h"
-
-#include "pack.h"
+#include "functions.h"
 
 namespace ls {
 namespace {

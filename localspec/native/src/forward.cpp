@@ -1,9 +1,7 @@
-#include "forward.h"
+#include "functions.h"
 
 #include "experts.h"
 #include "numbers.h"
-
-#include "rotary.h"
 #include "sequences.h"
 
 namespace ls {

@@ -1,7 +1,4 @@
-#include "heads.h"
-
-#include "by_token.h"
-#include "forward.h"
+#include "functions.h"
 
 namespace ls {
 namespace {

@@ -1,6 +1,4 @@
-#include "pack.h"
-
-#include "isa.h"
+#include "functions.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "pick.h"
+#include "functions.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "pieces.h"
+#include "functions.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "rotary.h"
+#include "functions.h"
 
 namespace ls {
 namespace {

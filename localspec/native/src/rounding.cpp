@@ -1,6 +1,4 @@
-#include "blocks.h"
-
-#include "isa.h"
+#include "functions.h"
 
 namespace ls {
 namespace {
