@@ -1,6 +1,7 @@
 """Handles of a forward's results, logits and hidden states, which hide where a backend stores them."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.decoding.sampling import Ids, Sampling
+from localspec.errors import LocalspecError
 
 LIKELY = 128  # likeliest ids, from which a drafter's candidates are chosen
 Candidate = tuple[int, float]  # a token, and its chance of acceptance, given its parent is accepted
@@ -95,6 +97,41 @@ class PicksOnRequest:
 
     def __getitem__(self, row: int, /) -> int:
         return self.pick(row)
+
+
+class HeldLogits(ABC):
+    """The part of `Logits` that is the same for rows in an array of numpy or torch."""
+
+    rows: Any
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def argmax(self) -> list[int]:
+        """Return the likeliest token of each row."""
+        likeliest: list[int] = self.rows.argmax(-1).tolist()
+        return likeliest
+
+    def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
+        """Return the picks by row, computed on request unless they are greedy."""
+        if sampling.greedy:
+            return self.argmax()
+        return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
+
+    def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
+        """Sample a token from a row, with noise that no pick of the target uses."""
+        return self._noisiest(row, position, sampling, stream)
+
+    @abstractmethod
+    def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
+        """Return the scores of a row at this temperature, and the ids, of the tokens that truncation leaves."""
+
+    def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
+        scores, ids = self._survivors(row, sampling)
+        if not len(ids):
+            raise LocalspecError("No token can be picked from logits that are NaN.")
+        # Always in main memory: a logarithm is not bit-identical on every device.
+        return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
 
 
 def candidates_shown(sampling: Sampling, count: int, vocab_size: int) -> int:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown, choose_candidates
+from localspec.decoding.logits import Candidate, HeldLogits, candidates_shown, choose_candidates
 from localspec.decoding.sampling import Ids, Sampling
-from localspec.errors import LocalspecError
 
 
 class NumpyHidden:
@@ -32,14 +31,13 @@ class NumpyHidden:
         return bool(np.isfinite(self.rows).all())
 
 
-class NumpyLogits:
+class NumpyLogits(HeldLogits):
     """Logits [rows, vocab_size] in main memory, as `Logits` describes them."""
+
+    rows: npt.NDArray[np.float32]
 
     def __init__(self, rows: npt.NDArray[np.floating]) -> None:
         self.rows = rows.astype(np.float32, copy=False)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "NumpyLogits":
         """Return these rows, in this order."""
@@ -59,17 +57,6 @@ class NumpyLogits:
             finite = np.isfinite(self.rows.max(-1) / np.float32(sampling.temperature)).tolist()
         return finite.index(False) if False in finite else len(finite)
 
-    def argmax(self) -> list[int]:
-        """Return the likeliest token of each row."""
-        likeliest: list[int] = self.rows.argmax(-1).tolist()
-        return likeliest
-
-    def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed on request unless they are greedy."""
-        if sampling.greedy:
-            return self.argmax()
-        return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
-
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
@@ -79,22 +66,28 @@ class NumpyLogits:
         confidence = np.take_along_axis(_softmax(scores), likely, -1)
         return choose_candidates(likely if ids is None else ids[likely], confidence, positions, count, sampling)
 
-    def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target uses."""
-        return self._noisiest(row, position, sampling, stream)
-
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
         """Return the probabilities that a token is sampled from, [vocab_size]."""
-        scores, ids = _survivors(self.rows[row], sampling)
+        scores, ids = self._survivors(row, sampling)
         chances = np.zeros(self.rows.shape[-1])
         chances[ids] = _softmax(scores.astype(np.float64))
         return chances
 
-    def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
-        scores, ids = _survivors(self.rows[row], sampling)
-        if not len(ids):
-            raise LocalspecError("No token can be picked from logits that are NaN.")
-        return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
+    def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
+        scores, ids = _cooled(self.rows[row], sampling), np.arange(self.rows.shape[-1])
+        if sampling.top_k and sampling.top_k < len(scores):
+            kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]
+            scores, ids = scores[kept], ids[kept]
+        if sampling.top_p < 1:
+            order = np.argsort(-scores, kind="stable")
+            chances = _softmax(scores[order])
+            order = order[np.cumsum(chances) - chances < sampling.top_p]
+            scores, ids = scores[order], ids[order]
+        if sampling.min_p:
+            chances = _softmax(scores)
+            kept = chances >= sampling.min_p * chances.max(initial=0.0)
+            scores, ids = scores[kept], ids[kept]
+        return scores, ids
 
 
 def _cooled(rows: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray[np.float32]:
@@ -107,21 +100,3 @@ def _softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
         weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         chances: npt.NDArray[np.floating] = weights / weights.sum(-1, keepdims=True)
     return chances
-
-
-def _survivors(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
-    """Return scores at this temperature and ids, both only of the tokens that truncation leaves."""
-    scores, ids = _cooled(row, sampling), np.arange(len(row))
-    if sampling.top_k and sampling.top_k < len(scores):
-        kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]
-        scores, ids = scores[kept], ids[kept]
-    if sampling.top_p < 1:
-        order = np.argsort(-scores, kind="stable")
-        chances = _softmax(scores[order])
-        order = order[np.cumsum(chances) - chances < sampling.top_p]
-        scores, ids = scores[order], ids[order]
-    if sampling.min_p:
-        chances = _softmax(scores)
-        kept = chances >= sampling.min_p * chances.max(initial=0.0)
-        scores, ids = scores[kept], ids[kept]
-    return scores, ids

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown, choose_candidates
+from localspec.decoding.logits import Candidate, HeldLogits, candidates_shown, choose_candidates
 from localspec.decoding.sampling import Ids, Sampling
-from localspec.errors import LocalspecError
 from localspec.nn.transfer import brought, uploaded
 
 
@@ -49,14 +48,11 @@ class TorchHidden:
         return bool(self.rows.isfinite().all())
 
 
-class TorchLogits:
+class TorchLogits(HeldLogits):
     """Logits [rows, vocab_size], as `Logits` describes them. Only picks and candidates are copied to main memory."""
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows = rows.detach()
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "TorchLogits":
         """Return these rows, in this order."""
@@ -75,17 +71,6 @@ class TorchLogits:
         finite = (self.rows.float().amax(-1) / sampling.temperature).isfinite().tolist()
         return finite.index(False) if False in finite else len(finite)
 
-    def argmax(self) -> list[int]:
-        """Return the likeliest token of each row, in one transfer."""
-        likeliest: list[int] = self.rows.argmax(-1).tolist()
-        return likeliest
-
-    def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed on request unless they are greedy."""
-        if sampling.greedy:
-            return self.argmax()
-        return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
-
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
@@ -95,22 +80,15 @@ class TorchLogits:
         tokens, confidence = brought(likely.indices, likely.values)
         return choose_candidates(tokens if ids is None else ids[tokens], confidence, positions, count, sampling)
 
-    def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target uses."""
-        return self._noisiest(row, position, sampling, stream)
-
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
         """Return the probabilities that a token is sampled from, [vocab_size]."""
         scores, ids = (part.cpu() for part in survivors(self.rows[row], sampling))  # not every device has float64
         chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64)
         return _numpy(chances.index_put_((ids,), scores.double().softmax(0)))
 
-    def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
-        scores, ids = (_numpy(part) for part in survivors(self.rows[row], sampling))
-        if not len(ids):
-            raise LocalspecError("No token can be picked from logits that are NaN.")
-        # Always in main memory: a logarithm is not bit-identical on every device.
-        return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
+    def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
+        scores, ids = survivors(self.rows[row], sampling)
+        return _numpy(scores), _numpy(ids)
 
 
 def taken(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
