@@ -219,7 +219,7 @@ def _line(key: str, settings: Settings, sampling: "ReplySampling | None") -> Set
     if value is not None:
         return SettingLine(key, _shown(value), one_line(settings.origins.get(name, DEFAULT)))
     if name == "max_tokens":
-        return SettingLine(key, "no limit", "but that of the context")
+        return SettingLine(key, "no limit", "except the context")
     if name == "seed":
         return SettingLine(key, "new", "for each reply")
     own = None if sampling is None else getattr(sampling, name)

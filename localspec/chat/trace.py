@@ -276,7 +276,7 @@ def _refused(trace: Trace, token: int, refused: RefusedDraft) -> str:
     text = "".join(trace.texts(token, refused.tokens))
     names = ", ".join(dict.fromkeys(map(source_name, refused.sources)))
     more = refused.drafted - len(refused.tokens)
-    return f"{visible(text)}  {names}" + (f", and {counted(more, 'token')} beside it" if more else "")
+    return f"{visible(text)}  {names}" + (f", and {counted(more, 'token')} on other branches" if more else "")
 
 
 def _why_nothing(place: TokenPlace) -> str:

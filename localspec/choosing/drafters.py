@@ -310,7 +310,7 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
     if levels:
         if at.shape.recurrent:
             levels = [[max(level)] for level in levels]  # a recurrent target reads only one path of a tree
-        acceptance = Acceptance.tree(levels, MOST_NODES, "by the text that it was tried on when it was trained")
+        acceptance = Acceptance.tree(levels, MOST_NODES, "by the held-out text of its training")
         found, share = drafter.generated, HELD_OUT
         if found is not None and acceptance.length(found[1]) > 1:
             share = (found[0] - 1) / (acceptance.length(found[1]) - 1)

@@ -338,7 +338,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
         path = shlex.quote(str(one.path))
         yield f"{one.program} has {one.name}, {size(one.bytes)}. Use it: localspec import {path}"
     if (rest := len(survey.found) - MOST_FOUND) > 0:
-        yield f"There {'is one more' if rest == 1 else f'are {rest} more'}; --json lists all."
+        yield f"There {'is one more' if rest == 1 else f'are {rest} more'} of them; --json lists all."
 
 
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:

@@ -39,7 +39,8 @@ def _number(text: str) -> int:
 
 
 Ids = Annotated[
-    list[int] | None, typer.Argument(parser=_number, metavar="[ID]...", help="Which, by the number that `list` shows.")
+    list[int] | None,
+    typer.Argument(parser=_number, metavar="[ID]...", help="The conversations' numbers, as `list` shows them."),
 ]
 
 

@@ -129,10 +129,16 @@ def _shared_flags(
     no_spec: Annotated[bool, typer.Option("--no-spec", help="Plain decoding: --drafter none.")] = False,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", "-f", parser=file_named, metavar="FILE", help="Text put before the prompt; repeatable."),
+        typer.Option(
+            "--file",
+            "-f",
+            parser=file_named,
+            metavar="FILE",
+            help="A file whose text goes before the prompt; repeatable.",
+        ),
     ] = None,
     go_on: Annotated[
-        bool, typer.Option("--continue", "-c", help="Continue the last conversation; `run` its own.")
+        bool, typer.Option("--continue", "-c", help="Continue the last chat; in `run`, the last `run`.")
     ] = False,
     conversation: Annotated[
         int | None,

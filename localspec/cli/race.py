@@ -52,7 +52,7 @@ def race_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of pictures.")] = False,
 ) -> int:
-    """Watch one prompt answered plain and speculative: step by step, then again at true speed.
+    """Watch one prompt answered with and without drafts: step by step, then again at true speed.
 
     Nothing is saved, and no phrases of earlier replies are used. Without a terminal, only the result is printed.
     """

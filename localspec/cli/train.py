@@ -124,7 +124,7 @@ def train(
     """Train a drafter for a model. The same command continues what was stopped.
 
     Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
-    pays, which a bench tells.
+    pays, which a bench decides.
     """
     began = time.monotonic()
     if kind not in (trainable := kinds("weights")):
@@ -253,7 +253,7 @@ def _plan(course: "Course") -> Iterator[str]:
         f"out, about {_duration(3600 * plan.bench)}"
     )
     if course.resumed:
-        yield f"going on with a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."
+        yield f"continuing a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."
         return
     yield f"the plan, {_duration(3600 * plan.limit)} at most: {parts}."
     yield (
@@ -299,7 +299,7 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
 def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bool) -> None:
     if first and seen.done < 1:
         steps = round(seen.step / seen.done)
-        progress.notice(f"about {steps} steps, {_duration(seen.left)}, judged by the first one.")
+        progress.notice(f"about {steps} steps, {_duration(seen.left)}, estimated from the first step.")
     if seen.accuracy is not None:
         progress.notice(
             f"step {seen.step}, loss {seen.loss:.3f}, first guess accepted by depth {_percentages(seen.accuracy)}."
@@ -330,7 +330,7 @@ def _summary(report: dict[str, Any]) -> str:
     ]
     for name, what in (
         ("acceptance", "on text that the model wrote"),
-        ("acceptance_elsewhere", "over all kinds of replies"),
+        ("acceptance_elsewhere", "on replies of all kinds"),
     ):
         if found := report.get(name):
             lines.append(

@@ -59,7 +59,7 @@ class Session:
         limits = limits or Limits()
         room = self.target.context - len(prompt)
         if limits.max_tokens is not None and limits.max_tokens < 1:
-            raise UsageMistake(f"A reply of {limits.max_tokens} tokens is none; ask for 1 or more.")
+            raise UsageMistake(f"A reply of {limits.max_tokens} tokens is not possible; ask for 1 or more.")
         if not prompt:
             raise UsageMistake("The prompt is empty; type something.")
         if room < 1:

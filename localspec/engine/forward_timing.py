@@ -128,7 +128,7 @@ class SpillWatch:
         if factor > SPILL_FACTOR:
             self._costs = None  # one warning is enough
             self._reporter.notice(
-                f"a step takes {factor:.0f} times what it took when it was measured: the memory of {self._device} "
+                f"a step takes {factor:.0f} times as long as when it was measured: the memory of {self._device} "
                 "may be full and part of it moved to main memory; close other programs, or give a smaller --context or "
                 "--quantize nf4."
             )

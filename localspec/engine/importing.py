@@ -187,8 +187,8 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
         return []
     if not types:
         notices = [
-            f"{header.origin.name} has experts. Before the first reply its weights are written once more, to a file of "
-            f"{size(header.weight_bytes)} in {paths.packed}, of which only what is used has to be in memory."
+            f"{header.origin.name} has experts. Before the first reply its weights are copied once to a file of "
+            f"{size(header.weight_bytes)} in {paths.packed}, of which only the used parts must be in memory."
         ]
         if (free := free_disk(paths.packed)) < header.weight_bytes:
             notices.append(

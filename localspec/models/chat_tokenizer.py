@@ -185,7 +185,7 @@ class ChatTokenizer:
         if len(text) > (most := _FRAME + 4 * length(messages)):
             return {"error": f"it makes a text of {len(text):,} characters, and {most:,} are the most", "limit": True}
         if _halves(text) - _halves("".join("".join(message.values()) for message in messages)):
-            return {"error": "it makes halves of characters, which are not text"}
+            return {"error": "it produces halves of surrogate pairs, which are not characters"}
         return {"text": text}
 
     def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:

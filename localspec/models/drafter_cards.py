@@ -298,8 +298,12 @@ def read_drafter(path: Path) -> DrafterCard:
 def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
     """Return the error for a drafter that a bench rejected, and that is therefore used only if its directory is
     named."""
-    why = "the bench after its training found that it does not pay" if "bench" in content else "its bench is to come"
-    return NotHere(f"The drafter in {path} is not used by itself, for {why}; name that directory to use it.")
+    why = (
+        "the bench after its training found that it does not pay" if "bench" in content else "its bench has not run yet"
+    )
+    return NotHere(
+        f"The drafter in {path} is not used unless you name it, because {why}; give --drafter {path} to use it."
+    )
 
 
 def _content(file: Path) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def beside(constants: Constants, measured: Acceptance, timing: Timing, generated
     parts = [
         f"Acceptance rates by depth: {_list(predicted)} by the paper's constants, {_list(measured.by_depth)} on "
         "held-out text",
-        f"a chain of them makes {length:.2f} tokens an iteration, and {found:.2f}",
+        f"a chain with these rates gives {length:.2f} and {found:.2f} tokens per iteration",
     ]
     if generated is not None:
         parts.append(f"the tree that is verified brought {generated:.2f} in replies of the model")

@@ -69,9 +69,9 @@ def _wrong(device: torch.device) -> str | None:
     for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:
-            return f"{what} is not what it should be"
+            return f"{what} has an unexpected value"
         if not all(torch.equal(compute(slice(row, row + 1)), together[row : row + 1]) for row in range(len(together))):
-            return f"{what} of a row depends on others"
+            return f"{what} of a row depends on other rows"
     return None
 
 

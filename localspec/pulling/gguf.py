@@ -125,11 +125,8 @@ def second_copy(weights: int, settings: Settings) -> str:
     where, cache = Paths(home()).packed, hub_places().cache
     one_disk = disk_of(where).stat().st_dev == disk_of(cache).stat().st_dev
     needed, free = (2 if one_disk else 1) * weights, free_disk(where)
-    lacking = f", for which the {size(free)} that are free there do not suffice" if needed > free else ""
-    return (
-        f"; before its first reply on a CPU they are written once more, to a file of about {size(weights)} in {where}"
-        f"{lacking}"
-    )
+    lacking = f", where only {size(free)} are free" if needed > free else ""
+    return f"; before its first reply on a CPU it is copied once to a file of about {size(weights)} in {where}{lacking}"
 
 
 def register(
@@ -211,13 +208,13 @@ class Instead:
         final period."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
-        near = f"{kind} is the publisher's own form of as many bits, read as it is"
+        near = f"{kind} is the publisher's own form with as many bits"
         if kind == "Q8_0":
-            near = "Q8_0 is at least about as near to the publisher's weights (finer scales, an embedding of 8 bits)"
+            near = "Q8_0 is about as accurate or better (finer scales, an embedding of 8 bits)"
         elif "qat" in self.form.source.repo.lower():
-            near = f"{kind} is what the publisher trained it for, read as it is"
+            near = f"{kind} is the form for which the publisher trained the model"
         return (
-            f"in place of {self.original}{about}: {self.packing} is what would be kept of that, and {near}; a GPU, "
+            f"in place of {self.original}{about}: that would be packed to {self.packing}, and {near}; a GPU, "
             "training and other precisions need the original, which --original fetches"
         )
 

@@ -61,7 +61,7 @@ class _Fields:
         """Accept an unsupported field only with a value that has no effect. Raises RequestRefused otherwise."""
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
-            raise RequestRefused(f"'{name}' is not served here ({why}); {instead}.", name)
+            raise RequestRefused(f"'{name}' is not supported ({why}); {instead}.", name)
 
     def none_left(self) -> None:
         for name in (name for name, value in self.left.items() if value is not None):  # null means the same as no field
@@ -83,17 +83,17 @@ def chat_request(body: object) -> ClientRequest:
     whole = fields.take("truncation", _truncation, True)
     longest = fields.take("max_completion_tokens", _count)
     for name in ("tools", "functions"):
-        fields.only(name, [], why="models are given no tools")
+        fields.only(name, [], why="tools are not supported")
     for name, off in (("tool_choice", ("none", "auto")), ("function_call", ("none", "auto"))):
-        fields.only(name, *off, why="models are given no tools")
-    fields.only("parallel_tool_calls", True, False, why="models are given no tools")
+        fields.only(name, *off, why="tools are not supported")
+    fields.only("parallel_tool_calls", True, False, why="tools are not supported")
     in_words = "leave it out, describe the wanted JSON in the prompt, and check the reply"
-    fields.only("response_format", {"type": "text"}, why="no reply can be held to a schema", instead=in_words)
+    fields.only("response_format", {"type": "text"}, why="replies cannot be forced into a schema", instead=in_words)
     fields.only("logprobs", False, why="probabilities are not reported")
     fields.only("top_logprobs", 0, why="probabilities are not reported")
-    fields.only("modalities", ["text"], why="models read and write text")
-    fields.only("prediction", why="drafts come from what the engine itself has seen")
-    fields.only("verbosity", "medium", why="how long a reply is, the prompt says")
+    fields.only("modalities", ["text"], why="only text is supported")
+    fields.only("prediction", why="the engine makes its own drafts")
+    fields.only("verbosity", "medium", why="the prompt decides how long a reply is")
     asked = _shared(fields, messages, None, template if think is None else think, longest)
     asked = replace(asked, whole=whole)
     return replace(asked, think_field="chat_template_kwargs") if think is None else asked
@@ -105,9 +105,9 @@ def text_request(body: object) -> ClientRequest:
     text = fields.take("prompt", _prompt)
     if text is None:
         raise RequestRefused("'prompt' is missing; give the text to continue.", "prompt")
-    fields.only("suffix", "", why="text is written from left to right")
-    fields.only("echo", False, why="a reply is what is new")
-    fields.only("best_of", 1, why="one reply is written")
+    fields.only("suffix", "", why="text is only added at the end")
+    fields.only("echo", False, why="a reply contains only new text")
+    fields.only("best_of", 1, why="there is one reply per request")
     fields.only("logprobs", why="probabilities are not reported")
     return _shared(fields, None, text, None, None)
 
@@ -139,13 +139,13 @@ def _shared(
         raise RequestRefused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
     if not stream:
         fields.known.discard("stream_options")
-    fields.only("n", 1, why="one reply is written")
+    fields.only("n", 1, why="there is one reply per request")
     for name in ("presence_penalty", "frequency_penalty"):
-        fields.only(name, 0, 0.0, why="a reply is the model's own")
-    fields.only("logit_bias", {}, why="a reply is the model's own")
-    fields.only("store", False, why="what is asked over HTTP is not kept")
-    fields.only("metadata", {}, why="what is asked over HTTP is not kept")
-    fields.only("service_tier", "auto", "default", why="there is one")
+        fields.only(name, 0, 0.0, why="probabilities are never changed")
+    fields.only("logit_bias", {}, why="probabilities are never changed")
+    fields.only("store", False, why="requests over HTTP are not saved")
+    fields.only("metadata", {}, why="requests over HTTP are not saved")
+    fields.only("service_tier", "auto", "default", why="there is only one tier")
     for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
         fields.take(name, _hint)
     asked = ClientRequest(
@@ -236,7 +236,7 @@ def _stream_options(name: str, value: object) -> bool:
     if options is None:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
-    options.only("include_obfuscation", False, why="nothing hides the length of a piece")
+    options.only("include_obfuscation", False, why="the length of pieces is never hidden")
     options.none_left()
     return bool(usage)
 
@@ -282,10 +282,10 @@ def _message(place: str, value: object) -> Message:
     if role not in ("system", "developer", "user", "assistant"):
         raise RequestRefused(f"'{place}.role' must be system, developer, user or assistant, not {shown(role)}.", place)
     content = fields.take("content", lambda _, given: _content(place, given))
-    fields.only("name", why="models get roles, but no names", instead="leave it out, or say it in 'content'")
-    fields.only("refusal", why="nothing is refused here")
-    fields.only("tool_calls", [], why="models are given no tools")
-    fields.only("annotations", [], why="models are given no pages of the web")
+    fields.only("name", why="models see roles, but no names", instead="leave it out, or say it in 'content'")
+    fields.only("refusal", why="replies have no refusals")
+    fields.only("tool_calls", [], why="tools are not supported")
+    fields.only("annotations", [], why="models do not see web pages")
     message = {"role": "system" if role == "developer" else role}
     if role == "assistant" and (reasoning := fields.take("reasoning_content", _text)):
         message["reasoning_content"] = reasoning

@@ -28,7 +28,7 @@ REST_SECONDS = 2.0  # for a client that still sends a refused body
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?", re.ASCII)
 TOO_LONG = f"The body of the request is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
 FOREIGN_HOST = "'Host' names another machine; use localhost."
-FOREIGN_ORIGIN = "'Origin' is a page of another site, which may not ask here."
+FOREIGN_ORIGIN = "'Origin' names another site, whose pages may not send requests here."
 
 
 class Guard:

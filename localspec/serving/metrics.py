@@ -14,7 +14,7 @@ _HELP = {
     "localspec_completion_tokens_total": ("counter", "Tokens of replies."),
     "localspec_steps_total": ("counter", "Forward passes of the target after the prompt."),
     "localspec_drafted_tokens_total": ("counter", "Tokens that drafters proposed."),
-    "localspec_accepted_tokens_total": ("counter", "Those of them that the target accepted."),
+    "localspec_accepted_tokens_total": ("counter", "Drafted tokens that the target accepted."),
     "localspec_prefill_seconds_total": ("counter", "Seconds spent reading prompts."),
     "localspec_decode_seconds_total": ("counter", "Seconds spent writing replies."),
     "localspec_waiting_requests": ("gauge", "Requests that wait for their turn."),

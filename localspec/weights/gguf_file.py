@@ -158,7 +158,9 @@ class _Reader:
         version = self._number("<I")
         if version not in (2, 3):
             big = version in (2 << 24, 3 << 24)
-            raise ValueError("it is of a machine that writes numbers the other way" if big else f"version {version}")
+            raise ValueError(
+                "it is big-endian, but localspec reads only little-endian files" if big else f"version {version}"
+            )
         count, keys = self._number("<Q"), self._number("<Q")
         if count > _MOST_TENSORS or keys > _MOST_KEYS:
             raise ValueError(f"it promises {count} tensors and {keys} keys")

@@ -361,7 +361,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     except UnreadableFormat as error:
         raise UnreadableFormat(f"{file} is {error}.") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        raise _damaged(file, "its header makes no sense") from None
+        raise _damaged(file, "its header is invalid") from None
     if any(section.bytes > TEXT_LIMIT for section in header.texts.values()):
         raise _damaged(file, "a text in it is larger than any that a model has")
     return PackedFile(file, header, aligned(48 + length)), size

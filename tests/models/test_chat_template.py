@@ -84,7 +84,7 @@ def test_a_rendering_that_nobody_waits_for_is_ended():
         ("{% for %}", "Expected"),
         ("{{ nothing.at.all }}", "undefined"),
         ("{{ 1 // 0 }}", "by zero"),
-        ("{{ '\\ud800' }}", "halves of characters"),
+        ("{{ '\\ud800' }}", "halves of surrogate pairs"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
     ],
 )

@@ -52,8 +52,8 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
 @each(
     "more, field, words",
     [
-        ({"n": 2}, "n", "not served"),
-        ({"n": True}, "n", "not served"),
+        ({"n": 2}, "n", "not supported"),
+        ({"n": True}, "n", "not supported"),
         ({"truncation": "last"}, "truncation", wording("must_auto_disabled")),
         ({"tools": [{"type": "function"}]}, "tools", "no tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
@@ -63,8 +63,8 @@ def test_parts_of_text_belong_together_and_thoughts_come_along():
             wording("say_in_the_prompt"),
         ),
         ({"logprobs": True}, "logprobs", "not reported"),
-        ({"logit_bias": {"5": 100}}, "logit_bias", "not served"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not served"),
+        ({"logit_bias": {"5": 100}}, "logit_bias", "not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
         ({"store": True}, "store", "not kept"),
         ({"temprature": 1}, "temprature", "temperature"),
         ({"temperature": "1"}, "temperature", "a number"),

@@ -97,7 +97,7 @@ class CodeCopies:
         at = len(blocks) - 1 - self._back % len(blocks)
         which = blocks[at].language or "code"
         if len(blocks) > 1:
-            which += f", block {at + 1} of {len(blocks)}; repeat for the one before"
+            which += f", block {at + 1} of {len(blocks)}; press again for the previous one"
         return blocks[at], which
 
     def copy(self, app: App[Any], source: str) -> None:

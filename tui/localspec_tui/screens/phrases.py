@@ -150,7 +150,7 @@ class PhrasesScreen(AskingScreen[None]):
             return
         forget, pool = self._store.phrases.forget, kept.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)
-        what = f"the {counted(count, 'phrase')} last said in {self._stories.title(conversation)}"
+        what = f"the {counted(count, 'phrase')} last used in {self._stories.title(conversation)}"
         await self._delete(what, lambda: forget(pool, conversation=conversation))
 
     @work(exclusive=True, group="asking")
