@@ -83,10 +83,10 @@ def chat_request(body: object) -> ClientRequest:
     whole = fields.take("truncation", _truncation, True)
     longest = fields.take("max_completion_tokens", _count)
     for name in ("tools", "functions"):
-        fields.only(name, [], why="tools are not supported")
+        fields.only(name, [], why="models cannot call tools here")
     for name, off in (("tool_choice", ("none", "auto")), ("function_call", ("none", "auto"))):
-        fields.only(name, *off, why="tools are not supported")
-    fields.only("parallel_tool_calls", True, False, why="tools are not supported")
+        fields.only(name, *off, why="models cannot call tools here")
+    fields.only("parallel_tool_calls", True, False, why="models cannot call tools here")
     in_words = "leave it out, describe the wanted JSON in the prompt, and check the reply"
     fields.only("response_format", {"type": "text"}, why="replies cannot be forced into a schema", instead=in_words)
     fields.only("logprobs", False, why="probabilities are not reported")
@@ -284,7 +284,7 @@ def _message(place: str, value: object) -> Message:
     content = fields.take("content", lambda _, given: _content(place, given))
     fields.only("name", why="models see roles, but no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="replies have no refusals")
-    fields.only("tool_calls", [], why="tools are not supported")
+    fields.only("tool_calls", [], why="models cannot call tools here")
     fields.only("annotations", [], why="models do not see web pages")
     message = {"role": "system" if role == "developer" else role}
     if role == "assistant" and (reasoning := fields.take("reasoning_content", _text)):
