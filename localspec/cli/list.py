@@ -38,7 +38,8 @@ def list_models(
     rows: list[dict[str, Any]] = []
     paths = Paths(home())
     present = present_model(load(), paths).model
-    packed = [(one.header.origin.revision, one.header.packing, one.path) for one in packed_files(paths)]
+    every = [one for one in packed_files(paths) if not one.header.registered]
+    packed = [(one.header.origin.revision, one.header.packing, one.path) for one in every]
     packed += kept_for_gpus(paths)
     found_here = [*installed()]
     for card, found in found_here:
@@ -126,4 +127,5 @@ def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, 
     if not packed:
         return {}
     own = revision(card.path)
-    return {packing: file.stat().st_size for of, packing, file in packed if of == own and packing != BLOCKS}
+    own_file = {(BLOCKS, card.path)}  # its bytes are in another column
+    return {form: file.stat().st_size for of, form, file in packed if of == own and (form, file) not in own_file}
