@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from localspec.errors import UsageMistake
@@ -14,12 +14,27 @@ _LENGTHS |= {"y": 365 * _DAY, "year": 365 * _DAY}
 _SHORT = {"s": 1, "second": 1, "m": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
-def size(count: float) -> str:
+def size(count: float, digits: int = 1) -> str:
     """Return a number of bytes in readable form."""
     power = 0
     while count >= 1024 and power < len(_UNITS) - 1:
         count, power = count / 1024, power + 1
-    return f"{count:,.1f} {_UNITS[power]}" if power else "1 byte" if count == 1 else f"{count:,.0f} bytes"
+    return f"{count:,.{digits}f} {_UNITS[power]}" if power else "1 byte" if count == 1 else f"{count:,.0f} bytes"
+
+
+def gib(count: float, digits: int = 1) -> str:
+    """Return bytes as a number of GiB, without the unit."""
+    return f"{count / 2**30:.{digits}f}"
+
+
+def distinct(form: Callable[[float, int], str], first: int, second: int) -> tuple[str, str]:
+    """Return two sizes in a form, with as many digits as show which one is larger."""
+    shown = form(first, 1), form(second, 1)
+    for digits in range(2, 10):
+        if shown[0] != shown[1] or first == second:
+            break
+        shown = form(first, digits), form(second, digits)
+    return shown
 
 
 def amount(count: int) -> str:

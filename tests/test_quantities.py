@@ -6,7 +6,9 @@ from localspec.errors import UsageMistake
 from localspec.quantities import (
     ago,
     amount,
+    distinct,
     duration,
+    gib,
     moment,
     pace_in_words,
     seconds_of,
@@ -35,6 +37,22 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 )
 def test_how_long_ago(before, shown):
     assert ago(NOW - before, NOW) == shown
+
+
+@each(
+    "form, first, second, shown",
+    [
+        (gib, 3 * 2**30, 2**30, ("3.0", "1.0")),
+        (gib, 858_000_000, 857_000_000, ("0.799", "0.798")),
+        (gib, 10**9, 10**9, ("0.9", "0.9")),
+        (gib, 10**9 + 1, 10**9, ("0.93132258", "0.93132257")),
+        (size, 2**30 + 2**20, 2**30, ("1.001 GiB", "1.000 GiB")),
+        (size, 2**30, 2**30 - 2**20, ("1.0 GiB", "1,023.0 MiB")),
+        (size, 1001, 1000, ("1,001 bytes", "1,000 bytes")),
+    ],
+)  # fmt: skip
+def test_two_sizes_have_the_digits_that_tell_which_is_larger(form, first, second, shown):
+    assert distinct(form, first, second) == shown
 
 
 def test_what_is_long_ago_has_its_day():

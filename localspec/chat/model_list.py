@@ -17,7 +17,7 @@ from localspec.models.names import full_name
 from localspec.models.present import saved_choice
 from localspec.models.registry import NOWHERE, TargetCard
 from localspec.paths import Paths
-from localspec.quantities import amount, pace_in_words, size
+from localspec.quantities import amount, distinct, pace_in_words, size
 from localspec.store.store import user_store
 from localspec.weights.checkpoint import Checkpoint
 
@@ -198,7 +198,8 @@ def _too_large(one: Recommendation) -> str:
     assert one.plan is not None
     device = one.plan.precision.device
     on = "" if device.name == "cpu" else f" on {device.name}"
-    return f"needs {size(one.plan.bytes)}{on}, and {size(device.usable)} may be used"
+    needed, usable = distinct(size, one.plan.bytes, device.usable)
+    return f"needs {needed}{on}, and {usable} may be used"
 
 
 def _elsewhere(one: Recommendation) -> Choosable | None:

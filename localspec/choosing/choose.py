@@ -34,6 +34,7 @@ from localspec.machine.machine import Device, Machine, this_machine
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
+from localspec.quantities import distinct, gib
 from localspec.weights.checkpoint import inspect, only_packed
 from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
@@ -353,11 +354,12 @@ def _too_large(
 ) -> str:
     """Return the error text: how much memory is missing, and a model that would fit, preferably one that is already
     here."""
-    device, gib = smallest.precision.device, 2.0**30
+    device = smallest.precision.device
+    needed, usable = distinct(gib, smallest.bytes, device.usable)
     disk = ", with half of its experts on the disk" if smallest.on_disk else ""
     missing = (
-        f"{card.name} needs {smallest.bytes / gib:.1f} GiB of memory in {smallest.precision} on "
-        f"{device.name}{disk}, and {device.usable / gib:.1f} of {device.free / gib:.1f} GiB free may be used"
+        f"{card.name} needs {needed} GiB of memory in {smallest.precision} on {device.name}{disk}, and {usable} of "
+        f"{gib(device.free)} GiB free may be used"
     )
     if context is not None and context > PLANNED:  # other models would need more memory for it too
         return f"{missing}; close other programs, or give a smaller --context."
@@ -371,7 +373,7 @@ def _too_large(
         fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`{gated})"
         return (
             f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
-            f"{max(0.1, one.plan.bytes / gib):.1f} GiB."
+            f"{gib(max(2**30 // 10, one.plan.bytes))} GiB."
         )
     return f"{missing}; close other programs, or give a smaller --context."
 

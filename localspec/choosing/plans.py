@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.machine.machine import PACKINGS, Device
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
-from localspec.quantities import amount, precision_in_words, tokens_a_second
+from localspec.quantities import amount, distinct, gib, precision_in_words, tokens_a_second
 from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
 
@@ -538,7 +538,7 @@ def why_idle(name: str, taken: RunPlan, others: Iterable[tuple[Device, RunPlan |
     if there.fits:
         pace = f"{_pace(there)} there, and {_pace(taken)} on {taken.precision.device.name}"
         return f"{gpu.name} is not used: {name} should reach {pace}."
+    needed, usable = distinct(gib, there.bytes, gpu.usable)
     return (
-        f"{gpu.name} is not used: {name} needs {there.bytes / 2**30:.1f} GiB there in {there.precision}, and "
-        f"{gpu.usable / 2**30:.1f} GiB may be used."
+        f"{gpu.name} is not used: {name} needs {needed} GiB there in {there.precision}, and {usable} GiB may be used."
     )

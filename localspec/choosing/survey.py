@@ -25,7 +25,7 @@ from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.entries import Entry, Form
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
-from localspec.quantities import size, tokens_a_second
+from localspec.quantities import distinct, gib, size, tokens_a_second
 from localspec.weights.checkpoint import is_packed, only_packed
 from localspec.weights.packed_files import FILED
 
@@ -255,10 +255,8 @@ def recommend(
     _, plan = tried[0]
     precision, device = plan.precision, plan.precision.device
     disk = ", with half of its experts on the disk" if plan.on_disk else ""
-    reason = (
-        f"does not fit: {plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}{disk}, of which "
-        f"{device.usable / 2**30:.1f} may be used"
-    )
+    needed, usable = distinct(gib, plan.bytes, device.usable)
+    reason = f"does not fit: {needed} GiB in {precision} on {device.name}{disk}, of which {usable} may be used"
     return Recommendation(model.card, plan, reason, quality)
 
 

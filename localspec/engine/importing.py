@@ -22,7 +22,7 @@ from localspec.models.only_copies import move_only_copies
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
 from localspec.paths import Paths, free_disk
-from localspec.quantities import counted, size
+from localspec.quantities import counted, distinct, size
 from localspec.weights.fingerprint import changed_since_read, fingerprints
 from localspec.weights.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
 from localspec.weights.packed_files import (
@@ -186,13 +186,15 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
     if header.answers != BLOCKS or not is_filed(header):
         return []
     if not types:
+        free = free_disk(paths.packed)
+        held, left = distinct(size, header.weight_bytes, free)
         notices = [
             f"{header.origin.name} has experts. Before the first reply its weights are copied once to a file of "
-            f"{size(header.weight_bytes)} in {paths.packed}, of which only the used parts must be in memory."
+            f"{held} in {paths.packed}, of which only the used parts must be in memory."
         ]
-        if (free := free_disk(paths.packed)) < header.weight_bytes:
+        if free < header.weight_bytes:
             notices.append(
-                f"Only {size(free)} are free on the disk of {paths.packed}; make room before that, or set "
+                f"Only {left} are free on the disk of {paths.packed}; make room before that, or set "
                 "LOCALSPEC_HOME to another disk."
             )
         return notices

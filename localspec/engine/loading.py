@@ -33,6 +33,7 @@ from localspec.models.drafter_kinds import WITH_PHRASES, drafting_kinds, kind_of
 from localspec.models.s3d_prediction import KeptLayers, share, symmetric
 from localspec.models.shape import Shape
 from localspec.models.small_model import compare_tokens
+from localspec.quantities import distinct, gib
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
@@ -43,9 +44,10 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
     """
     free = free_memory(choice.device)
     if choice.loaded_bytes > free:  # otherwise the system would end some process, probably this one
+        needed, left = distinct(gib, choice.loaded_bytes, free)
         raise DoesNotFit(
-            f"{choice.target.name} needs {choice.loaded_bytes / 2**30:.1f} GiB of memory and "
-            f"{free / 2**30:.1f} GiB are free on {choice.device}; close other programs, or choose a smaller model."
+            f"{choice.target.name} needs {needed} GiB of memory and {left} GiB are free on {choice.device}; close "
+            "other programs, or choose a smaller model."
         )
     try:
         return open_target(choice, reporter, beside)

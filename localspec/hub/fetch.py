@@ -17,6 +17,7 @@ from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
 from localspec.paths import Paths, own_files, write_anew
+from localspec.quantities import distinct
 from localspec.quantities import size as shown
 
 _IN_VAIN = 3  # times in a row that a file may break off with less than a tenth of it added
@@ -57,9 +58,10 @@ def fetch(
 
 
 def too_large(planned: Plan) -> str:
+    needed, free = distinct(shown, planned.fetch_bytes, planned.disk_free)
     return (
-        f"{shown(planned.fetch_bytes)} must be fetched, but only {shown(planned.disk_free)} are free on "
-        f"the disk of {hub_places().cache}; make room, or set HF_HOME to another disk."
+        f"{needed} must be fetched, but only {free} are free on the disk of {hub_places().cache}; make room, or set "
+        "HF_HOME to another disk."
     )
 
 

@@ -27,7 +27,7 @@ from localspec.models.shape import Shape
 from localspec.paths import Paths, disk_of, free_disk
 from localspec.published_heads import why_not_in_gguf
 from localspec.pulling.packing import Installed, Packed, discard_fetched
-from localspec.quantities import size
+from localspec.quantities import distinct, size
 from localspec.weights.checkpoint import inspect
 from localspec.weights.packed_file import BLOCKS, Origin, PackedFile
 from localspec.weights.packed_files import FILED, packed_files
@@ -102,7 +102,8 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     packing = next((one for one in sizes if share * sizes[one] <= usable), min(reversed(sizes), key=sizes.__getitem__))
     held = "" if packing == BLOCKS else f" packed in {packing}"
     if (least := share * sizes[packing]) > usable:
-        return False, f"{part.source} takes about {size(least)}{held}, of {size(usable)} that may be used"
+        wanted, left = distinct(size, int(least), usable)
+        return False, f"{part.source} takes about {wanted}{held}, of {left} that may be used"
     more = "the file itself will say"
     if sizes[packing] > usable:
         more = "the rest of its experts stays on the disk, so it will be slower"
@@ -125,8 +126,10 @@ def second_copy(weights: int, settings: Settings) -> str:
     where, cache = Paths(home()).packed, hub_places().cache
     one_disk = disk_of(where).stat().st_dev == disk_of(cache).stat().st_dev
     needed, free = (2 if one_disk else 1) * weights, free_disk(where)
-    lacking = f", where only {size(free)} are free" if needed > free else ""
-    return f"; before its first reply on a CPU it is copied once to a file of about {size(weights)} in {where}{lacking}"
+    shown, left = distinct(size, weights, free)
+    both = " for both files" if one_disk else ""
+    lacking = f", where only {left} are free{both}" if needed > free else ""
+    return f"; before its first reply on a CPU it is copied once to a file of about {shown} in {where}{lacking}"
 
 
 def register(

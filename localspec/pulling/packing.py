@@ -21,7 +21,7 @@ from localspec.machine import compiled
 from localspec.machine.machine import Machine
 from localspec.models.shape import Shape
 from localspec.paths import Paths
-from localspec.quantities import size
+from localspec.quantities import distinct, size
 from localspec.weights.checkpoint import revision, weight_files
 from localspec.weights.packed_file import Origin, read
 from localspec.weights.packed_files import FILED, packed_files
@@ -102,9 +102,10 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         raise LocalspecError(f"{model.source} cannot be kept only packed: {trouble}; leave --packed-only out.")
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
+        wanted, left = distinct(size, needed, plan.disk_free)
         raise DoesNotFit(
-            f"Packing it needs {size(needed)}, but only {size(plan.disk_free)} are free on "
-            "the disk; make room, or set HF_HOME and LOCALSPEC_HOME to another disk."
+            f"Packing it needs {wanted}, but only {left} are free on the disk; make room, or set HF_HOME and "
+            "LOCALSPEC_HOME to another disk."
         )
     return packing
 

@@ -27,6 +27,7 @@ from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
 from localspec.native.cache import NativeCache
 from localspec.native.target import NativeTarget
+from localspec.quantities import distinct, gib
 from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 from localspec.weights.checkpoint import is_packed, revision
@@ -301,9 +302,10 @@ class Batched:
         choice = self._choice
         needed, free = choice.loaded_bytes, free_memory(choice.device)
         if needed > free:
+            wanted, left = distinct(gib, needed, free)
             raise DoesNotFit(
-                f"{choice.target.name} needs {needed / 2**30:.1f} GiB of memory, but only {free / 2**30:.1f} GiB are "
-                "free; close other programs, or choose a smaller model."
+                f"{choice.target.name} needs {wanted} GiB of memory, but only {left} GiB are free; close other "
+                "programs, or choose a smaller model."
             )
         logging.disable_progress_bar()
         try:

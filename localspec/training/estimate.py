@@ -29,6 +29,7 @@ from localspec.nn.losses import HELD, ROWS
 from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.paths import free_disk
+from localspec.quantities import distinct, gib
 from localspec.training.optimizers import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
@@ -243,10 +244,11 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
             tokens = max(least, tokens // 2)
         if needed.memory(tokens, recomputed) <= free:
             return Fit(tokens, recomputed)
+    wanted, left = distinct(gib, needed.memory(least, True), free)
     raise DoesNotFit(
-        f"Training while {choice.target.name} is loaded takes {needed.memory(least, True) / 2**30:.1f} GiB of "
-        f"memory with {least} tokens at once, but only {free / 2**30:.1f} GiB are free; close other programs, give a "
-        "smaller --at-once or --length, or choose a smaller model."
+        f"Training while {choice.target.name} is loaded takes {wanted} GiB of memory with {least} tokens at once, but "
+        f"only {left} GiB are free; close other programs, give a smaller --at-once or --length, or choose a smaller "
+        "model."
     )
 
 
@@ -254,7 +256,8 @@ def room(needed: Needs, directory: Path) -> None:
     """Raise DoesNotFit if the disk has too little room for checkpoints and result."""
     free = free_disk(directory)
     if needed.files > free:
+        wanted, left = distinct(gib, needed.files, free)
         raise DoesNotFit(
-            f"Checkpoints and result take {needed.files / 2**30:.1f} GiB in {directory}, but only "
-            f"{free / 2**30:.1f} GiB are free on that disk; make room, or give another -o."
+            f"Checkpoints and result take {wanted} GiB in {directory}, but only {left} GiB are free on that disk; make "
+            "room, or give another -o."
         )

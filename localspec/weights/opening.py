@@ -18,7 +18,7 @@ from localspec.families.architecture import TransformerConfig
 from localspec.machine.memory import free_memory, total_memory, usable
 from localspec.outside_files import MIB
 from localspec.paths import Paths, private_directory
-from localspec.quantities import size
+from localspec.quantities import distinct, size
 from localspec.weights.checkpoint import (
     damaged,
     inspect,
@@ -353,9 +353,10 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
     partial_of(file).unlink(missing_ok=True)  # left by a killed process; its bytes count as free
     needed, free = len(header.encoded()) + header.section_bytes, shutil.disk_usage(file.parent).free
     if needed > free:
+        wanted, left = distinct(size, needed, free)
         raise DoesNotFit(
-            f"The packed form of {header.origin.name} takes {size(needed)}, and {size(free)} are "
-            f"free on the disk of {file.parent}; make room, or set LOCALSPEC_HOME to another disk."
+            f"The packed form of {header.origin.name} takes {wanted}, and {left} are free on the disk of "
+            f"{file.parent}; make room, or set LOCALSPEC_HOME to another disk."
         )
     write(file, header, fill, threads, progress)
 
@@ -380,11 +381,8 @@ def _in_memory(
     if no_file:
         reporter.notice(f"{no_file} Until then the model is packed again each time it is loaded.")
     before = stamps(files)
-    progress = (
-        packing_told(origin.name, packing, reporter)
-        if packing != BLOCKS
-        else _shown(f"reading {origin.name}", reporter)
-    )
+    what = f"packing {origin.name} in {packing}" if packing in FILED else f"reading {origin.name}"
+    progress = _shown(what, reporter)
     try:
         model = PackedModel.in_memory(header, source.filler({}), threads, progress)
         np.empty(_ROOM, np.uint8)  # a check, released at once: later failures would end the process

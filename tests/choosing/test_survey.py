@@ -15,12 +15,12 @@ from localspec.choosing import survey
 from localspec.choosing.choose import choices
 from localspec.choosing.measure import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.choosing.named import DrafterSpec
-from localspec.choosing.plans import COMFORTABLE
+from localspec.choosing.plans import COMFORTABLE, Precision, run_plans
 from localspec.choosing.survey import Recommendation, preferred, recommendations
 from localspec.config import Settings
 from localspec.errors import DoesNotFit
 from localspec.models.entries import PACKAGE, Entry
-from localspec.models.model import Model
+from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 
@@ -192,6 +192,17 @@ def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(regist
     assert not found.fits and found.plan is not None and found.plan.bytes > 4 * GIB
     assert found.reason.startswith(wording("does_not_fit_2")) and "GiB" in found.reason
     assert taken([found]) is None and taken([]) is None
+
+
+def test_a_model_that_lacks_a_megabyte_is_refused_with_two_different_sizes(registry) -> None:
+    registry(one=(PHI, 40))
+    (fits,) = recommendations(machine(cpu(24)), NoMeasurements(), here=False)
+    assert fits.plan is not None
+    plans = run_plans(model_of(fits.card), [Precision(cpu(24), "bf16", "int4")], NoMeasurements())
+    free = (min(one.bytes for one in plans) - 10**6 + 24 * GIB // 10) / GIB
+    (found,) = recommendations(machine(cpu(24, free=free)), NoMeasurements(), here=False)
+    needed, usable = re.findall(r"(\d+\.\d+) (?:GiB|may)", found.reason)
+    assert not found.fits and float(needed) > float(usable)
 
 
 def test_an_entry_without_sizes_costs_the_others_nothing(registry) -> None:

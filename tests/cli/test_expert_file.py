@@ -1,5 +1,7 @@
 """The file to which a mixture's weights are copied is announced, made once, whole or not at all, and deleted by `rm`."""
 
+import json
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +54,13 @@ def registered(mixture: Path, said: list[str]) -> Path:
     return import_gguf(mixture, Settings(), Reporter(said.append)).path
 
 
+def packed_forms(home: Path) -> dict[str, int]:
+    """Return what `list` shows of the mixture: packings, and the bytes of their files."""
+    listed = json.loads(called(home, "list", "--json").stdout)
+    found: dict[str, int] = next(one for one in listed if one["name"] == "mixture")["packed"]
+    return found
+
+
 def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_home: Path) -> None:
     paths, said = Paths(fresh_home), list[str]()
     path = registered(mixture, said)
@@ -59,8 +68,10 @@ def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_ho
     (announced,) = [one for one in said if "has experts" in one]
     assert size(held) in announced and str(paths.packed) in announced
     assert not [*paths.packed.glob("*")]
+    assert packed_forms(fresh_home) == {}
     first, said = logits_of(path, said), []
     (made,) = packed_in(paths.packed)
+    assert packed_forms(fresh_home) == {"blocks": made.path.stat().st_size}
     assert held <= made.path.stat().st_size < held + 2**20
     before = made.path.stat()
     assert logits_of(path, said) == first and said == []
@@ -68,6 +79,17 @@ def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_ho
     removed = called(fresh_home, "rm", "mixture", "--yes")
     assert removed.returncode == 0 and str(made.path) in removed.stdout, removed.stderr
     assert not [*paths.packed.glob("*")] and not [*paths.imports.glob("*")] and mixture.exists()
+
+
+@pytest.mark.parametrize(("packing", "kept"), [("fp32", False), ("bf16", False), ("int8", True)])
+def test_only_what_is_kept_is_packed_once(
+    mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch, packing: str, kept: bool
+) -> None:
+    path, said = registered(mixture, []), list[str]()
+    monkeypatch.setattr(opening, "PAUSE", 0.0)
+    NativeTarget.open(path, packing=packing, context=64, threads=Threads(1), reporter=Reporter(progress=said.append))
+    assert said and any(", once" in one for one in said) is kept
+    assert len(packed_in(Paths(fresh_home).packed)) == kept
 
 
 def test_an_import_says_that_the_disk_lacks_room_for_the_second_file(
@@ -80,7 +102,10 @@ def test_an_import_says_that_the_disk_lacks_room_for_the_second_file(
         with monkeypatch.context() as patched:
             patched.setattr(importing, "free_disk", lambda place, free=free: free)
             registered(mixture, said)
-        assert any(one.startswith(f"Only {size(free)} are free") for one in said) is lacking
+        assert any(one.startswith("Only ") for one in said) is lacking
+        if lacking:
+            shown = re.findall(r"(?:to a file of|Only) (\d\S+)", " ".join(said))
+            assert len({*shown}) == 2, "one byte less is seen"
         shutil.rmtree(fresh_home)
 
 
