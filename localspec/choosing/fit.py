@@ -20,6 +20,7 @@ MOST_CHAINED = 16
 STATES = 8  # states that a recurrent layer holds: the latest, and earlier ones to return to
 RECENT = 256  # rows whose inputs a recurrent layer holds, to compute them again from an earlier state
 PAGE = 4096  # bytes of a mapped file that are loaded when any of them is read
+FOUR_BITS = 4.9  # average bits of a weight in int4 on a CPU, if the shapes of its matrices are not known
 PROGRAM = 40 * 2**20  # bytes that a loaded model holds in addition to tensors and tokenizer: template, threads
 NATIVE_PROGRAM, PACKING = 8 * 2**20, 24 * 2**20  # `PROGRAM` in the CPU engine; bytes that packing does not release
 TOKEN = 830  # bytes for each token of a tokenizer's vocabulary, measured with vocabularies of 8 and 151 thousand
@@ -29,7 +30,7 @@ MOST_PARKED = 4 * 2**30  # bytes of parked texts: caches of other conversations,
 def packed(weights: int, rows: int, quantize: str, backend: str) -> int:
     """Return the bytes of packed matrices with `weights` weights and `rows` output channels on a `Device.backend`."""
     if backend in ("native", "cpu"):  # int8 of our library: 64 weights share a scale in fp16
-        return weights + weights // 64 * 2
+        return int(weights * FOUR_BITS / 8) if quantize == "int4" else weights + weights // 64 * 2
     if quantize == "int8":  # a scale for each channel
         return weights + rows * {"cuda": 4, "mps": 2}[backend]
     if quantize == "nf4":  # 64 weights share a scale of a byte, and 256 of those another one
@@ -63,7 +64,10 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
     """Return the bytes of keys and values of `tokens` tokens (including the tree, in whole buckets), and of
-    recurrent states."""
+    recurrent states.
+
+    Layers with a window hold all tokens, too, so that a text can be continued from any of its tokens.
+    """
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
 

@@ -19,7 +19,7 @@ from localspec.families.experts import Experts
 from localspec.models.entries import PACKAGE
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import Origin
-from localspec.weights.recipe import Recipe
+from localspec.weights.recipe import Recipe, in_four_bits
 from localspec.weights.source import Source
 
 MISPRINTED = (2, "S3D (Phi-3, fp16)")
@@ -59,6 +59,9 @@ def test_unpacked_weights_take_an_item_each(dtype: str, item: int, kind: str) ->
 
 def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
     assert packed(64 * 1024, 100, "int8", "native") == 64 * 1024 + 2048
+    for shape in (BILLION, PHI, SEVEN):
+        by_matrix = in_four_bits(shape.linears, shape.num_layers)
+        assert packed(shape.matrices, 0, "int4", "native") == pytest.approx(by_matrix, rel=0.06)
     assert packed(64 * 1024, 100, "int8", "cuda") == 64 * 1024 + 400
     assert packed(64 * 1024, 100, "int8", "mps") == 64 * 1024 + 200
     assert packed(64 * 1024, 100, "nf4", "cuda") == 32 * 1024 + 1024 + 16

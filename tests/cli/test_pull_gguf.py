@@ -374,6 +374,14 @@ def test_a_plan_counts_what_types_without_kernels_become(kind, stored, held):
     assert fits is None and said.startswith(f"about {size(10**9 * held)}, of")
 
 
+@each("packing, bits", [("int8", 8.25), ("int4", 4.9)])
+def test_a_plan_counts_the_packing_that_is_named(packing, bits):
+    part: Any = SimpleNamespace(source=Source.parse("org/tiny-GGUF:Q8_0"), weights=85 * 10**8, config={})
+    machine = Machine((Device("cpu", "a processor", 10**12, 10**12, ("fp32",)),), 1)
+    fits, said = memory(part, Settings(quantize=packing), machine)
+    assert fits is None and said.startswith(f"about {size(10**9 * bits)} packed in {packing}, of")
+
+
 @each("architecture, shape", [("qwen3moe", None), ("gpt-oss", None), ("gemma4", MIXTURE)])
 def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architecture, shape, fresh_home, monkeypatch):
     source, config = Source.parse("org/tiny-GGUF:Q4_K_M"), {"architecture": architecture}
@@ -389,7 +397,7 @@ def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architect
     with monkeypatch.context() as patched:  # download and second file are on one disk
         patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10 - 1))
         assert planned(20)[1].endswith(
-            f"{copy}, for which the {size(2 * 10**10 - 1)} that are free there do not suffice"
+            f"{copy}, for which, and for the file itself, the {size(2 * 10**10 - 1)} that are free there do not suffice"
         )
         patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10))
         assert planned(20)[1].endswith(copy)
