@@ -94,6 +94,10 @@ class Told(NoMeasurements):
 
     models: Mapping[tuple[str, str], ModelMeasurements] = field(default_factory=dict)
     memory: float | None = None
+    on_disk: float | None = None
+
+    def disk(self, card: TargetCard) -> float | None:
+        return self.on_disk
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         return self.models.get((device, quantize), ModelMeasurements())

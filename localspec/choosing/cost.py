@@ -17,7 +17,9 @@ TREE = 4e-5  # of a step with a tree, in addition to STEP
 DRAFT = 5e-5  # of drafting, in addition to matrix products
 BESIDE_PRODUCTS = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
-DISK = 1e9  # bytes a second, assumed for reading small parts of a disk: half the speed of an NVMe disk of 2020
+# Bytes a second of reads of small parts of a disk where they were not measured: those of a cloud machine's disk
+# (docs/figures/experts.md). An NVMe disk is several times as fast.
+DISK = 0.27e9
 PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
 
@@ -86,9 +88,10 @@ class FromDisk:
     in_memory: ForwardCostModel
     shape: Shape
     on_disk: int
+    bandwidth: float = DISK
 
     def at(self, rows: int, context: int) -> float:
-        return self.in_memory.at(rows, context) + self.shape.chosen(rows) * self.on_disk / DISK
+        return self.in_memory.at(rows, context) + self.shape.chosen(rows) * self.on_disk / self.bandwidth
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ from localspec import __version__
 from localspec.choosing.cost import CONTEXT, ForwardCostModel, ForwardCosts
 from localspec.errors import LocalspecError, first_line
 from localspec.events import Reporter, Statistics
-from localspec.machine.hardware import IdleCores, devices, memory_bandwidth, physical_cores, versions
+from localspec.machine.hardware import IdleCores, devices, disk_bandwidth, memory_bandwidth, physical_cores, versions
 from localspec.models.registry import TargetCard
 from localspec.models.s3d_prediction import KeptLayers
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
+from localspec.weights.checkpoint import is_packed, weight_files
 from localspec.weights.fingerprint import Identity
+from localspec.weights.packed_file import read
 
 LOOK_SECONDS = 0.3  # the least time to watch other programs before the machine counts as idle
 FADING = 0.95  # the sums of earlier replies are multiplied by this for each new one
@@ -84,6 +86,9 @@ class MeasurementSource(Protocol):
     def recalled_bandwidth(self, device: str) -> float | None:
         """Return the bandwidth if it was measured earlier, without measuring it now."""
 
+    def disk(self, card: TargetCard) -> float | None:
+        """Return the bytes a second that can be read from small parts of a model's files; None if they are unknown."""
+
 
 class NoMeasurements:
     """A source without measurements."""
@@ -96,6 +101,9 @@ class NoMeasurements:
 
     def recalled_bandwidth(self, device: str) -> float | None:
         return self.bandwidth(device)
+
+    def disk(self, card: TargetCard) -> float | None:
+        return None
 
 
 # -- saving and recalling ----------------------------------------------------------------------------------------------
@@ -194,6 +202,7 @@ def _layers(value: Any) -> list[KeptLayers] | None:
 
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
+DISK = Quantity("bandwidth of a disk", lambda value: float(value) if value > 0 else None, float)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
 # steps; then the lowest peak and the drafter's bytes.
@@ -246,6 +255,14 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
     lowest = min((one for one in (peak, new_peak) if one), default=0)
     faded = [FADING * old + one for old, one in zip(before, new, strict=True)]
     return {**sums, drafter: [*faded, float(lowest), float(memory.drafter)]}
+
+
+def _weights_of(path: Path) -> Path:
+    """Return a file of a model's weights: of its directory, its packed file, or the GGUF file of a registration."""
+    if not is_packed(path):
+        return weight_files(path)[0]
+    header = read(path).header
+    return Path(next(iter(header.origin.files))) if header.registered else path
 
 
 class Measurements:
@@ -306,6 +323,25 @@ class Measurements:
     def recalled_bandwidth(self, device: str) -> float | None:
         """Return the bandwidth if it was measured earlier, without measuring it now."""
         return self._bandwidths.get(device) or max(self._readings(device), default=None)
+
+    def disk(self, card: TargetCard) -> float | None:
+        """Return the bytes a second that can be read from small parts of a model's files; None if they are unknown.
+
+        They are measured once for each disk, which takes half a second.
+        """
+        if not card.here:
+            return None
+        try:
+            file = _weights_of(card.path)
+            subject = f"disk {file.stat().st_dev}"
+        except (LocalspecError, OSError):  # reported when the model is loaded
+            return None
+        if subject not in self._bandwidths:
+            found = self.cache.recall(DISK, subject)
+            if found is None and not self._quiet and (found := disk_bandwidth(file)):
+                self.cache.remember(DISK, subject, found)
+            self._bandwidths[subject] = found
+        return self._bandwidths[subject]
 
     def _readings(self, device: str) -> list[float]:
         return (self.cache.recall(BANDWIDTH, versions(device)) if device in devices() else None) or []

@@ -88,6 +88,7 @@ class RunPlan:
     on_disk: int = 0  # bytes of experts without room in memory, which a token that needs them reads from the disk
     active: tuple[int, int] | None = None  # in a model with experts: parameters that a token reads, and all
     slowed: float = 1.0  # how many times as long a plain forward takes because of `on_disk`, as predicted
+    disk_measured: bool = False  # whether the speed of the disk was measured
     most: int = AUTO_NODES  # the most nodes that a draft may have
     rule: Rule = "speed"  # the rule that decided, if this plan was taken
     rule_named: bool = False  # whether the setting `drafter_rule` names the rule
@@ -278,7 +279,9 @@ def _plans_in(
         whole = weights + candidate.bytes + program + fit.cache(shape, planned + most + 1, dtype)
         whole += fit.workspace(shape, *how, planned, most)
         on_disk = fit.on_disk(quantize, backend, experts, whole - precision.device.usable)
-        costs = cost.FromDisk(in_memory, shape, on_disk) if on_disk and known.costs is None else in_memory
+        costs = in_memory
+        if on_disk and known.costs is None:
+            costs = cost.FromDisk(in_memory, shape, on_disk, measurements.disk(model.card) or cost.DISK)
         if candidate.acceptance is not None:
             tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
         elif replies is None:
@@ -304,6 +307,7 @@ def _plans_in(
         yield RunPlan(
             precision, candidate, nodes, weights + candidate.bytes - on_disk, size, memory, tokens_per_second, measured,
             on_disk=on_disk, active=active, slowed=costs.at(1, CONTEXT) / in_memory.at(1, CONTEXT), most=most,
+            disk_measured=bool(on_disk and measurements.disk(model.card)),
         )  # fmt: skip
 
 
@@ -485,7 +489,10 @@ def disk_words(plan: RunPlan) -> str:
     """Return a clause about experts that are read from the disk, or "" if there are none."""
     if not plan.on_disk:
         return ""
-    slower = f", so a token takes about {plan.slowed:.1f} times as long" if plan.slowed > 1 else ""
+    slower = ""
+    if plan.slowed > 1:
+        slower = f", so a token takes about {plan.slowed:.1f} times as long"
+        slower += "" if plan.disk_measured else f" if that reads {cost.DISK / 1e9} GB/s, as assumed"
     return f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk{slower}"
 
 

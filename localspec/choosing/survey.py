@@ -272,6 +272,9 @@ class _OfMachine(NoMeasurements):
     def recalled_bandwidth(self, device: str) -> float | None:
         return self._measurements.recalled_bandwidth(device)
 
+    def disk(self, card: TargetCard) -> float | None:
+        return self._measurements.disk(card)
+
 
 def _quality(model: Model) -> int:
     """Return the model's quality in the registry, or an estimate from registered models of about the same size."""

@@ -10,7 +10,7 @@ from each import each
 from golden import wording
 from hypothesis import given
 from hypothesis import strategies as st
-from machines import cpu, flat, machine, unfetched
+from machines import LITTLE, cpu, flat, machine, unfetched
 from reply_statistics import said
 
 from localspec.choosing import measure
@@ -183,6 +183,15 @@ def test_the_highest_of_a_few_readings_is_the_bandwidth_from_then_on(store: Stor
     assert [ask() for _ in range(READINGS + 2)] == [5e9, 9e9, 9e9, 9e9, 9e9] and readings == [99e9]
     assert known(store).bandwidth("cpu") == 9e9
     assert Measurements(MeasurementCache(store)).bandwidth("cuda:7") is None, "there is no such device"
+
+
+def test_a_disk_is_measured_once_and_only_for_a_model_that_is_here(store: Store, card, monkeypatch) -> None:
+    speeds, read = [3e8, 9e9], list[Path]()
+    monkeypatch.setattr(measure, "disk_bandwidth", lambda file: read.append(file) or speeds.pop(0))
+    assert known(store).disk(card) is None
+    assert [Measurements(MeasurementCache(store)).disk(card) for _ in range(2)] == [3e8, 3e8] and len(read) == 1
+    assert read[0].suffix == ".safetensors" and known(store).disk(card) == 3e8
+    assert Measurements(MeasurementCache(store)).disk(unfetched(LITTLE)) is None
 
 
 @each("kept", [None, [30e9]])

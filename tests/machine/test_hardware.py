@@ -1,5 +1,8 @@
 """The machine: the conditions of a measurement, and the bandwidth of memory."""
 
+import os
+import sys
+
 import pytest
 import torch
 from clocks import Clock
@@ -8,7 +11,7 @@ from golden import matching
 
 from localspec.errors import UsageMistake
 from localspec.machine import compiled, hardware, memory
-from localspec.machine.hardware import memory_bandwidth, versions
+from localspec.machine.hardware import disk_bandwidth, memory_bandwidth, versions
 
 
 @pytest.fixture
@@ -97,6 +100,26 @@ def test_bandwidth_is_bytes_over_the_quickest_of_several(clock: Clock, monkeypat
     monkeypatch.setattr(hardware, "physical_cores", lambda: 2)
     assert memory_bandwidth() == pytest.approx(2**20 / 0.01)
     assert asked == [(2**20, 2)] * 3, "half a second is spent after the first, and three are the least"
+
+
+def test_the_disk_is_read_at_many_places_for_half_a_second_at_most(clock, monkeypatch, tmp_path) -> None:
+    (file := tmp_path / "weights").write_bytes(bytes(2**26))
+    places: list[int] = []
+
+    def read(handle: int, buffers: list[object], at: int) -> int:
+        clock.now += 0.001
+        places.append(at)
+        return 2**17
+
+    monkeypatch.setattr(hardware.os, "preadv", read)
+    monkeypatch.setattr(hardware.os, "O_DIRECT", 0o40000 if sys.platform == "linux" else 1, raising=False)
+    monkeypatch.setattr(hardware.os, "open", lambda path, flags, usual=os.open: usual(path, os.O_RDONLY))
+    assert disk_bandwidth(file) == pytest.approx(2**17 / 0.001)
+    assert len({*places}) == 256 and max(places) <= 2**26 - 2**17 and all(at % 2**17 == 0 for at in places)
+    monkeypatch.setattr(hardware.os, "preadv", lambda *given: setattr(clock, "now", clock.now + 0.2) or 2**17)
+    assert disk_bandwidth(file) == pytest.approx(2**17 / 0.2) and clock.now == pytest.approx(100.0 + 0.256 + 0.6)
+    (small := tmp_path / "small").write_bytes(bytes(2**20))
+    assert disk_bandwidth(small) is None and disk_bandwidth(tmp_path / "missing") is None
 
 
 @pytest.mark.slow
