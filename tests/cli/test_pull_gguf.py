@@ -391,14 +391,12 @@ def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architect
         free = gigabytes * 10**9
         return memory(part, Settings(), Machine((Device("cpu", "a processor", free, free, ("fp32",)),), 1), shape)
 
-    copy = f"written once more, to a file of about {size(10**10)} in {Paths(fresh_home).packed}"
+    copy = f"copied once to a file of about {size(10**10)} in {Paths(fresh_home).packed}"
     fits, said = planned(20)
     assert fits is None and copy in said and "disk" not in said.replace(copy, "")
     with monkeypatch.context() as patched:  # download and second file are on one disk
         patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10 - 1))
-        assert planned(20)[1].endswith(
-            f"{copy}, for which, and for the file itself, the {size(2 * 10**10 - 1)} that are free there do not suffice"
-        )
+        assert planned(20)[1].endswith(f"{copy}, where only {size(2 * 10**10 - 1)} are free for both files")
         patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10))
         assert planned(20)[1].endswith(copy)
     fits, said = planned(8)
@@ -409,4 +407,4 @@ def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architect
     fits, said = planned(8)
     assert fits is False and "takes about" in said
     fits, said = planned(20)
-    assert fits is None and "written" not in said
+    assert fits is None and "copied" not in said
