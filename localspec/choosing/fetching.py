@@ -121,7 +121,7 @@ def to_make(card: TargetCard) -> str | None:
     nor here."""
     if card.entry is None:
         return None
-    here = {drafter.kind for drafter in trained_drafters(card)} if card.here else set()
+    here = {drafter.kind for drafter in trained_drafters(card)}
     trainable = {*kinds("weights")} - here
     missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind in trainable)
     return next(missing, None)

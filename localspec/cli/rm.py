@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
 from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
-from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_cards import SHIPPED, trained_drafters
 from localspec.models.entries import Entry
 from localspec.models.present import is_here
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
@@ -312,12 +312,16 @@ def forget_tokenizer(path: Path) -> None:
 
 
 def _drafters_outside(names: Collection[str]) -> tuple[Path, ...]:
-    """Return the trained drafters that are not in their model's directory, so they stay."""
+    """Return the user's trained drafters that are not in their model's directory, so they stay."""
     found = set[Path]()
     for name in names:
         with suppress(LocalspecError):
             card = resolve(name)
-            found |= {one.path for one in trained_drafters(card) if not one.path.is_relative_to(card.path)}
+            found |= {
+                one.path
+                for one in trained_drafters(card)
+                if not one.path.is_relative_to(card.path) and not one.path.is_relative_to(SHIPPED)
+            }
     return (*sorted(found),)
 
 

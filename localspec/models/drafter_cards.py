@@ -104,7 +104,7 @@ RANKS = 10  # candidates by rank whose accuracy is stored
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training text, and on all kinds
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
 BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
-SHIPPED = Path(__file__).parents[1] / "trained"  # drafters for published models that come with localspec, if any
+SHIPPED = Path(__file__).parents[1] / "trained"  # drafters for published models that come with localspec
 # In a tensor in int8 this many numbers share a factor; the factors are the tensor of the same name with this end.
 GROUP, FACTORS = 32, ".factors"
 REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
@@ -200,14 +200,16 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
     """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error."""
     places = _drafter_places(card, paths)
-    own = Identity(card.path)
+    own = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
     for path in places:
         try:
             content = _content(path / "drafter.json")
         except LocalspecError:
             continue  # its kind is unknown; naming its directory reports the error
         target = content.get("target")
-        if isinstance(target, dict) and own.owns(target.get("weights"), target.get("revision")):
+        if isinstance(target, dict) and (
+            (own and own.owns(target.get("weights"), target.get("revision"))) or _is_shipped_for(path, target, card)
+        ):
             found: DrafterCard | LocalspecError
             try:
                 found = _not_kept(path, content) if content.get("kept", True) is False else read_drafter(path)
@@ -221,11 +223,22 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 yield one.kind, read_drafter(here)
             except LocalspecError as trouble:
                 yield one.kind, trouble
+    if not card.here:
+        return
     try:
         layer = mtp_layer(card.path)
         yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
     except LocalspecError as trouble:  # in most models: there is none
         yield MTP, trouble
+
+
+def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
+    """Return whether a drafter in localspec is for the registered model of `card`, in whatever file it was published.
+
+    Another file has other weights in only their last bits, so the drafter is right a little less often there.
+    """
+    entry = card.entry
+    return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")
 
 
 def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:

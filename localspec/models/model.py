@@ -68,7 +68,7 @@ def model_of(card: TargetCard) -> Model:
     Raises the errors of `inspect`, and LocalspecError if its sizes are unknown.
     """
     model = small_model_of(card)
-    trained = tuple(trained_drafters(card)) if card.here else ()
+    trained = tuple(trained_drafters(card))
     own, passed_over = own_draft(card)
     small = None
     if own is not None:

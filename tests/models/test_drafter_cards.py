@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models import drafter_cards
 from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
-from localspec.models.registry import TargetCard, resolve
+from localspec.models.registry import TargetCard, cards, resolve
 from localspec.paths import Paths
 from localspec.weights.checkpoint import revision
 from localspec.weights.fingerprint import weights_fingerprint
@@ -70,6 +71,35 @@ def test_one_that_came_with_localspec_comes_last_and_belongs_to_its_weights_only
     assert [drafter.path for drafter in trained_drafters(model, paths)] == [path]
     own = written(paths.drafters / "a" / "drafter", model, age=9)
     assert find_drafter("medusa", model, paths).path == own
+
+
+def test_one_that_came_with_localspec_serves_every_published_file_of_its_registered_model(
+    paths, model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "shipped")
+    entries = {name: card.entry for name, card in cards(paths).items() if card.entry}
+    name, other = "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b"
+    published = replace(model, name=name, entry=entries[name])
+    shipped = written(tmp_path / "shipped" / name, published, target={"name": name, "revision": "0" * 40})
+    assert find_drafter("medusa", published, paths).path == shipped
+    users = replace(published, entry=replace(entries[name], path=model.path))
+    for unlike in (users, replace(model, name=other, entry=entries[other]), replace(model, name=name)):
+        assert trained_drafters(unlike, paths) == []
+    shipped.rename(tmp_path / "moved")
+    assert trained_drafters(published, paths) == []
+
+
+def test_each_drafter_that_comes_with_localspec_can_be_read_and_has_a_card():
+    places = sorted(file.parent for file in drafter_cards.SHIPPED.glob("*/drafter.json"))
+    assert places and sum(file.stat().st_size for place in places for file in place.iterdir()) < 15e6
+    names = cards().keys()
+    for place in places:
+        drafter = read_drafter(place)
+        assert drafter.target == place.name and place.name in names and drafter.weights and drafter.generated
+        page = (place / "README.md").read_text("utf-8")
+        assert drafter.about["command"] in page and all(
+            word in page for word in ("license:", "## Data", "## Acceptance", "## Speed")
+        )
 
 
 def test_one_that_was_made_for_another_model_is_not_meant_by_its_kind_and_refused_by_its_directory(paths, model):
