@@ -3,7 +3,8 @@
     python research/ship_drafter.py TRAINED localspec/trained/NAME [--heads 2]
 
 In a matrix, 32 numbers of a row share a factor in fp16, as in the CPU engine. Small tensors are in fp16. The script prints the
-size, and for each matrix the largest error of a number, relative to the largest number.
+size, and for each matrix the largest error of a number, relative to the largest number. Then it measures the acceptance length
+on the prompts that come with localspec, which `auto` reads. For that the model must be here.
 """
 
 import argparse
@@ -15,9 +16,18 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+from localspec.choosing.choose import choose
+from localspec.config import Settings
+from localspec.drafters.saved import load_drafter
 from localspec.drafters.tensors import StoredTensors
+from localspec.engine.loading import load_target
+from localspec.events import Reporter
+from localspec.models import registry
 from localspec.models.drafter_cards import ACCEPTANCE, FACTORS, GROUP, read_drafter
+from localspec.training.generated import ELSEWHERE, measure_generated
+from localspec.training.prompts import held_out_prompts
 
+SECONDS = 600.0  # after which no reply begins
 SMALL = 2**14  # tensors with fewer numbers are stored in fp16
 
 
@@ -51,18 +61,26 @@ def main() -> None:
             written[name] = numbers.astype(np.float16)
         else:
             written[name], written[name + FACTORS] = in_int8(numbers)
+    for name in ("bench", *ACCEPTANCE):  # measured before the drafter was cut and packed
+        about.pop(name, None)
     if heads is not None and heads < about["options"]["heads"]:
         about["options"]["heads"] = heads
-        for name in ACCEPTANCE:  # measured with all heads
-            about.pop(name, None)
         for name in ("accuracy_by_depth", "right_after_right"):
             about[name] = about.get(name, [])[:heads]
     given.to.mkdir(parents=True, exist_ok=True)
     file = given.to / "drafter.safetensors"
     save_file(written, file)
+    file.chmod(0o644)
     (given.to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     shipped = StoredTensors(file)
     print(f"{file.stat().st_size / 1e6:.2f} MB")
+    target = load_target(choose(registry.resolve(card.target), Settings(drafter="none")), Reporter())
+    prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
+    measured = measure_generated(target, load_drafter(read_drafter(given.to), target), prompts, ELSEWHERE, SECONDS)
+    assert measured, "every published model has room for these replies"
+    about["acceptance_elsewhere"] = measured.as_json()
+    (given.to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    print(f"{measured.length:.2f} tokens a step with {measured.nodes} nodes, in {measured.replies} replies")
     for name in shipped:
         if name + FACTORS in written:
             before = stored[name][:heads]
