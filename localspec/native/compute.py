@@ -10,105 +10,27 @@ from localspec.decoding.compute import (
     Array,
     Floats,
     HeadWeights,
-    LowRank,
-    PackedAdapters,
     RowAttention,
     RowFunction,
 )
-from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
-from localspec.native.cache import NativeCache, cache_format
+from localspec.native.cache import cache_format
 from localspec.native.linear import NativeHeads, NativeLinear
 from localspec.native.logits import NativeLogits
-from localspec.native.model import NativeAdapters, NativeModel, Weights
+from localspec.native.model import INT8_GROUP, NativeModel, Weights
 from localspec.native.packed_drafter import StoredMatrix, packed_tensors
 from localspec.native.row_attention import NativeAttention, rms_norm
 from localspec.weights import opening
-from localspec.weights.draft_role import HEAD_BLOCKS
-from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
-
-_GROUP = 32  # inputs that share a scale
-
-
-class NativeRowModel:
-    """A transformer as drafters use it."""
-
-    def __init__(self, model: NativeModel) -> None:
-        self._model = model
-
-    @property
-    def sizes(self) -> TransformerConfig:
-        """The family and the sizes."""
-        return self._model.sizes
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights."""
-        return self._model.nbytes
-
-    def cache(self, slots: int) -> NativeCache:
-        """Return an empty cache with room for `slots` tokens."""
-        return self._model.cache(slots)
-
-    def embed(self, tokens: Sequence[int]) -> Floats:
-        """Return the input embeddings of token ids, [tokens, hidden_size]."""
-        return self._model.embed(tokens)
-
-    def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
-        """Return adapters in the form for `read_rows`."""
-        given = {
-            layer: {name: (one.a, one.b.T, one.scale) for name, one in some.items()} for layer, some in adapters.items()
-        }
-        return NativeAdapters(self.sizes.num_layers, given)
-
-    def read_rows(
-        self,
-        inputs: Floats,
-        cache: TokenCache,
-        layers: Sequence[int] | None = None,
-        adapters: PackedAdapters | None = None,
-    ) -> Floats:
-        """Read a chain of rows after the committed tokens; return their states after the final norm."""
-        assert isinstance(cache, NativeCache) and isinstance(adapters, NativeAdapters | None)
-        return self._model.states(inputs, cache, layers, adapters)
-
-    def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
-        """Read inputs, all at this position, with another model's keys and values; return their states after the
-        final norm."""
-        assert isinstance(cache, NativeCache)
-        return self._model.borrowed(inputs, cache, position)
-
-    def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Do nothing: attention reads no slot that its row does not see."""
-
-    def head(self, states: Floats) -> Floats:
-        """Return the logits [rows, vocab_size] of states after the final norm."""
-        return self._model.head(states)
-
-    def head_rows(self, ids: Sequence[int]) -> NativeLinear:
-        """Return the part of the head for the logits of these tokens, in the head's packing, or in int8 if the head
-        is in blocks."""
-        head: PackedMatrix | BlockStack = self._model.weights["lm_head.weight"]
-        rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
-        part: PackedMatrix | BlockStack
-        if isinstance(head, PackedMatrix):
-            part = PackedMatrix.pack(rows, head.format, head.group)
-        elif rows.shape[1] % _GROUP:
-            part = PackedMatrix.pack(rows, "int8", _GROUP)
-        else:
-            blocks = BlockMatrix.empty(len(ids), rows.shape[1], HEAD_BLOCKS)
-            blocks.fill_rounded(rows)
-            part = BlockStack((blocks,))
-        return NativeLinear(part, None, self._model.threads, cap=self.sizes.logit_cap)
+from localspec.weights.matrices import PackedMatrix
 
 
 class NativeCompute:
     """Arithmetic in fp32. Matrices are packed in int8 if the model is packed, and otherwise have the model's format."""
 
     def __init__(self, model: NativeModel, precision: str) -> None:
-        self._model, self._precision, self.target = model, precision, NativeRowModel(model)
+        self.target, self._precision = model, precision
         self._format = precision if precision in ("fp32", "bf16") else "int8"
 
     def stored(
@@ -117,13 +39,13 @@ class NativeCompute:
         """Return the tensors of a file. If the model is packed, large matrices are packed in a file, too."""
         if self._format != "int8":
             return tensors
-        return packed_tensors(file, tensors, of, _GROUP, self._model.threads.count, reporter or Reporter())
+        return packed_tensors(file, tensors, of, INT8_GROUP, self.target.threads.count, reporter or Reporter())
 
     def _pack(self, weight: Array, interleave: bool = False) -> PackedMatrix:
         if isinstance(weight, StoredMatrix) and len(weight.packed) == 1 and weight.interleaved == interleave:
             return weight.packed[0]
         weight = np.asarray(weight)
-        return PackedMatrix.pack(weight, self._format, _GROUP if self._format == "int8" else 0, interleave)
+        return PackedMatrix.pack(weight, self._format, INT8_GROUP if self._format == "int8" else 0, interleave)
 
     def rows(self, values: Floats) -> Floats:
         """Return the array itself."""
@@ -131,7 +53,7 @@ class NativeCompute:
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> NativeLinear:
         """Return a layer of weight [out, in] and bias [out]."""
-        return NativeLinear(self._pack(weight), bias, self._model.threads, silu)
+        return NativeLinear(self._pack(weight), bias, self.target.threads, silu)
 
     def draft_heads(self, weights: HeadWeights, head: NativeLinear | None) -> NativeHeads:
         """Return draft heads that one call of the library computes."""
@@ -145,9 +67,9 @@ class NativeCompute:
         blocks = [by_head(*block, silu=True) for block in weights.blocks]
         path = by_head(*weights.path) if weights.path else []
         change = by_head(weights.down), by_head(weights.up)
-        return NativeHeads(self._model, blocks, path, by_head(weights.vocabulary), head, change)
+        return NativeHeads(self.target, blocks, path, by_head(weights.vocabulary), head, change)
 
-    def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeRowModel:
+    def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeModel:
         """Return a small transformer, with matrices packed like those of other layers."""
         packed: dict[str, Array | PackedMatrix] = {}
         for name in weight_map(sizes):
@@ -157,15 +79,15 @@ class NativeCompute:
                 packed[name] = np.ascontiguousarray(weights[name], np.float32)
         if sizes.tied and sizes.vocab_size:
             packed["lm_head.weight"] = self._pack(weights["embed_tokens"])
-        return self._made(sizes, rope or self._model.rope, packed)
+        return self._made(sizes, rope or self.target.rope, packed)
 
-    def read_model(self, path: Path, context: int) -> NativeRowModel:
+    def read_model(self, path: Path, context: int) -> NativeModel:
         """Return the small language model of a directory. Make its packed file if it is missing."""
-        packed = opening.load(path, self._format, path.name, self._model.threads.count, Reporter())
+        packed = opening.load(path, self._format, path.name, self.target.threads.count, Reporter())
         return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
 
-    def _made(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeRowModel:
-        return NativeRowModel(NativeModel(sizes, rope, weights, self._model.threads, cache_format(self._precision)))
+    def _made(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeModel:
+        return NativeModel(sizes, rope, weights, self.target.threads, cache_format(self._precision))
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Array:
         """Return integers [rows, n]."""
@@ -213,4 +135,4 @@ class NativeCompute:
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeAttention:
         """Return the attention of a layer of these sizes."""
-        return NativeAttention(sizes, rope or self._model.rope, weights)
+        return NativeAttention(sizes, rope or self.target.rope, weights)

@@ -2,15 +2,17 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from localspec.decoding.compute import Floats
 from localspec.machine.library import Heads, Matrix, address, check, library
-from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
 from localspec.weights.matrices import BlockStack, PackedMatrix
+
+if TYPE_CHECKING:
+    from localspec.native.model import NativeModel
 
 _NONE, _SILU = 0, 1  # activations, as localspec.h numbers them
 
@@ -59,7 +61,7 @@ class NativeHeads:
 
     def __init__(
         self,
-        model: NativeModel,
+        model: "NativeModel",
         blocks: Sequence[Sequence[NativeLinear]],
         path: Sequence[NativeLinear],
         vocabulary: Sequence[NativeLinear],

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from localspec.decoding.compute import Floats, LowRank, PackedAdapters
+from localspec.decoding.forward import TokenCache
 from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
@@ -31,33 +32,32 @@ from localspec.machine.library import (
     made,
 )
 from localspec.native.cache import NativeCache
+from localspec.native.linear import NativeLinear
 from localspec.native.logits import NativeLogits
 from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
-from localspec.weights.matrices import BlockStack, PackedMatrix
+from localspec.weights.draft_role import HEAD_BLOCKS
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 
-Floats = npt.NDArray[np.float32]
 # A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.
 Weights = Mapping[str, Any]
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+INT8_GROUP = 32  # inputs of a drafter's matrix that share a scale
 MOST_TEXTS = 32  # read at once
 _NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window longer than any text counts as none
 
 
 class NativeAdapters:
-    """Low-rank changes of linear layers, by layer and name: y += scale * B (A x), given as (A, B transposed, scale).
+    """Low-rank changes of linear layers, by layer and name: y += scale * B (A x)."""
 
-    A is [rank, in], and B transposed is [rank, out].
-    """
-
-    def __init__(self, layers: int, given: Mapping[int, Mapping[str, tuple[Floats, Floats, float]]]) -> None:
+    def __init__(self, layers: int, given: Mapping[int, Mapping[str, LowRank]]) -> None:
         self._arrays: list[Floats] = []  # kept alive for the library
         self.every = ((Adapter * len(LINEARS)) * layers)()  # missing ones have rank 0
         for layer, by_name in given.items():
-            for name, (*pair, scale) in by_name.items():
-                a, b = (np.ascontiguousarray(part, np.float32) for part in pair)
+            for name, one in by_name.items():
+                a, b = (np.ascontiguousarray(part, np.float32) for part in (one.a, one.b.T))
                 self._arrays += [a, b]
-                self.every[layer][LINEARS.index(name)] = Adapter(address(a), address(b), len(a), scale)
+                self.every[layer][LINEARS.index(name)] = Adapter(address(a), address(b), len(a), one.scale)
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +66,7 @@ class NativeAdapters:
 
 
 class NativeModel:
-    """A transformer's layers and final norm, with embedding and head if it has them."""
+    """A transformer's layers and final norm, with embedding and head if it has them; drafters' `RowModel`."""
 
     def __init__(
         self,
@@ -277,18 +277,23 @@ class NativeModel:
         check(self._library.ls_forward_each(self.handle, handles, self.threads.handle, request))
         return NativeLogits(logits, argmax.tolist()), hidden
 
-    def states(
+    def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
+        """Return adapters in the form for `read_rows`."""
+        return NativeAdapters(self.sizes.num_layers, adapters)
+
+    def read_rows(
         self,
         inputs: Floats,
-        cache: NativeCache,
+        cache: TokenCache,
         layers: Sequence[int] | None = None,
-        adapters: NativeAdapters | None = None,
+        adapters: PackedAdapters | None = None,
     ) -> Floats:
         """Read inputs [rows, hidden_size] instead of embeddings, as a chain, through all layers, or through `layers` in
         ascending order.
 
         Return states after the final norm [rows, hidden_size]. Raises the errors of `forward`.
         """
+        assert isinstance(cache, NativeCache) and isinstance(adapters, NativeAdapters | None)
         rows = self._rows(inputs)
         request = Request(inputs=rows.ctypes.data)
         if layers is not None:
@@ -298,15 +303,19 @@ class NativeModel:
             request.adapters = ctypes.addressof(adapters.every)
         return self._run(request, len(rows), cache)
 
-    def borrowed(self, inputs: Floats, cache: NativeCache, position: int) -> Floats:
+    def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
         """Read inputs [rows, hidden_size], each as the token at this position after the text in another model's cache.
 
         Return states after the final norm [rows, hidden_size]. Raises LocalspecError for a cache without such layers.
         """
+        assert isinstance(cache, NativeCache)
         rows = self._rows(inputs)
         positions, parents = int32([position] * len(rows)), int32([-1] * len(rows))
         request = Request(inputs=rows.ctypes.data, positions=positions.ctypes.data, parents=parents.ctypes.data)
         return self._run(request, len(rows), cache)
+
+    def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
+        """Do nothing: attention reads no slot that its row does not see."""
 
     def _run(self, request: Request, count: int, cache: NativeCache) -> Floats:
         if not self.sizes.borrows:
@@ -328,6 +337,22 @@ class NativeModel:
         logits = np.empty((len(rows), self.sizes.vocab_size), np.float32)
         check(self._library.ls_head(self.handle, self.threads.handle, len(rows), address(rows), address(logits), None))
         return logits
+
+    def head_rows(self, ids: Sequence[int]) -> NativeLinear:
+        """Return the part of the head for the logits of these tokens, in the head's packing, or in int8 if the head
+        is in blocks."""
+        head: PackedMatrix | BlockStack = self.weights["lm_head.weight"]
+        rows = head.rows(ids) * np.float32(self.sizes.logit_scale)
+        part: PackedMatrix | BlockStack
+        if isinstance(head, PackedMatrix):
+            part = PackedMatrix.pack(rows, head.format, head.group)
+        elif rows.shape[1] % INT8_GROUP:
+            part = PackedMatrix.pack(rows, "int8", INT8_GROUP)
+        else:
+            blocks = BlockMatrix.empty(len(ids), rows.shape[1], HEAD_BLOCKS)
+            blocks.fill_rounded(rows)
+            part = BlockStack((blocks,))
+        return NativeLinear(part, None, self.threads, cap=self.sizes.logit_cap)
 
     def _rows(self, values: Floats) -> Floats:
         rows = np.ascontiguousarray(values, np.float32)

@@ -185,7 +185,7 @@ def test_a_draft_that_is_not_a_number_is_forgotten(tiny):
         want, cache = plain(target, text), target.cache(0)
         read(target, cache, text[:20])
         spoilt = np.full((5, target.config.hidden_size), np.nan, np.float32)
-        assert not np.isfinite(target.model.states(spoilt, cache)).any()
+        assert not np.isfinite(target.model.read_rows(spoilt, cache)).any()
         assert np.array_equal(read(target, cache, text[20:]), want[20:])
 
 
@@ -205,7 +205,7 @@ def test_what_recurrent_layers_cannot_do_is_told_and_nothing_changes(tiny):
     with pytest.raises(LocalspecError, match=matching("row_2_parent_0_recurrent_layers")):
         target.forward(DraftTree([5, 6, 7], [-1, 0, 0]), cache)
     with pytest.raises(LocalspecError, match=matching("computed_all_together_leave_out_which")):
-        target.model.states(np.zeros((1, target.config.hidden_size), np.float32), cache, [0])
+        target.model.read_rows(np.zeros((1, target.config.hidden_size), np.float32), cache, [0])
     target.forward(DraftTree.chain(text[5:9]), cache)
     with pytest.raises(LocalspecError, match=matching("chains_alone_of_which_the_first")):
         cache.keep([0, 2])

@@ -240,7 +240,7 @@ def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny):
     tree = random_tree(7, 5, seed=1)
     before = target.forward(tree, cache).logits.numpy()
     inputs = np.full((9, target.config.hidden_size), np.nan, np.float32)
-    assert not np.isfinite(target.model.states(inputs, cache)).any()
+    assert not np.isfinite(target.model.read_rows(inputs, cache)).any()
     assert np.array_equal(target.forward(tree, cache).logits.numpy(), before)
 
 
