@@ -25,7 +25,4 @@ def _shares() -> bool:
 needs_peaks = pytest.mark.skipif(
     "VmHWM:" not in _text(_STATUS) or not os.access(_RESET, os.W_OK), reason="this kernel does not tell of peaks"
 )
-needs_own_memory = pytest.mark.skipif(
-    not all(f"{name}:" in _text(_STATUS) for name in ("VmHWM", "RssAnon")), reason="this kernel does not tell of it"
-)
 needs_shares = pytest.mark.skipif(not _shares(), reason="this kernel does not tell what is shared")

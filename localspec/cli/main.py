@@ -59,7 +59,6 @@ _ELSEWHERE = {
     "remove": "`localspec rm NAME` deletes a model, `localspec history rm` conversations.",
     "stop": "`localspec ps` shows the process that has models loaded; end it with `kill`.",
 }
-_MOVED = {"--peer": "`python research/compare_peers.py` in a checkout compares with llama.cpp and transformers."}
 _WITH_PROMPT = ("chat", "race", "run")
 READER_GONE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -228,8 +227,6 @@ def _usage_error(error: TyperException) -> str:
     said, command = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
     if "unexpected extra argument" in said and getattr(command, "name", None) in _WITH_PROMPT:
         return f"{said}; put quotation marks around the prompt."
-    if (option := getattr(error, "option_name", "")) in _MOVED:
-        return f"There is no option {option}. {_MOVED[option]}"
     return said
 
 

@@ -7,34 +7,8 @@ from demo_data.drawing import Drawing, chat
 from demo_data.words import NUMBER_WORDS, capital
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
-ORDINALS = [
-    "first",
-    "second",
-    "third",
-    "fourth",
-    "fifth",
-    "sixth",
-    "seventh",
-    "eighth",
-    "ninth",
-    "tenth",
-    "eleventh",
-    "twelfth",
-]
+MONTHS = "January February March April May June July August September October November December".split()
+ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
 UNITS = {  # (large, small): how many small ones a large one holds, and the largest number asked
     ("meter", "centimeter"): (100, 20), ("kilometer", "meter"): (1000, 20), ("centimeter", "millimeter"): (10, 50),
     ("kilogram", "gram"): (1000, 20), ("liter", "milliliter"): (1000, 20), ("hour", "minute"): (60, 10),

@@ -2,216 +2,42 @@
 
 from random import Random
 
-GIRLS = [
-    "Anna",
-    "Mia",
-    "Lena",
-    "Rosa",
-    "Ella",
-    "Nora",
-    "Ruth",
-    "Ivy",
-    "Clara",
-    "Sara",
-    "Maya",
-    "Zoe",
-    "Alice",
-    "Emma",
-    "Julia",
-    "Lucy",
-    "Amy",
-    "Nina",
-    "Eva",
-    "Grace",
-    "Molly",
-    "Daisy",
-    "Leila",
-    "Aisha",
-    "Priya",
-    "Hana",
-    "Olga",
-    "Tara",
-    "Kate",
-    "Jane",
-]
-BOYS = [
-    "Tom",
-    "Ben",
-    "Sam",
-    "Leo",
-    "Max",
-    "Paul",
-    "Adam",
-    "Jack",
-    "Noah",
-    "Oscar",
-    "Hugo",
-    "Peter",
-    "Finn",
-    "Omar",
-    "Ravi",
-    "Luca",
-    "Ivan",
-    "Erik",
-    "Carlos",
-    "Daniel",
-    "Simon",
-    "Felix",
-    "Arthur",
-    "Henry",
-    "Jonas",
-    "Kofi",
-    "Amir",
-    "David",
-    "Theo",
-    "Walter",
-]
-PETS = [
-    "Rusty",
-    "Pip",
-    "Bella",
-    "Coco",
-    "Biscuit",
-    "Pepper",
-    "Shadow",
-    "Sunny",
-    "Patch",
-    "Misty",
-    "Bruno",
-    "Pebble",
-    "Hazel",
-    "Teddy",
-    "Willow",
-    "Nutmeg",
-    "Button",
-    "Dusty",
-    "Tilly",
-    "Moss",
-]
-ANIMALS = [
-    "fox",
-    "rabbit",
-    "bear",
-    "mouse",
-    "owl",
-    "hedgehog",
-    "squirrel",
-    "frog",
-    "duck",
-    "goat",
-    "sheep",
-    "horse",
-    "donkey",
-    "cat",
-    "dog",
-    "hen",
-    "goose",
-    "turtle",
-    "badger",
-    "otter",
-    "deer",
-    "wolf",
-    "lion",
-    "monkey",
-    "elephant",
-    "crow",
-    "pig",
-    "cow",
-    "beaver",
-    "robin",
-]
+GIRLS = (
+    "Anna Mia Lena Rosa Ella Nora Ruth Ivy Clara Sara Maya Zoe Alice Emma Julia Lucy Amy Nina Eva Grace Molly Daisy "
+    "Leila Aisha Priya Hana Olga Tara Kate Jane"
+).split()
+BOYS = (
+    "Tom Ben Sam Leo Max Paul Adam Jack Noah Oscar Hugo Peter Finn Omar Ravi Luca Ivan Erik Carlos Daniel Simon Felix "
+    "Arthur Henry Jonas Kofi Amir David Theo Walter"
+).split()
+PETS = (
+    "Rusty Pip Bella Coco Biscuit Pepper Shadow Sunny Patch Misty Bruno Pebble Hazel Teddy Willow Nutmeg Button Dusty "
+    "Tilly Moss"
+).split()
+ANIMALS = (
+    "fox rabbit bear mouse owl hedgehog squirrel frog duck goat sheep horse donkey cat dog hen goose turtle badger "
+    "otter deer wolf lion monkey elephant crow pig cow beaver robin"
+).split()
 PLACES = {  # a place with the word that goes before it
     "forest": "in", "village": "in", "valley": "in", "garden": "in", "town": "in", "meadow": "in", "harbor": "at",
     "farm": "on", "hill": "on", "island": "on", "river": "by", "lake": "by", "sea": "by", "old mill": "near",
     "market": "near", "castle": "near", "bridge": "near", "lighthouse": "near", "mountain": "near", "orchard": "in",
 }  # fmt: skip
 PLACE_WORDS = ("small", "quiet", "green", "sunny", "old", "pretty", "lonely", "busy")
-THINGS = [
-    "ball",
-    "kite",
-    "hat",
-    "key",
-    "book",
-    "lamp",
-    "drum",
-    "bell",
-    "cup",
-    "basket",
-    "coat",
-    "boat",
-    "spoon",
-    "box",
-    "scarf",
-    "ring",
-    "map",
-    "clock",
-    "mirror",
-    "whistle",
-    "lantern",
-    "blanket",
-    "bucket",
-    "ladder",
-    "hammer",
-    "brush",
-    "pencil",
-    "letter",
-    "coin",
-    "bag",
-]
+THINGS = (
+    "ball kite hat key book lamp drum bell cup basket coat boat spoon box scarf ring map clock mirror whistle lantern "
+    "blanket bucket ladder hammer brush pencil letter coin bag"
+).split()
 COLORS = ["red", "blue", "green", "yellow", "white", "black", "brown", "orange", "purple", "pink", "gray", "golden"]
-FRUITS = [
-    "apple",
-    "pear",
-    "plum",
-    "banana",
-    "orange",
-    "lemon",
-    "peach",
-    "cherry",
-    "grape",
-    "melon",
-    "strawberry",
-    "mango",
-]
+FRUITS = "apple pear plum banana orange lemon peach cherry grape melon strawberry mango".split()
 FOODS = ["soup", "bread", "cheese", "cake", "rice", "porridge", "pie", "honey", "salad", "pancakes", "stew", "pudding"]
 TREES = ["oak", "birch", "willow", "pine", "maple", "beech", "chestnut", "elm"]
-WEATHER = ("sunny", "rainy", "windy", "cold", "warm", "cloudy", "snowy", "foggy")
 KIND = ("kind", "brave", "clever", "curious", "shy", "cheerful", "careful", "gentle", "patient", "honest")
-FEELINGS = ("happy", "sad", "tired", "afraid", "angry", "proud", "lonely", "excited")
-JOBS = [
-    "baker",
-    "farmer",
-    "teacher",
-    "sailor",
-    "doctor",
-    "painter",
-    "tailor",
-    "gardener",
-    "miller",
-    "fisherman",
-    "shepherd",
-    "carpenter",
-    "nurse",
-    "cook",
-    "postman",
-    "singer",
-]
-TALES = [
-    "dragon",
-    "witch",
-    "king",
-    "queen",
-    "knight",
-    "pirate",
-    "giant",
-    "fairy",
-    "prince",
-    "princess",
-    "robot",
-    "ghost",
-    "wizard",
-    "dwarf",
-]
+JOBS = (
+    "baker farmer teacher sailor doctor painter tailor gardener miller fisherman shepherd carpenter nurse cook "
+    "postman singer"
+).split()
+TALES = "dragon witch king queen knight pirate giant fairy prince princess robot ghost wizard dwarf".split()
 PLURALS = {
     "fox": "foxes", "mouse": "mice", "goose": "geese", "sheep": "sheep", "deer": "deer", "wolf": "wolves",
     "box": "boxes", "brush": "brushes", "cherry": "cherries", "peach": "peaches", "strawberry": "strawberries",
@@ -230,30 +56,10 @@ PLAIN_WORDS = (  # short common words to copy, count, sort and spell
     "sky smoke snow soap song spring star stone storm street sugar summer sun table tea tiger tower train tree valley "
     "wall water wheel wind window winter wolf wood wool yard zebra"
 ).split()
-ADVERBS = ("slowly", "quickly", "quietly", "happily", "carefully", "gently", "softly", "proudly")
-NUMBER_WORDS = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-    "twenty",
-]
+NUMBER_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+).split()
 
 
 def plural(noun: str) -> str:

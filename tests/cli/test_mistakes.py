@@ -108,7 +108,6 @@ BENCH = [
     ("--temp -1", 2, "--temperature -1"),
     ("--temp warm", 2, "--temperature 'warm'"),
     ("--seed 1.5", 2, "--seed 1.5"),
-    ("--peer llama.cpp", 2, "--peer", wording("compares_with_llama_cpp")),
     ("--device cuda:99", 2, "cuda:99"),
     ("--plot drawn.jpg", 2, "drawn.jpg", ".svg"),
 ]
