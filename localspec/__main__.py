@@ -15,7 +15,7 @@ def run() -> int:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, end_at_once)
         encoding = sys.modules.get("localspec.models.encoding")  # most commands never encode anything
-        if encoding is not None and encoding.is_left_behind():
+        if encoding is not None and encoding.is_abandoned():
             os._exit(code)  # the interpreter would unload modules under a thread that it cannot stop
     except KeyboardInterrupt:
         end_at_once()

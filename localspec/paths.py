@@ -190,7 +190,7 @@ def private_files() -> Iterator[None]:
 
 
 @contextmanager
-def own_files() -> Iterator[None]:
+def owner_only_files() -> Iterator[None]:
     """Make all files that this process writes within this context writable only for its owner.
 
     The umask decides who may read them.

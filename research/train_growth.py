@@ -25,7 +25,7 @@ from localspec.models import registry
 from localspec.models.drafter_cards import read_drafter
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec.training.course import Course, CourseWishes
+from localspec.training.course import Course, CourseOptions
 from localspec.training.directory import Lock, begun
 from localspec.training.generated import measure_generated
 from localspec.training.job import Job, Request
@@ -76,8 +76,8 @@ def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: a
         save_seconds=60.0, force=False,
     )  # fmt: skip
     with Lock(directory) as lock, Store.open(Paths(home()).database, REPORT.notice) as store:
-        wishes = CourseWishes("prompts", arguments.hours, None, None, False)
-        course = Course(request, wishes, settings, lock, store, REPORT)
+        course_options = CourseOptions("prompts", arguments.hours, None, None, False)
+        course = Course(request, course_options, settings, lock, store, REPORT)
         course.propose()
         for answered in course.answer():
             REPORT.progress(f"{answered.replies} answers")

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from localspec.native import build
-from localspec.nn import cuda_kernels, own_kernels, row_kernels
+from localspec.nn import cuda_kernels, kernel_checks, row_kernels
 
 HERE = Path(__file__).parent
 EXCHANGED = (
@@ -86,7 +86,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Emulation:
         monkeypatch.setattr(f"localspec.nn.{module}.compiled", emulation.compiled)
     monkeypatch.setattr(row_kernels, "_multiprocessors", lambda device: 1)
     monkeypatch.setattr(row_kernels, "_blocks", lambda device: 2)
-    monkeypatch.setattr(own_kernels, "trouble", lambda device: None)
+    monkeypatch.setattr(kernel_checks, "trouble", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     return emulation

@@ -29,7 +29,7 @@ from localspec.drafters.pool import PhrasePool
 from localspec.drafters.saved import drafter_class, load_drafter
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.nn.target import Target
 
 DEMO = Path(localspec.__file__).parent / "demo"
@@ -136,7 +136,7 @@ MAKERS: Mapping[str, Callable[[Target], Drafter]] = {
     "none": lambda target: Autoregressive(),
     "phrases": phrases,
     "lookahead": lambda target: lookahead(Ingredients(target, PhrasePool(target.special_tokens))),
-    "layers": lambda target: Layers(target, KeptLayers((0, 1, 6, 7), (0.5, 0.1)), fixed=True),
+    "layers": lambda target: Layers(target, MeasuredLayers((0, 1, 6, 7), (0.5, 0.1)), fixed=True),
     **{kind: (lambda target, kind=kind: trained(target, kind)) for kind in kinds("weights")},
     "dflash": lambda target: block(target, DFlashOptions),
     "dspark": lambda target: block(target, DSparkOptions),

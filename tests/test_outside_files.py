@@ -16,10 +16,10 @@ from localspec.config import read_toml
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families import generation_config
 from localspec.families.generation_config import read_generation_config
-from localspec.models import own_draft, tokenizer
+from localspec.models import default_draft, tokenizer
 from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json, parse_toml, read_bytes
-from localspec.training.distill import written
+from localspec.training.distill import saved_replies
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import license_of, tensor_headers
 
@@ -135,7 +135,7 @@ def test_a_file_of_a_model_that_may_not_be_read_is_not_to_be_fetched_again(tmp_p
 
     (tmp_path / name).write_text("{}")
     read = {"generation_config.json": [read_generation_config], "tokenizer.json": [Tokenizer.open, own_tokens]}
-    for module in (generation_config, own_draft, tokenizer):
+    for module in (generation_config, default_draft, tokenizer):
         monkeypatch.setattr(module, "read_bytes", refuse)
     for one in read[name]:
         with pytest.raises(LocalspecError) as caught:
@@ -145,7 +145,7 @@ def test_a_file_of_a_model_that_may_not_be_read_is_not_to_be_fetched_again(tmp_p
 
 
 def own_tokens(path):
-    return own_draft.same_file(path, path)
+    return default_draft.same_file(path, path)
 
 
 @each("content", ['{"a":' * 100_000, '{"temperature": ' + "9" * 10_000 + "}"])
@@ -168,7 +168,7 @@ def test_a_tensor_of_very_many_dimensions(tmp_path):
 @zeros
 def test_where_distill_cannot_go_on_from():
     with pytest.raises(UsageMistake, match=matching("no_regular_file")):
-        written(Path("/dev/full" if os.path.exists("/dev/full") else "/dev/zero"))
+        saved_replies(Path("/dev/full" if os.path.exists("/dev/full") else "/dev/zero"))
 
 
 @zeros

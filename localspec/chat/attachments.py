@@ -48,13 +48,13 @@ class ComposedPrompt(NamedTuple):
         """The figures that the history saves, with which the prompt can be divided again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
-    def behind(self, text: str, *names: str) -> "ComposedPrompt":
+    def after(self, text: str, *names: str) -> "ComposedPrompt":
         """Return this prompt with another text of files before all others."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
 
-def written_in(turn: Turn) -> ComposedPrompt:
+def saved_prompt(turn: Turn) -> ComposedPrompt:
     """Return the prompt of a saved turn."""
     return ComposedPrompt(turn.typed, turn.prompt[: turn.typed_from], turn.files)
 
@@ -68,10 +68,10 @@ def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
     typed, beside = joined(instruction), joined(piped)
     if not typed:
         return ComposedPrompt(joined(files, piped))
-    prompt = ComposedPrompt(typed).behind(files, GIVEN)
+    prompt = ComposedPrompt(typed).after(files, GIVEN)
     if beside:
         label = one_line(f"standard input ({size(len(piped.encode()))})")
-        prompt = ComposedPrompt(typed).behind(joined(files, _fenced(beside)), *prompt.files, label)
+        prompt = ComposedPrompt(typed).after(joined(files, _fenced(beside)), *prompt.files, label)
     return prompt
 
 
@@ -88,7 +88,7 @@ class _Mention(NamedTuple):
     name: str
 
 
-def written(text: str) -> ComposedPrompt:
+def with_files(text: str) -> ComposedPrompt:
     r"""Return the typed text with the files that it names: `@path` or `@"path with spaces"`. `\@path` names no file.
 
     It reads the disk. A name that is not a file and does not look like one is ordinary text. Raises UsageMistake for
@@ -107,7 +107,7 @@ def written(text: str) -> ComposedPrompt:
         if one.escaped:
             text = text[: one.start] + text[one.start + 1 :]
     names = tuple(_label(name, content) for name, content in texts.items())
-    return ComposedPrompt(text).behind(joined(*texts.values()), *names)
+    return ComposedPrompt(text).after(joined(*texts.values()), *names)
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:

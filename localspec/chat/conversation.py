@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from localspec.chat.figures import kept_figures, memory_begins
+from localspec.chat.figures import memory_begins, saved_figures
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
 from localspec.store.conversations import Saved, Source, Turn
@@ -73,7 +73,7 @@ class Conversation:
         self._called = ""  # its title when it was resumed
         self._counted_by = model  # the model whose tokens are counted in the figures of the last turn
         self._history, self._notice = history, notice
-        self._unkept_from: int | None = None  # the first turn that could not be saved completely
+        self._unsaved_from: int | None = None  # the first turn that could not be saved completely
         self._trouble = ""  # the last reason
         self._taken_back: int | None = None  # a saved turn without an answer, which the next one replaces
 
@@ -118,8 +118,8 @@ class Conversation:
         known = self._siblings if self._branched_at == turns else []
         other._branched_at = turns
         other._siblings = [*self.turns[turns : turns + 1], *known, *self._saved_siblings(turns)]
-        if other.turns and other._origin is None and self._unkept_from is not None:
-            other._unkept_from, other._trouble = 0, self._trouble
+        if other.turns and other._origin is None and self._unsaved_from is not None:
+            other._unsaved_from, other._trouble = 0, self._trouble
         return other
 
     def _saved_siblings(self, turns: int) -> list[Turn]:
@@ -161,7 +161,7 @@ class Conversation:
     def instruct(self, system: str | None) -> None:
         """Set the system prompt from the next reply on, and save it at once if the conversation is saved."""
         self.system = system
-        if self._history is not None and self._unkept_from is None and self.id is not None:
+        if self._history is not None and self._unsaved_from is None and self.id is not None:
             try:
                 self._history.instruct(self.id, system)
             except StoreTrouble as trouble:
@@ -190,16 +190,16 @@ class Conversation:
         return self._history is not None and self._history.lasts and self.id is not None and bool(self.turns)
 
     @property
-    def unkept(self) -> int:
+    def unsaved(self) -> int:
         """Return the number of the newest turns that are not saved completely, or only until this process ends."""
         if self._lost:
             return len(self.turns)
-        return 0 if self._unkept_from is None else len(self.turns) - self._unkept_from
+        return 0 if self._unsaved_from is None else len(self.turns) - self._unsaved_from
 
     @property
-    def unkept_words(self) -> str:
+    def unsaved_words(self) -> str:
         """Return words for the turns that are not saved; empty if all are saved."""
-        return "" if not self.unkept else "its last turn" if self.unkept == 1 else f"its last {self.unkept} turns"
+        return "" if not self.unsaved else "its last turn" if self.unsaved == 1 else f"its last {self.unsaved} turns"
 
     @property
     def trouble(self) -> str:
@@ -276,7 +276,7 @@ class Conversation:
                             saved_at = time.monotonic()
                     elif isinstance(event, Done):
                         self._counted_by = self.model
-                        figures = {**turn.figures, **kept_figures(event.statistics, sampling)}
+                        figures = {**turn.figures, **saved_figures(event.statistics, sampling)}
                         if event.reason == "length" and _filled_context(event.statistics, limits):
                             figures["context_full"] = True
                         turn = self._save(
@@ -288,7 +288,7 @@ class Conversation:
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped, or the engine failed
-                figures = kept_figures(engine.session.statistics, sampling) if engine.session.statistics else {}
+                figures = saved_figures(engine.session.statistics, sampling) if engine.session.statistics else {}
                 figures = {**turn.figures, **figures}
                 self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
             if (reply or reasoning) and not self.came_out_the_same:
@@ -375,7 +375,7 @@ class Conversation:
         If the turn could not be begun, try again with the next turn, not before.
         """
         self.turns[-1] = turn
-        behind = self._unkept_from is not None
+        behind = self._unsaved_from is not None
         if self._history is None or (behind and (turn.reason is None or not turn.id)):
             return turn
         try:
@@ -392,7 +392,7 @@ class Conversation:
 
     def keep_rest(self) -> None:
         """Try again to save the remaining turns before the user leaves the conversation."""
-        if self._history is not None and self.unkept:
+        if self._history is not None and self.unsaved:
             try:
                 self._history.reach_file()
                 self._keep_rest(self._history)
@@ -403,7 +403,7 @@ class Conversation:
     def _leave(self) -> None:
         """Save the remaining turns and release the conversation before another one takes its place."""
         self.keep_rest()
-        if words := self.unkept_words:
+        if words := self.unsaved_words:
             self._notice(f"“{self.title}” loses {words}, which could not be saved: {self.trouble}")
 
     def _keep_rest(self, history: History) -> None:
@@ -411,10 +411,10 @@ class Conversation:
 
         Raises StoreTrouble if something still cannot be saved.
         """
-        if self._unkept_from is None:
+        if self._unsaved_from is None:
             return
-        rest = self.turns[self._unkept_from :]
-        del self.turns[self._unkept_from :]
+        rest = self.turns[self._unsaved_from :]
+        del self.turns[self._unsaved_from :]
         try:
             while rest:
                 if not rest[0].id:
@@ -424,18 +424,18 @@ class Conversation:
                 self.turns.append(rest.pop(0))
                 self._entitle()
         finally:
-            self._unkept_from = len(self.turns)
+            self._unsaved_from = len(self.turns)
             self.turns += rest
 
     def _all_is_kept(self) -> None:
-        if self._unkept_from is not None:
-            self._unkept_from, self._trouble = None, ""
+        if self._unsaved_from is not None:
+            self._unsaved_from, self._trouble = None, ""
             self._notice("The whole conversation is saved now.")
 
     def _not_kept(self, turn: int, trouble: StoreTrouble) -> None:
         self._trouble = str(trouble)
-        if self._unkept_from is None:
-            self._unkept_from = turn
+        if self._unsaved_from is None:
+            self._unsaved_from = turn
             if trouble.told:
                 return
             kept = "" if self.id is None else f" What was saved before remains as conversation {self.id}."

@@ -23,7 +23,7 @@ def known_speedup(statistics: Statistics) -> float | None:
     return round(statistics.speedup, 3) if enough and statistics.speedup else None
 
 
-def kept_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str, Any]:
+def saved_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str, Any]:
     """Return the figures of a reply that are saved with it."""
     return {
         "prompt_tokens": statistics.prompt_tokens,

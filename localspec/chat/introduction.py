@@ -104,9 +104,9 @@ def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | 
     called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
     typed = "what was typed and not sent"
     if conversation.lasts:
-        lost = [*filter(None, (conversation.unkept_words, typed if unsent else ""))]
+        lost = [*filter(None, (conversation.unsaved_words, typed if unsent else ""))]
         but = f", but not {' nor '.join(lost)}" if lost else ""
         return one_line(f"{called} is saved{but}; continue with: localspec chat --conversation {conversation.id}")
-    if conversation.unkept:
+    if conversation.unsaved:
         return one_line(f"{called} is not saved{f', nor is {typed}' if unsent else ''}: {conversation.trouble}")
     return one_line(f"Your unsent draft is not saved: {unsent}") if unsent else None

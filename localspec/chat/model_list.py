@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from localspec.choosing.measure import MeasurementCache, Measurements, MeasurementSource
-from localspec.choosing.survey import DrafterRule, Recommendation, all_ways, preferred, recommend, recommendations
+from localspec.choosing.survey import DrafterRule, Recommendation, all_pairs, preferred, recommend, recommendations
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.sources import Source
@@ -94,13 +94,17 @@ def all_models(
         if current is not None and pace:
             paces[current.name] = pace
         every = recommendations(machine, measurements, here=False, rule=rule)
-        more = all_ways(here, every)[len(here) :]
+        more = all_pairs(here, every)[len(here) :]
     taken = preferred(every)
-    best = {taken.way} if taken is not None else set()
+    best = {taken.model_and_drafter} if taken is not None else set()
     # The recommended first, then the best by quality and comfort.
-    more.sort(key=lambda one: (one.way not in best, -one.worth))
-    elsewhere = [replace(one, recommended=way.way in best) for way in more if (one := _elsewhere(way)) is not None]
-    mine = {name for name, one in ways.items() if one.way in best}
+    more.sort(key=lambda one: (one.model_and_drafter not in best, -one.worth))
+    elsewhere = [
+        replace(one, recommended=pair.model_and_drafter in best)
+        for pair in more
+        if (one := _elsewhere(pair)) is not None
+    ]
+    mine = {name for name, one in ways.items() if one.model_and_drafter in best}
     local = [replace(one, recommended=one.card.name in mine) for one in _here(current, paces)]
     return [*local, *sorted(elsewhere, key=lambda one: one.place == "too large")], any(
         device.bandwidth for device in machine.devices

@@ -280,7 +280,7 @@ def filled_context(turn: Turn, settings: Settings) -> bool:
     return settings.max_tokens is None or 0 < turn.figures["completion_tokens"] < settings.max_tokens  # 0: unknown
 
 
-def asked(rest: str) -> str:
+def parse_think(rest: str) -> str:
     """Read the argument of `/think`: on, off, auto, show or nothing. Raises UsageMistake."""
     word = rest.strip().lower()
     if word and word not in (*WORDS, SHOW):

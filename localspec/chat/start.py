@@ -76,7 +76,7 @@ def start_chat(
     card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=found is not None)
     history = store.history if store is not None and settings.log else None
     written = store is not None and store.path is not None and not store.read_only
-    if tell_what_is_kept and written and history is not None and not _ever_kept(history):
+    if tell_what_is_kept and written and history is not None and not _ever_saved(history):
         notice(
             f"conversations are saved in {database} (only you can read it). --no-log turns that off; `localspec "
             "history` and `localspec pool` show and delete them."
@@ -107,9 +107,9 @@ def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
         notice(f"{paths.choice} cannot be written ({error.strerror}), so {card.name} is chosen only for this session.")
 
 
-def _ever_kept(history: History) -> bool:
+def _ever_saved(history: History) -> bool:
     try:
-        return history.ever_kept
+        return history.ever_saved
     except StoreTrouble:  # costs no reply; it is reported when the first turn cannot be saved either
         return True
 

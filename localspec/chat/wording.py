@@ -83,7 +83,7 @@ def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
     return f"{words} for {seconds_words(seconds)}, {counted(tokens, 'token')}"
 
 
-def kept_thought(kept: Mapping[str, Any]) -> str:
+def saved_thought(kept: Mapping[str, Any]) -> str:
     """Return the result of `thought` for the figures saved with a reply; `thought` if there are none."""
     tokens, seconds = _figure(kept.get("reasoning_tokens")), _figure(kept.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)

@@ -67,7 +67,7 @@ def pull_set(
             return PullSet((*model_source, *first), "the first published one, because its entry gives no sizes")
         if settings.quantize != "auto":  # plan for the original weights, whatever packing is here already
             model = replace(model, packed=(), block_bytes=0)
-        precisions, rule = _as_asked(settings, machine, model), settings.drafter_rule
+        precisions, rule = _allowed_precisions(settings, machine, model), settings.drafter_rule
         found = recommend(model, machine, measurements, here=False, precisions=precisions, rule=rule)
         sources, why = _sources_of(found), found.reason
         unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
@@ -170,10 +170,12 @@ def _recommended(
     devices = tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices)
     remaining = replace(machine, devices=devices)
     model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
-    return recommend(model, remaining, measurements, here=True, precisions=_as_asked(settings, remaining, model))
+    return recommend(
+        model, remaining, measurements, here=True, precisions=_allowed_precisions(settings, remaining, model)
+    )
 
 
-def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[Device], Sequence[Precision]]:
+def _allowed_precisions(settings: Settings, machine: Machine, model: Model) -> Callable[[Device], Sequence[Precision]]:
     """Return a function that lists the precisions which the settings allow on a device for this model.
 
     Raises UsageMistake for a packing that no device offers.
@@ -196,7 +198,7 @@ def _as_asked(settings: Settings, machine: Machine, model: Model) -> Callable[[D
     return allowed
 
 
-def kept_packing(
+def saved_packing(
     name: str, license_: str | None, shape: Shape, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> str | None:
     """Return the packing in which the CPU engine would save a model of this shape; None if it would not save it."""

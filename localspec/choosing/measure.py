@@ -18,7 +18,7 @@ from localspec.errors import LocalspecError, first_line
 from localspec.events import Reporter, Statistics
 from localspec.machine.hardware import IdleCores, devices, disk_bandwidth, memory_bandwidth, physical_cores, versions
 from localspec.models.registry import TargetCard
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 from localspec.weights.checkpoint import is_packed, weight_files
@@ -193,9 +193,9 @@ def _sums(value: Any) -> dict[str, list[float]]:
     return {drafter: list(map(float, sums)) for drafter, sums in value.items() if sound(sums)}
 
 
-def _layers(value: Any) -> list[KeptLayers] | None:
+def _layers(value: Any) -> list[MeasuredLayers] | None:
     try:
-        return [KeptLayers.from_json(one) for one in value] or None
+        return [MeasuredLayers.from_json(one) for one in value] or None
     except (KeyError, TypeError, ValueError):
         return None
 

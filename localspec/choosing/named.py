@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from localspec.config import nearest
 from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.models.default_draft import BESIDE, default_draft
 from localspec.models.drafter_cards import DrafterCard, check_family, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
 from localspec.models.names import full_name
-from localspec.models.own_draft import BESIDE, own_draft
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape, shape_of
 from localspec.weights.checkpoint import inspect
@@ -50,7 +50,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     if row is not None and row.takes == "draft model":
         if named.endswith(":"):
             raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
-        draft = resolve(full_name(small)) if small else _own_draft(first, card)
+        draft = resolve(full_name(small)) if small else _default_draft(first, card)
         return DrafterSpec(first + phrases, small=small_model_of(draft, drafts=True))
     if "+" in named and not os.path.isdir(os.path.expanduser(named)):
         return _merged(name, card)
@@ -98,9 +98,9 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
     )
 
 
-def _own_draft(kind: str, card: TargetCard) -> TargetCard:
+def _default_draft(kind: str, card: TargetCard) -> TargetCard:
     """Return the small model to use if `--drafter` names none. Raises NotHere, or LocalspecError if it is broken."""
-    found, passed_over = own_draft(card)
+    found, passed_over = default_draft(card)
     if found is not None and found.card.here and not passed_over:
         return found.card
     if passed_over:

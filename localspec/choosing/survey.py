@@ -154,7 +154,7 @@ class Recommendation:
         return None if self.plan is None else self.plan.candidate.name
 
     @property
-    def way(self) -> tuple[str, str | None]:
+    def model_and_drafter(self) -> tuple[str, str | None]:
         """The model and its drafter."""
         return self.card.name, self.drafter
 
@@ -197,10 +197,10 @@ def recommendations(
     return sorted(every, key=lambda one: one.quality, reverse=True)
 
 
-def all_ways(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
+def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
     """Return the models that are here, then those of `every` whose model or drafter differs from all of these."""
-    seen = {one.way for one in here}
-    return [*here, *(one for one in every if one.way not in seen)]
+    seen = {one.model_and_drafter for one in here}
+    return [*here, *(one for one in every if one.model_and_drafter not in seen)]
 
 
 def _of_card(

@@ -79,21 +79,21 @@ class ChatAndServer(NamedTuple):
             return self._there(self.server, settings, card)
         if settings.server is not None or not (keep or os.path.exists(place)):
             return self._here(settings, card)
-        from localspec.serving.over_socket import Gone, NotThisOne, stop_it
+        from localspec.serving.over_socket import NoServer, ServerDiffers, stop_it
         from localspec.serving.socket_engine import SocketEngine
 
         system, reporter = self.chat.conversation.system, self.progress.reporter
         here = partial(self._here, settings, card)
         try:
-            with suppress(Gone):
+            with suppress(NoServer):
                 return SocketEngine.open(place, card, settings, system, reporter, here, keep)
             if keep:
-                trouble = leave_behind(settings, card, keep, reporter)
-                with suppress(Gone):  # also after a failure: another process may have been faster
+                trouble = start_server(settings, card, keep, reporter)
+                with suppress(NoServer):  # also after a failure: another process may have been faster
                     return SocketEngine.open(place, card, settings, system, reporter, here, keep)
                 trouble = trouble or "It ended before it had loaded the model."
                 reporter.notice(f"no server was started, so this process answers. {trouble}")
-        except NotThisOne as why:
+        except ServerDiffers as why:
             if keep:
                 raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
         return here()
@@ -125,7 +125,7 @@ START_SECONDS = 120.0
 LOOK = 0.2
 
 
-def kept_seconds(length: str, settings: Settings) -> int:
+def keep_seconds(length: str, settings: Settings) -> int:
     """Return the value of `--keep` in seconds.
 
     Raises UsageMistake, and LocalspecError if no such server can run here.
@@ -139,7 +139,7 @@ def kept_seconds(length: str, settings: Settings) -> int:
     return short_seconds_of(length)
 
 
-def leave_behind(settings: Settings, card: TargetCard, seconds: int, reporter: Reporter) -> str:
+def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: Reporter) -> str:
     """Start a server that loads this model as this process would, and wait until it listens.
 
     Return the reason if it ends at once or is late, otherwise an empty text.

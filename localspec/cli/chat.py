@@ -7,7 +7,7 @@ import typer
 
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import say
-from localspec.cli.texts import asked
+from localspec.cli.texts import checked_prompt
 from localspec.environment import dumb_terminal, in_a_tab
 from localspec.errors import UsageMistake
 
@@ -26,7 +26,7 @@ def chat(
 ) -> int:
     """Chat in the terminal."""
     flags, prompt, hint = (flags, None, "") if prompt is None else _model_or_prompt(flags, prompt)
-    first = None if prompt is None else asked(prompt)
+    first = None if prompt is None else checked_prompt(prompt)
     if plain or dumb_terminal():
         from localspec.cli.plain import converse
 
@@ -51,12 +51,12 @@ def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | 
     """
     if flags.settings.elsewhere is not None or flags.settings.origins["model"].startswith("--"):
         return flags, word, ""
-    from localspec.models.names import begun_name, exact_name
+    from localspec.models.names import exact_name, name_in_prompt
     from localspec.models.registry import known
 
     if (named := exact_name(word)) is not None and named in known():
         return flags.with_model(named), None, ""
-    if (begun := begun_name(word)) is not None:
+    if (begun := name_in_prompt(word)) is not None:
         return flags, word, f"{word!r} is the first prompt; `localspec chat -m {begun}` would have chosen the model."
     return flags, word, ""
 

@@ -61,23 +61,25 @@ def distill(
         progress.show(f"loading {card.name}")
 
         # A model may be loaded by torch from here on; importing it takes seconds.
-        from localspec.training.answering import Way, answerer
+        from localspec.training.answering import GenerationSettings, answerer
         from localspec.training.distill import Distiller
 
-        way = Way(
+        generation = GenerationSettings(
             max_tokens,
             settings.temperature or 0.0 if settings.by_flag("temperature") else 0.0,
             0 if settings.seed is None else settings.seed,
         )
         try:
-            distiller = Distiller(asked, output, answerer(card, settings, batch, store, progress.reporter), way)
+            distiller = Distiller(asked, output, answerer(card, settings, batch, store, progress.reporter), generation)
             _announce(distiller, progress)
             interrupt.wait_for_step = True
-            for written in distiller.run():
-                progress.show(f"{written.done} of {written.total} replies, {written.left / 3600:.2g} hours left")
-                if interrupt.asked and written.done < written.total:
+            for batch_done in distiller.run():
+                progress.show(
+                    f"{batch_done.done} of {batch_done.total} replies, {batch_done.left / 3600:.2g} hours left"
+                )
+                if interrupt.requested and batch_done.done < batch_done.total:
                     progress.notice(
-                        f"stopped; {output} has {written.done} of {written.total} replies, and the same command "
+                        f"stopped; {output} has {batch_done.done} of {batch_done.total} replies, and the same command "
                         "continues."
                     )
                     return 130

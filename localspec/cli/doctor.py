@@ -15,7 +15,7 @@ from localspec import config, environment
 from localspec.bench.proof import prove
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.plans import expert_words
-from localspec.choosing.survey import Recommendation, all_ways, mixture_words, preferred, recommendations
+from localspec.choosing.survey import Recommendation, all_pairs, mixture_words, preferred, recommendations
 from localspec.cli.console import folded, once_more, print_json, table, window
 from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
 from localspec.cli.progress import Progress
@@ -31,7 +31,7 @@ from localspec.text import one_line
 from localspec.weights.packed_files import (
     FoundModel,
     imports,
-    kept_by_others,
+    models_of_others,
     packed_bytes,
     packed_files,
     remove_abandoned,
@@ -156,7 +156,7 @@ def _survey(settings: Settings) -> _Survey:
     recommended = preferred(every, settings.prefer)
     return _Survey(
         machine,
-        all_ways(here, every),
+        all_pairs(here, every),
         preferred(here, settings.prefer),
         recommended,
         preferred([one for one in every if not one.gated], settings.prefer),
@@ -171,7 +171,7 @@ def _found(paths: Paths) -> list[FoundModel]:
     """Return the models of other programs, except those already imported under the same name and with the same size."""
     every = [one.header.origin.files for one in imports(paths).values()]
     here = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in every for name in files}
-    return [one for one in kept_by_others() if (one.path.name, one.bytes) not in here]
+    return [one for one in models_of_others() if (one.path.name, one.bytes) not in here]
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
     if best is None:
         yield "No registered model fits here."
         return
-    if chosen is not None and best.way == chosen.way:
+    if chosen is not None and best.model_and_drafter == chosen.model_and_drafter:
         yield f"Use {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
         yield from filter(None, [_experts(best), best.idle, survey.mixture])
         return

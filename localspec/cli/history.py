@@ -157,13 +157,13 @@ def rm(
         if not may_delete(_target(infos, drafts, before), yes):
             return
         removed = store.history.remove([info.id for info in infos], everything)
-        drafts = store.drafts.remove_left() if drafts else 0
+        drafts = store.drafts.remove_orphaned() if drafts else 0
         # The copied text may come from any conversation, so it is deleted as well.
         also = ", and the text that was copied last" if remove_copied(copied) else ""
         typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
         if store.history.unfinished:
             tell(f"localspec: {store.history.unfinished}")
-        if store.phrases.any_kept():
+        if store.phrases.any_phrase():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 
 

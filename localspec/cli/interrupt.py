@@ -18,7 +18,7 @@ class Interrupt:
     """
 
     def __init__(self, ends_too: bool = False) -> None:
-        self.asked = self.wait_for_step = False
+        self.requested = self.wait_for_step = False
         self._ends = _ending() if ends_too else []
         self._ended: int | None = None
 
@@ -43,7 +43,7 @@ class Interrupt:
         if ends := number in self._ends:
             self._ended = self._ended or number
         # It is stored, because a library may swallow the exception.
-        first, self.asked = not self.asked, True
+        first, self.requested = not self.requested, True
         if not (self.wait_for_step if first else ends):
             raise KeyboardInterrupt
 

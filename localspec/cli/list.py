@@ -15,14 +15,14 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.hub.records import packed_sources
-from localspec.models.own_draft import BESIDE, own_draft
+from localspec.models.default_draft import BESIDE, default_draft
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.paths import Paths
 from localspec.quantities import amount, precision_in_words, size
 from localspec.weights.checkpoint import is_packed, revision
 from localspec.weights.packed_file import BLOCKS, read
-from localspec.weights.packed_files import files_in_use, kept_for_gpus, packed_files, unreadable
+from localspec.weights.packed_files import files_in_use, packed_files, packed_for_gpus, unreadable
 
 app = typer.Typer()
 
@@ -40,7 +40,7 @@ def list_models(
     present = present_model(load(), paths).model
     every = [one for one in packed_files(paths) if not one.header.registered]
     packed = [(one.header.origin.revision, one.header.packing, one.path) for one in every]
-    packed += kept_for_gpus(paths)
+    packed += packed_for_gpus(paths)
     found_here = [*installed()]
     for card, found in found_here:
         row: dict[str, Any] = {"name": card.name}
@@ -113,7 +113,7 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
 
 def _draft(card: TargetCard) -> str | None:
     """Return the small model here that drafts for this one: its name, or its directory relative to the model's."""
-    own, _ = own_draft(card)
+    own, _ = default_draft(card)
     if own is None or not own.card.here:
         return None
     return f"{BESIDE}{os.sep}" if own.card.path == card.path / BESIDE and not own.named else own.card.name

@@ -8,20 +8,29 @@ from io import TextIOWrapper
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.attachments import GIVEN, ComposedPrompt, measured, written, written_in
+from localspec.chat.attachments import GIVEN, ComposedPrompt, measured, saved_prompt, with_files
 from localspec.chat.branches import rows
 from localspec.chat.commands import Suggestion, listed, look_up, read
 from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.chat.figures import LiveStats
 from localspec.chat.introduction import farewell
-from localspec.chat.kept_phrases import Stories, kept_phrases, pools_of, reader
 from localspec.chat.model_list import all_models, in_lines
-from localspec.chat.sampling import SHOW, THINK, ChatSettings, asked, filled_context, first_sampled, state, why_empty
+from localspec.chat.readable_phrases import Stories, pools_of, readable_phrases, reader
+from localspec.chat.sampling import (
+    SHOW,
+    THINK,
+    ChatSettings,
+    filled_context,
+    first_sampled,
+    parse_think,
+    state,
+    why_empty,
+)
 from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
 from localspec.chat.trace import UNTOLD, Trace, step_by_step
-from localspec.chat.wording import in_words, kept_thought, repeated, same_answer
+from localspec.chat.wording import in_words, repeated, same_answer, saved_thought
 from localspec.cli.beginning import ChatAndServer, begin
 from localspec.cli.console import piped, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
@@ -258,7 +267,7 @@ class _Talk:
         tell(settings_listed(self._settings.lines(self._loaded(), key)))
 
     def _think(self, rest: str) -> None:
-        word = asked(rest)
+        word = parse_think(rest)
         if word == SHOW:
             thoughts = next((turn.reasoning for turn in reversed(self._conversation.turns) if turn.reasoning), "")
             tell(safe(thoughts or "No reply had a thought yet."))
@@ -286,7 +295,7 @@ class _Talk:
         try:
             if prompt is None:
                 turn = before.turns[turns]
-                self._answer_written(written_in(turn), turn.figures)
+                self._answer_prompt(saved_prompt(turn), turn.figures)
             else:
                 self._answer(prompt)
         except LocalspecError:
@@ -321,7 +330,7 @@ class _Talk:
             stories = Stories(store.history)
             for pool in pools_of(store, self._card):
                 decode, why_ids = reader(pool)
-                phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool), decode, words)
+                phrases = readable_phrases(pool, store.phrases.most_useful(pool.pool), decode, words)
                 lines = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(phrases, LISTED - len(found))]
                 found += [why_ids, *lines] if why_ids and lines else lines
         for line in found or ["No phrase contains that." if words else "No phrases are saved for this model yet."]:
@@ -334,7 +343,7 @@ class _Talk:
         from localspec.bench.race import opponents, race, result, sentences
         from localspec.serving.socket_engine import in_this_process
 
-        prompt, engine = written(line).prompt, in_this_process(self._loaded())
+        prompt, engine = with_files(line).prompt, in_this_process(self._loaded())
         self._progress.show("racing")
         lanes, streams = opponents(engine, prompt, self._conversation.system, self._settings.now)
         with ExitStack() as at_the_end:
@@ -343,7 +352,7 @@ class _Talk:
             interrupt = at_the_end.enter_context(Interrupt())
             interrupt.wait_for_step = True
             for _ in race(lanes, streams):
-                if interrupt.asked:
+                if interrupt.requested:
                     raise KeyboardInterrupt
         for sentence in sentences(lanes, result(*lanes)):
             tell(one_line(sentence))
@@ -360,22 +369,22 @@ class _Talk:
         turns = self._conversation.turns
         if turns:
             tell(f"Continuing after {counted(len(turns), 'turn')}; the last one was:")
-            _show_files(written_in(turns[-1]))
+            _show_files(saved_prompt(turns[-1]))
             tell(safe(f"> {turns[-1].typed}"))
             if turns[-1].reasoning:
-                tell(f"({kept_thought(turns[-1].figures)})")
+                tell(f"({saved_thought(turns[-1].figures)})")
             tell(safe(turns[-1].reply or "(no answer)"))
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _answer(self, line: str) -> None:
         """Send the typed prompt, with the text of the files that it names."""
-        prompt, engine = written(line), self._loaded()
+        prompt, engine = with_files(line), self._loaded()
         for about in measured(line, engine.count_tokens, engine.context, seen=True):
             tell(one_line(f"+ {about}"))
-        self._answer_written(prompt)
+        self._answer_prompt(prompt)
 
-    def _answer_written(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
+    def _answer_prompt(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
         """Send a prompt. If it replaces an earlier reply, `before` is the figures of that reply."""
         from localspec import Done, Limits, Prefill, Text
 
@@ -385,7 +394,7 @@ class _Talk:
         live = LiveStats(engine, settings.accept)
         watched = sys.stdout.isatty()  # a program gets a repeating reply to its end
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed if watched else None)
-        prompt = prompt.behind(self._files, GIVEN)
+        prompt = prompt.after(self._files, GIVEN)
         sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
         if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
             self._progress.notice(sampled)
@@ -394,7 +403,7 @@ class _Talk:
         wrap = WordWrap(width())
         try:
             with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
-                engine.wanted = lambda: not interrupt.asked
+                engine.wanted = lambda: not interrupt.requested
                 for event in events:
                     live.take(event)
                     if engine.decode is not None:
@@ -425,7 +434,7 @@ class _Talk:
                             if reason == "repetition":
                                 how = f"({repeated(turn.figures, WARMER)})"
                             how = why_empty(turn, settings, engine, self._conversation.system) or how
-                    if interrupt.asked:
+                    if interrupt.requested:
                         raise KeyboardInterrupt
         finally:  # the error gets a separate line
             print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
@@ -435,8 +444,8 @@ class _Talk:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        unkept = self._conversation.unkept_words
-        if words := [*in_words(live.figures()), *([f"not kept: {unkept}"] if unkept else [])]:
+        unsaved = self._conversation.unsaved_words
+        if words := [*in_words(live.figures()), *([f"not kept: {unsaved}"] if unsaved else [])]:
             tell(f"({' · '.join(words)})")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from localspec.chat.kept_phrases import KeptPhrase, Stories, kept_phrases, reader
+from localspec.chat.readable_phrases import ReadablePhrase, Stories, readable_phrases, reader
 from localspec.cli.console import folded, may_delete, print_json, width
 from localspec.cli.options import whole_number
 from localspec.cli.progress import tell
@@ -122,7 +122,7 @@ def export(model: Model = None) -> None:
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):
             phrases = store.phrases.export(pool.pool) if store else ()
-            for kept in kept_phrases(pool, phrases, reader(pool)[0]):
+            for kept in readable_phrases(pool, phrases, reader(pool)[0]):
                 print_json(_shown(kept)._asdict())
 
 
@@ -144,14 +144,14 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     return chosen
 
 
-def _best(store: Store | None, pool: PoolInfo, limit: int) -> tuple[list[KeptPhrase], str]:
+def _best(store: Store | None, pool: PoolInfo, limit: int) -> tuple[list[ReadablePhrase], str]:
     """Return a pool's most useful phrases, and the reason if they are displayed only as token ids."""
     decode, why_ids = reader(pool)
-    phrases = kept_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
+    phrases = readable_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
     return list(islice(phrases, min(limit, sys.maxsize))), why_ids
 
 
-def _shown(kept: KeptPhrase) -> Shown:
+def _shown(kept: ReadablePhrase) -> Shown:
     phrase = kept.phrase
     before, key, after = unpack_tokens(phrase.before), unpack_key(phrase.key), unpack_tokens(phrase.after)
     return Shown(kept.pool.model, before, key, after, kept.text, phrase.uses, phrase.served, phrase.conversation)

@@ -9,7 +9,7 @@ from localspec.cli.console import print_json, table, width
 from localspec.environment import home
 from localspec.paths import Paths
 from localspec.quantities import size
-from localspec.serving.over_socket import Gone, lines, server_process
+from localspec.serving.over_socket import NoServer, lines, server_process
 from localspec.text import one_line
 
 app = typer.Typer()
@@ -36,8 +36,8 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value inst
 
 
 def _loaded(place: Path) -> list[dict[str, Any]]:
-    """Return the models that the server has loaded. Raises Gone."""
+    """Return the models that the server has loaded. Raises NoServer."""
     for line in lines(place, "/localspec/loaded", {}):
         if line is not None:
             return list(line["loaded"])
-    raise Gone("The server ended before it answered; try again.")
+    raise NoServer("The server ended before it answered; try again.")

@@ -27,12 +27,12 @@ from localspec.pulling.heads import Converted, NotConverted
 from localspec.pulling.packing import Installed, Packed
 from localspec.pulling.pull import (
     AboutToFetch,
+    AlreadyHere,
     DrafterToTrain,
     Fetched,
-    NothingToFetch,
     Planned,
     PullEvent,
-    Wishes,
+    PullOptions,
 )
 from localspec.pulling.pull import pull as pulled
 from localspec.quantities import counted, size
@@ -86,18 +86,18 @@ def pull(
     progress = Progress()
     download = DownloadProgress(progress, name)
     fetched = False
-    wishes = Wishes(drafter, force, packed_only, original, settings)
+    options = PullOptions(drafter, force, packed_only, original, settings)
     try:
         if dry_run and (card := cards().get(name)):
-            found = announced(card, wishes, progress.reporter)
+            found = announced(card, options, progress.reporter)
             progress.clear()
             _print_plan(name, found, as_json)
             return
-        with cleared_up_when_ended(), closing(pulled(name, wishes, progress.reporter, download.show)) as events:
+        with cleared_up_when_ended(), closing(pulled(name, options, progress.reporter, download.show)) as events:
             for event in events:
                 progress.clear()
                 if dry_run:
-                    assert isinstance(event, Planned | NothingToFetch)  # these come first
+                    assert isinstance(event, Planned | AlreadyHere)  # these come first
                     _print_plan(name, event, as_json)
                     return
                 _print(name, event, progress)
@@ -125,14 +125,14 @@ def _may_fetch() -> bool:
     return False
 
 
-def _print_plan(name: str, event: Planned | Announced | NothingToFetch, as_json: bool) -> None:
+def _print_plan(name: str, event: Planned | Announced | AlreadyHere, as_json: bool) -> None:
     """Print only the plan, as text or as one JSON value."""
     if as_json:
         print_json(plan_json(name, event))
         return
     match event:
-        case NothingToFetch():
-            typer.echo(one_line(f"{nothing_to_fetch(name, event)}."))
+        case AlreadyHere():
+            typer.echo(one_line(f"{already_here(name, event)}."))
         case Planned():
             _print_lines(planned_lines(event))
         case Announced():
@@ -147,7 +147,7 @@ def _print_lines(lines: Iterator[str]) -> None:
 def _print(name: str, event: PullEvent, progress: Progress) -> None:
     """Print an event as text."""
     match event:
-        case NothingToFetch() | Planned():
+        case AlreadyHere() | Planned():
             _print_plan(name, event, as_json=False)
         case Fetched(notices):
             for sentence in notices:
@@ -177,7 +177,7 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             typer.echo(one_line(sentence))
 
 
-def nothing_to_fetch(name: str, event: NothingToFetch) -> str:
+def already_here(name: str, event: AlreadyHere) -> str:
     return f"{name} is here already; {event.why}"
 
 
@@ -248,13 +248,13 @@ def _free(count: int) -> str:
 # -- as JSON -----------------------------------------------------------------------------------------------------------
 
 
-def plan_json(name: str, event: Planned | Announced | NothingToFetch) -> dict[str, Any]:
+def plan_json(name: str, event: Planned | Announced | AlreadyHere) -> dict[str, Any]:
     """Return the plan as `--json` prints it.
 
     Sizes are in bytes; those of the registry are approximate, null if unknown.
     """
-    if isinstance(event, NothingToFetch):
-        event = Planned(Plan((), free_disk_bytes()), None, nothing_to_fetch(name, event), "")
+    if isinstance(event, AlreadyHere):
+        event = Planned(Plan((), free_disk_bytes()), None, already_here(name, event), "")
     plan = event if isinstance(event, Announced) else event.plan
     if isinstance(event, Announced):
         sources = [_download_json(one) for one in event.downloads]

@@ -23,7 +23,7 @@ from localspec.models.present import is_here
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
-from localspec.pulling.repositories import own_source, sources_of
+from localspec.pulling.repositories import repository_of, sources_of
 from localspec.quantities import counted, size
 from localspec.store.phrases import PoolInfo
 from localspec.text import one_line
@@ -67,7 +67,7 @@ def rm(
             removals.append(removable(source))
         except NotHere as error:
             forget_what_is_gone(source)
-            if source == own_source(name) and not packed_of(NOWHERE, str(source), paths) and not cached_gguf(source):
+            if source == repository_of(name) and not packed_of(NOWHERE, str(source), paths) and not cached_gguf(source):
                 raise  # its drafters may belong to another model too
             missing.append(error)
     packed = _packed(removals, sources, paths)

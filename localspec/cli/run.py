@@ -21,16 +21,16 @@ from localspec.chat.wording import (
     share_words,
     tokens_a_step,
 )
-from localspec.cli.beginning import ReplyReport, begin, kept_seconds
+from localspec.cli.beginning import ReplyReport, begin, keep_seconds
 from localspec.cli.console import piped
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.progress import Progress, say, tell
-from localspec.cli.texts import asked, piped_text
+from localspec.cli.texts import checked_prompt, piped_text
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.hub.sources import REPOSITORY, is_address
-from localspec.models.names import begun_name, full_name
+from localspec.models.names import full_name, name_in_prompt
 from localspec.models.registry import known
 from localspec.quantities import counted, precision_in_words, short_pace, size
 from localspec.text import safe
@@ -70,7 +70,7 @@ def run(
     if as_json and stream_json:
         raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
     flags, prompt = _model_and_prompt(flags, words or [])
-    kept = None if keep is None else kept_seconds(keep, flags.settings)
+    kept = None if keep is None else keep_seconds(keep, flags.settings)
     question = _prompt(prompt, flags.files)
     output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain()
     return _answer(flags, question, output, stats, kept)
@@ -91,7 +91,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
         from localspec import Limits
 
         engine = begun.for_reply(settings, card, keep)
-        engine.wanted = lambda: not interrupt.asked
+        engine.wanted = lambda: not interrupt.requested
         load_seconds = time.perf_counter() - began
         watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets a repeating reply to its end
         sampling = engine.sampling(settings)
@@ -120,7 +120,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
         try:
             for event in events:
                 if not started:
-                    if interrupt.asked:
+                    if interrupt.requested:
                         raise KeyboardInterrupt
                     output.start(report)
                     started = True
@@ -141,7 +141,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
                         elif event.reasoning_tokens:
                             progress.show(f"thinking, {counted(thought, 'token')}")
                         output.step(event)
-                        if interrupt.asked:
+                        if interrupt.requested:
                             raise KeyboardInterrupt
                     case Done(reason, statistics):
                         end(reason, statistics)
@@ -165,7 +165,7 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
     Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raises NotHere for an address
     on the hub whose model is not here.
     """
-    if len(words) == 1 and (model := begun_name(words[0])) is not None and flags.settings.elsewhere is None:
+    if len(words) == 1 and (model := name_in_prompt(words[0])) is not None and flags.settings.elsewhere is None:
         say(f'{words[0]!r} is the prompt; `localspec run {model} "your question"` would choose the model.')
     if len(words) < 2:
         return flags, words[0] if words else None
@@ -186,7 +186,7 @@ def _prompt(argument: str | None, files: str) -> ComposedPrompt:
     before = piped_text()
     if before is None and argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
-    prompt = with_piped("" if argument is None or argument == "-" else asked(argument), before or "", files)
+    prompt = with_piped("" if argument is None or argument == "-" else checked_prompt(argument), before or "", files)
     if not prompt.prompt:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
     return prompt

@@ -72,7 +72,7 @@ def serve(
     from localspec.chat.start import chosen_model
     from localspec.serving.app import Serving
     from localspec.serving.guard import Guard, serving_key
-    from localspec.serving.listen import HOST, own_socket, port_of_this_machine, serve
+    from localspec.serving.listen import HOST, port_of_this_machine, private_socket, serve
     from localspec.serving.loaded import LoadedModels, would_take
     from localspec.serving.room import EngineRoom
     from localspec.store.store import user_store
@@ -85,7 +85,7 @@ def serve(
         port = port or 0
     paths = Paths(home())
     with ExitStack() as at_the_end:
-        sockets = [at_the_end.enter_context(own_socket(paths.socket))]
+        sockets = [at_the_end.enter_context(private_socket(paths.socket))]
         key = None  # the socket needs no key
         if port is not None:
             sockets.append(at_the_end.enter_context(port_of_this_machine(port)))

@@ -18,12 +18,12 @@ from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.machine.machine import this_machine
+from localspec.models.default_draft import default_draft, too_large_to_draft
 from localspec.models.drafter_cards import MTP, comes_with_mtp, trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, draft_form, model_of
 from localspec.models.names import full_name
-from localspec.models.own_draft import own_draft, too_large_to_draft
 from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
 from localspec.quantities import amount, size
@@ -72,7 +72,7 @@ def _installed_facts(card: TargetCard) -> Facts:
     """Return facts about a model that is here, from its files."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
-    own, passed_over = own_draft(card)
+    own, passed_over = default_draft(card)
     draft = own.card.name if own is not None and own.card.here else None
     return {
         "name": card.name,

@@ -18,7 +18,7 @@ def valid_text(argument: str) -> str:
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", argument)
 
 
-def asked(argument: str) -> str:
+def checked_prompt(argument: str) -> str:
     """Return a prompt unchanged. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
     from localspec.weights.packed_files import is_gguf  # takes a twentieth of the time before the chat's first paint
 

@@ -158,12 +158,12 @@ def train(
         reference = registry.reference(card)
         try:
             if own:
-                from localspec.training.course import Course, CourseWishes
+                from localspec.training.course import Course, CourseOptions
 
-                wishes = CourseWishes(own, hours, batch, rate, keep_answers)
+                course_options = CourseOptions(own, hours, batch, rate, keep_answers)
                 with user_store(progress.notice, create=True) as store:
                     assert store is not None
-                    course = Course(request, wishes, settings, lock, store, progress.reporter, began)
+                    course = Course(request, course_options, settings, lock, store, progress.reporter, began)
                     if dry_run:
                         progress.clear()
                         print(json.dumps(course.plan.as_json()) if as_json else "\n".join(_plan(course)), flush=True)
@@ -220,7 +220,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         if not course.propose() and not _goes_on():
             return None
         interrupt.wait_for_step = True
-        for seen in course.answer(lambda: interrupt.asked):
+        for seen in course.answer(lambda: interrupt.requested):
             progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} tokens")
         interrupt.wait_for_step = False
         if course.stopped:
@@ -286,7 +286,7 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
     """Train and report each step. Return whether it finished; Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
     losses: deque[float] = deque(maxlen=SPARK)
-    for seen in job.run(lambda: interrupt.asked):
+    for seen in job.run(lambda: interrupt.requested):
         if job.main:
             losses.append(seen.loss)
             _show_step(progress, seen, losses, first=seen.step == job.began + 1)

@@ -35,7 +35,7 @@ PROGRAM = (
 )
 
 
-class OwnPlace(NamedTuple):
+class OwnedPath(NamedTuple):
     """A file or directory that localspec writes. `private` says that it may have text of the user, or a secret.
 
     Of a link only the link is deleted. With `followed` its target is deleted too, because only localspec writes such a
@@ -66,13 +66,13 @@ class FoundPlace(NamedTuple):
     `unreadable` says that some directory in it cannot be read.
     """
 
-    place: OwnPlace
+    place: OwnedPath
     bytes: int
     foreign: tuple[Path, ...]
     unreadable: bool
 
     @classmethod
-    def of(cls, place: OwnPlace) -> "FoundPlace":
+    def of(cls, place: OwnedPath) -> "FoundPlace":
         """Return a place with its size. It is inspected only once."""
         failures: list[OSError] = []
         foreign: tuple[Path, ...] = ()
@@ -172,11 +172,11 @@ def uninstall(
     typer.echo(PROGRAM)
 
 
-def places_of(paths: Paths) -> dict[Path, list[OwnPlace]]:
+def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
     """Return every place that localspec writes to, by directory. `uninstall` deletes nothing else there."""
     database = paths.database.name
     data = [
-        OwnPlace(
+        OwnedPath(
             file,
             "conversations, phrases and measurements" if file.name == database else "a file of the database",
             True,
@@ -188,49 +188,52 @@ def places_of(paths: Paths) -> dict[Path, list[OwnPlace]]:
     groups = [
         (
             paths.config_dir,
-            [OwnPlace(paths.config_file, "settings", True), OwnPlace(paths.user_models_file, "names of models", True)],
+            [
+                OwnedPath(paths.config_file, "settings", True),
+                OwnedPath(paths.user_models_file, "names of models", True),
+            ],
         ),
         (
             paths.data_dir,
             [
                 *data,
-                OwnPlace(paths.copied, "the text that was copied last", True, True),
-                OwnPlace(paths.serving_key, "the key of `localspec serve`", True, True),
-                OwnPlace(paths.choice, "the model that answers"),
-                OwnPlace(paths.former_names, "former names of models"),
-                OwnPlace(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
-                OwnPlace(paths.drafters, "trained drafters"),
-                OwnPlace(paths.answers, "answers of models, as training data for drafters"),
-                OwnPlace(paths.pulled, "records of what was fetched"),
+                OwnedPath(paths.copied, "the text that was copied last", True, True),
+                OwnedPath(paths.serving_key, "the key of `localspec serve`", True, True),
+                OwnedPath(paths.choice, "the model that answers"),
+                OwnedPath(paths.former_names, "former names of models"),
+                OwnedPath(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
+                OwnedPath(paths.drafters, "trained drafters"),
+                OwnedPath(paths.answers, "answers of models, as training data for drafters"),
+                OwnedPath(paths.pulled, "records of what was fetched"),
             ],
         ),
         (
             paths.state_dir,
             [
-                OwnPlace(paths.socket, "the socket of `localspec serve`"),
-                OwnPlace(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
-                OwnPlace(paths.last_notice, "when a notice was shown last"),
-                OwnPlace(paths.logs, "logs", True),
+                OwnedPath(paths.socket, "the socket of `localspec serve`"),
+                OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
+                OwnedPath(paths.last_notice, "when a notice was shown last"),
+                OwnedPath(paths.logs, "logs", True),
             ],
         ),
         (
             paths.cache_dir,
             [
-                OwnPlace(paths.packed, "packed models", names=_PACKED),
-                OwnPlace(paths.tokenizers, "tokenizers that passed their trial"),
-                OwnPlace(paths.kernels, "compiled kernels"),
+                OwnedPath(paths.packed, "packed models", names=_PACKED),
+                OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),
+                OwnedPath(paths.kernels, "compiled kernels"),
             ],
         ),
     ]
-    found: dict[Path, list[OwnPlace]] = {}
+    found: dict[Path, list[OwnedPath]] = {}
     for root, places in groups:  # two roots may be the same directory
         for place in places:
-            unfinished = (OwnPlace(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
+            unfinished = (OwnedPath(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
             found.setdefault(root, []).extend([place, *unfinished])
     return found
 
 
-def _there(places: list[OwnPlace]) -> list[FoundPlace]:
+def _there(places: list[OwnedPath]) -> list[FoundPlace]:
     return [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]
 
 
@@ -246,7 +249,7 @@ def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
     return [*found.values(), *files]
 
 
-def _delete(place: OwnPlace) -> None:
+def _delete(place: OwnedPath) -> None:
     """Delete a file or a directory, except files of other programs. Private files are overwritten. Raises OSError."""
     path = place.path
     if not os.access(path.parent, os.W_OK):  # before private files are overwritten
@@ -258,7 +261,7 @@ def _delete(place: OwnPlace) -> None:
             path.unlink()
     elif foreign := {*place.foreign()}:
         for file in {*path.iterdir()} - foreign:
-            _delete(OwnPlace(file, place.what, place.private))
+            _delete(OwnedPath(file, place.what, place.private))
     else:
         for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)

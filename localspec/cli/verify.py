@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from localspec.cli.progress import Progress
-from localspec.engine.kept_weights import kept_damage
+from localspec.engine.saved_nf4 import saved_damage
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
@@ -17,7 +17,7 @@ from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.paths import Paths
-from localspec.pulling.repositories import own_source, sources_of
+from localspec.pulling.repositories import repository_of, sources_of
 from localspec.quantities import counted, size
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed
@@ -35,7 +35,7 @@ def verify_model(
     """Compare every file of a model with its digest; needs no network."""
     own = is_path(name) or is_import(name)
     sources = [] if own else sources_of(name, here=True)
-    model = None if own else own_source(name)
+    model = None if own else repository_of(name)
     problems: list[str] = []
     if model is None:
         problems += _verify_own(name)
@@ -154,7 +154,7 @@ def _packed_problems(file: Path) -> list[str]:
     try:
         if file.suffix == GPU_SUFFIX:
             progress.show(f"reading {file}")
-            return [clause] if (clause := kept_damage(file)) is not None else []
+            return [clause] if (clause := saved_damage(file)) is not None else []
         return read(file).verify(lambda done, total: progress.show(f"reading {file}: {size(done)} of {size(total)}"))
     except LocalspecError as error:
         return [str(error)]

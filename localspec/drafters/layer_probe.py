@@ -11,7 +11,7 @@ from localspec.decoding.compute import DraftableModel
 from localspec.decoding.measuring import Measuring, Progress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.models.s3d_prediction import KeptLayers, symmetric
+from localspec.models.s3d_prediction import MeasuredLayers, symmetric
 
 ROWS = 8  # tokens read at once: on a CPU they take little longer than one
 RANKS = 4  # of candidates
@@ -28,7 +28,7 @@ def probe(
     replies: Sequence[Text],
     progress: Callable[[float], None] = lambda _: None,
     most: int | None = None,
-) -> list[KeptLayers]:
+) -> list[MeasuredLayers]:
     """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
     Layers are removed one at a time. Each round removes the layer whose loss hurts least: without it, the first
@@ -67,7 +67,7 @@ def reads_in(replies: Sequence[Text]) -> int:
 
 def probing_layers(
     target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
-) -> Measuring[list[KeptLayers]]:
+) -> Measuring[list[MeasuredLayers]]:
     """Do what `probe` does, one read at a time. Yield after each read with some of the layers."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
@@ -77,14 +77,14 @@ def probing_layers(
     kept: tuple[int, ...] = tuple(range(count))
     order, found = list(kept), []
 
-    def measured(subsets: Sequence[Sequence[int]]) -> Measuring[list[KeptLayers]]:
+    def measured(subsets: Sequence[Sequence[int]]) -> Measuring[list[MeasuredLayers]]:
         nonlocal done
         measuring = agreeing(target, replies, subsets)
         while True:
             try:
                 next(measuring)
             except StopIteration as end:
-                result: list[KeptLayers] = end.value
+                result: list[MeasuredLayers] = end.value
                 return result
             done += 1
             yield Progress(done, max(work, done), min(1.0, done / work))
@@ -121,7 +121,7 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
-) -> Measuring[list[KeptLayers]]:
+) -> Measuring[list[MeasuredLayers]]:
     """Measure how often some of the layers, reading the target's reply, predict its next token.
 
     Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
@@ -150,4 +150,4 @@ def agreeing(
             target.forward(DraftTree.chain(tokens), cache)
             cache.keep(range(len(tokens)))
     shares = (hits / max(seen, 1)).round(4).tolist()
-    return [KeptLayers(tuple(layers), tuple(of_it)) for layers, of_it in zip(subsets, shares, strict=True)]
+    return [MeasuredLayers(tuple(layers), tuple(of_it)) for layers, of_it in zip(subsets, shares, strict=True)]

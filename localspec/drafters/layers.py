@@ -12,7 +12,7 @@ from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.models.drafter_cards import RANKS
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 
 KIND = "layers"
 LONGEST = 16  # tokens of a draft
@@ -38,7 +38,7 @@ class Layers:
 
     nbytes, target_layers = 0, ()
 
-    def __init__(self, target: DraftableModel[Any], measured: KeptLayers, fixed: bool = False) -> None:
+    def __init__(self, target: DraftableModel[Any], measured: MeasuredLayers, fixed: bool = False) -> None:
         self.target, self.compute = target, target.compute
         self.calibration = Calibration()
         self._fixed = fixed
@@ -48,7 +48,7 @@ class Layers:
         self._chain: list[Candidate] = []  # and (token, chance) of the likeliest of each
         self._greedy = True
 
-    def take(self, measured: KeptLayers) -> None:
+    def take(self, measured: MeasuredLayers) -> None:
         """Use these layers from the next draft on."""
         self.kept, self._agreement = measured.layers, measured.agreement
         # The price of a draft forward, in tokens that could be committed in its time.

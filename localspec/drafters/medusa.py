@@ -94,7 +94,7 @@ class MedusaOptions:
         refuse_without_joint("medusa", self, JOINT)
 
     @property
-    def rank_of_own(self) -> int:
+    def change_rank(self) -> int:
         """The rank of each head's change of the shared matrix."""
         return 0 if self.private else self.private_rank
 
@@ -117,7 +117,7 @@ class Drafter(ParallelDrafter):
         super().__init__(target, options, tensors)
         self._vocabulary = DraftVocabulary(target, tensors, shared=not options.private)
         pairs = ((f"blocks.{index}.weight", f"blocks.{index}.bias") for index in range(options.layers))
-        down, up = ("own.down", "own.up") if options.rank_of_own else (None, None)
+        down, up = ("own.down", "own.up") if options.change_rank else (None, None)
         weights = HeadWeights(
             blocks=[(tensors[weight], tensors[bias]) for weight, bias in pairs],
             path=(tensors["path.weight"], tensors["path.bias"]) if options.linear else None,
@@ -139,7 +139,7 @@ class Drafter(ParallelDrafter):
         specs = {"kept": TensorSpec((kept,), "int64")} if kept else {}
         if options.private:
             specs["linears"] = TensorSpec((heads, kept or sizes.vocab_size, sizes.hidden_size))
-        if rank := options.rank_of_own:
+        if rank := options.change_rank:
             specs["own.down"] = TensorSpec((heads, rank, sizes.hidden_size))
             specs["own.up"] = TensorSpec((heads, kept or sizes.vocab_size, rank))
         if options.linear:

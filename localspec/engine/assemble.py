@@ -150,13 +150,13 @@ def tuning(
     return found
 
 
-def own_replies(target: Target) -> list[Exchange]:
+def greedy_replies(target: Target) -> list[Exchange]:
     """Return the target's greedy replies to a few prompts, limited by its context, until they repeat themselves."""
     return finished(replying(target, ASKED))
 
 
 def replying(target: Target, asked: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
-    """Do what `own_replies` does, one step at a time. Yield after each step of a reply."""
+    """Do what `greedy_replies` does, one step at a time. Yield after each step of a reply."""
     said: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))

@@ -8,7 +8,7 @@ from localspec.choosing.choice import LoadSpec, StepForm
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import Measuring
-from localspec.engine.kept_weights import load_kept
+from localspec.engine.saved_nf4 import load_saved
 from localspec.events import Reporter
 from localspec.families.model_config import ModelConfig
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -65,7 +65,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
         exact=choice.exact,
         threshold=choice.threshold,
     )
-    return load_kept(choice, lambda kept: load(kept=kept), reporter) if choice.quantize == "nf4" else load()
+    return load_saved(choice, lambda kept: load(kept=kept), reporter) if choice.quantize == "nf4" else load()
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:

@@ -68,7 +68,7 @@ from localspec.machine.hardware import IdleCores
 from localspec.machine.machine import Device, this_machine, torch_trouble
 from localspec.machine.memory import give_back
 from localspec.models.drafter_kinds import kind_of
-from localspec.models.encoding import Unwanted, given_up_unless
+from localspec.models.encoding import Unwanted, stopping_unless
 from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
@@ -350,7 +350,7 @@ class Engine:
         self.target.set_threads(self._idle_cores())
         limits, room = limits or Limits(), self._room()
         try:
-            with given_up_unless(self.wanted):
+            with stopping_unless(self.wanted):
                 prompt, lower = fit_text(self.target, text, limits, room)
         except Unwanted:
             return

@@ -6,7 +6,7 @@ from dataclasses import replace
 from localspec.decoding.limits import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
-from localspec.models.encoding import Unwanted, given_up_unless
+from localspec.models.encoding import Unwanted, stopping_unless
 from localspec.models.messages import Message, turns_left_out
 
 LONGEST_TOKEN = 256  # characters; a text longer than a context of such tokens is refused before it is tokenized
@@ -54,7 +54,7 @@ def fit_conversation(
     def read(dropped: int) -> list[int]:
         if not wanted():
             raise Unwanted
-        with given_up_unless(wanted):
+        with stopping_unless(wanted):
             return target.encode([*messages[:first], *messages[first + 2 * dropped :]], think)
 
     def count(message: Message) -> int:
@@ -64,7 +64,7 @@ def fit_conversation(
         """
         if not wanted():
             raise Unwanted
-        with given_up_unless(wanted):
+        with stopping_unless(wanted):
             return FRAME + (room if len(message["content"]) > longest else target.chat.count(message["content"]))
 
     dropped, length = 0, _length(messages)

@@ -82,7 +82,7 @@ def import_gguf(
     read or is not supported, or whose tokenizer or chat template cannot be used.
     """
     began, paths = time.perf_counter(), Paths(home())
-    found, model, new = _register(file, asked_packing(settings) or BLOCKS, reporter, paths, origin, texts)
+    found, model, new = _register(file, named_packing(settings) or BLOCKS, reporter, paths, origin, texts)
     path, packing, held = found.path, found.header.answers, found.header.weight_bytes
     origin = found.header.origin
     if packing != BLOCKS:
@@ -295,7 +295,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     return registry.resolve(name)
 
 
-def asked_packing(settings: Settings) -> str | None:
+def named_packing(settings: Settings) -> str | None:
     """Return the packing that the settings name; None if they name none.
 
     Raises UsageMistake for a packing that GGUF files cannot have, and LocalspecError if the compiled library is

@@ -30,7 +30,7 @@ from localspec.events import Reporter
 from localspec.machine.memory import free_memory
 from localspec.models.drafter_cards import DrafterCard
 from localspec.models.drafter_kinds import WITH_PHRASES, drafting_kinds, kind_of
-from localspec.models.s3d_prediction import KeptLayers, share, symmetric
+from localspec.models.s3d_prediction import MeasuredLayers, share, symmetric
 from localspec.models.shape import Shape
 from localspec.models.small_model import compare_tokens
 from localspec.quantities import distinct, gib
@@ -167,7 +167,7 @@ class _Flat:
         return 1.0
 
 
-def probing(target: Target, profile: ModelProfile) -> Measuring[list[KeptLayers]]:
+def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLayers]]:
     """Find the layers that draft best in replies of the target, with at most `MOST_READS` reads, and save the result.
 
     Yield after each read. The result is empty if the context is too short for a reply.
@@ -199,7 +199,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
 
 
 def take_best(
-    drafter: Layers, target: Target, found: Sequence[KeptLayers], choice: Choice, costs: ForwardCostModel | None
+    drafter: Layers, target: Target, found: Sequence[MeasuredLayers], choice: Choice, costs: ForwardCostModel | None
 ) -> None:
     """Give the drafter the best of the layers `found` by a probe, by the costs of forwards on this machine."""
     shape = Shape.of(target.config.content)
@@ -207,14 +207,14 @@ def take_best(
     drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes))
 
 
-def best_layers(found: Sequence[KeptLayers], shape: Shape, costs: ForwardCostModel, most: int) -> KeptLayers:
+def best_layers(found: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCostModel, most: int) -> MeasuredLayers:
     """Return the layers with the most expected tokens/s, for a model of this shape with trees of up to `most` nodes.
 
     A draft of γ forwards by the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes instead of one).
     """
     head, plain = shape.embedding / shape.layer, costs.at(1, CONTEXT)
 
-    def promised(kept: KeptLayers, forwards: int) -> float:
+    def promised(kept: MeasuredLayers, forwards: int) -> float:
         each = share(shape.num_layers, len(kept.layers), head) * plain
         acceptance = Acceptance(kept.gains(forwards), "")
         return speed(costs, acceptance, lambda nodes: min(nodes, forwards) * each, most)[0]
@@ -222,9 +222,9 @@ def best_layers(found: Sequence[KeptLayers], shape: Shape, costs: ForwardCostMod
     return max(found, key=lambda kept: max(promised(kept, forwards) for forwards in range(1, LONGEST + 1)))
 
 
-def outer_layers(count: int) -> KeptLayers:
+def outer_layers(count: int) -> MeasuredLayers:
     """Return the layers to draft with before a probe: three quarters of all, without some in the middle.
 
     Their acceptance rate is a guess, which the drafter corrects while it drafts.
     """
-    return KeptLayers(symmetric(count, max(1, count - -(-count // 4))), GUESSED)
+    return MeasuredLayers(symmetric(count, max(1, count - -(-count // 4))), GUESSED)

@@ -112,20 +112,20 @@ def settle_kernels(device: str, cache: MeasurementCache) -> None:
         return
     import torch
 
-    from localspec.nn import own_kernels
+    from localspec.nn import kernel_checks
 
     card = torch.device(device)
 
     def try_out() -> TrialResult:
         try:
-            why = own_kernels.tried(card)
+            why = kernel_checks.tried(card)
         except MemoryError:
             return TrialResult(LIBRARIES, "there is no memory to try them now", passing=True)
         return TrialResult(OWN) if why is None else TrialResult(LIBRARIES, why)
 
-    if own_kernels.not_for(card) is None:
+    if kernel_checks.not_for(card) is None:
         found = tried(cache, KERNELS, _subject(device), "localspec's own kernels are right", LIBRARIES, try_out)
-        own_kernels.settle(card, found.why)
+        kernel_checks.settle(card, found.why)
         if found.why is not None:
             cache.reporter.notice(
                 f"localspec's own kernels are not used on this GPU, so steps are slower: {found.why}."

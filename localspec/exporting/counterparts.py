@@ -21,8 +21,8 @@ from localspec.exporting.engines import Form, OtherEngine, no_counterpart
 from localspec.exporting.layouts import write_eagle3, write_heads, write_model
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
+from localspec.models.default_draft import compare_stored
 from localspec.models.drafter_cards import DrafterCard
-from localspec.models.own_draft import compare_stored
 from localspec.models.registry import TargetCard
 from localspec.models.small_model import MaskedModel, mask_token
 from localspec.models.stored_names import stored_name
@@ -103,7 +103,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
         )
     head = "embed_tokens" if target.sizes.tied else "lm_head.weight"
     notes = ["vLLM 0.32 is the last that reads Medusa heads; it uses the likeliest token of each and builds no tree."]
-    if options.rank_of_own:
+    if options.change_rank:
         notes.append("Every head now has a complete vocabulary matrix: vLLM cannot read one that heads share in part.")
 
     def write(directory: Path) -> None:

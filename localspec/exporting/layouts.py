@@ -34,7 +34,7 @@ def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor,
     supports changes. Rows outside a draft vocabulary are the target's.
     """
     vocab_size, hidden_size = vocabulary.shape
-    shared = not options.private and not options.rank_of_own
+    shared = not options.private and not options.change_rank
     with safe_open(drafter, framework="pt") as opened:
         _write(directory, _heads(opened, options, vocabulary, shared))
     _write_config(
@@ -66,7 +66,7 @@ def _heads(opened: Any, options: MedusaOptions, vocabulary: torch.Tensor, shared
             whole = vocabulary.clone()
             whole[kept] = of_head("linears", head).to(vocabulary.dtype)
             yield f"lm_heads.{head}.weight", whole
-        elif options.rank_of_own:
+        elif options.change_rank:
             whole = vocabulary.float().clone()
             whole[kept] = torch.addmm(whole[kept], of_head("own.up", head), of_head("own.down", head))
             yield f"lm_heads.{head}.weight", whole.to(vocabulary.dtype)

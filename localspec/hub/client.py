@@ -41,7 +41,7 @@ class _Wanted:
 
 
 @contextmanager
-def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
+def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
     """Raise KeyboardInterrupt at the next request once `wanted` returns False.
 
     This is for threads, which signals do not reach.

@@ -16,7 +16,7 @@ from localspec.hub.client import broke_off, client, localspec_errors, server
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
 from localspec.hub.sources import Source
-from localspec.paths import Paths, own_files, write_anew
+from localspec.paths import Paths, owner_only_files, write_anew
 from localspec.quantities import distinct
 from localspec.quantities import size as shown
 
@@ -46,7 +46,7 @@ def fetch(
         must_be_writable(paths)
     fetching = _Fetching(planned, progress)
     try:
-        with warnings.catch_warnings(), own_files():
+        with warnings.catch_warnings(), owner_only_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, and the plan did so already
             for part in planned.parts:
                 with localspec_errors(part.source, fetching.kept), _own_locks(part.source):

@@ -1,7 +1,7 @@
 """Runs tokenizers and chat templates on a thread, because either may take long.
 
 A caller can stop waiting: by Ctrl+C on the main thread, and on other threads by the function given to
-`given_up_unless`.
+`stopping_unless`.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ class Unwanted(Exception):  # not an error
 
 
 @contextmanager
-def given_up_unless(wanted: Callable[[], bool]) -> Iterator[None]:
+def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
     """Make waiting for texts on this thread end soon after `wanted` returns False."""
     before = _wanted.set(wanted)
     try:
@@ -89,6 +89,6 @@ def _end(thread: threading.Thread) -> None:
             break
 
 
-def is_left_behind() -> bool:
+def is_abandoned() -> bool:
     """Return whether a thread is still running for which nobody waits."""
     return any(thread.name == THREAD for thread in threading.enumerate())

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from localspec.errors import LocalspecError
 from localspec.families.default_sampling import DefaultSampling, default_sampling
 from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
+from localspec.models.default_draft import default_draft
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.entries import Entry
-from localspec.models.own_draft import own_draft
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.quantities import precision_in_words
@@ -69,7 +69,7 @@ def model_of(card: TargetCard) -> Model:
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card))
-    own, passed_over = own_draft(card)
+    own, passed_over = default_draft(card)
     small = None
     if own is not None:
         with suppress(LocalspecError):  # one to be fetched, with unknown sizes

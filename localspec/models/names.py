@@ -61,7 +61,7 @@ def exact_name(name: str) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
-def begun_name(word: str) -> str | None:
+def name_in_prompt(word: str) -> str | None:
     """Return the model here that a prompt of one word probably names; None for most words."""
     if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
         return None

@@ -16,12 +16,12 @@ from localspec.hub.sources import Source
 from localspec.paths import Paths, private_directory
 from localspec.quantities import counted
 from localspec.weights.packed_file import PARTIAL, Origin
-from localspec.weights.packed_files import came_from_gguf, locked, packed_files, packed_in
+from localspec.weights.packed_files import locked, made_from_gguf, packed_files, packed_in
 
 
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
     """Return whether localspec has no other weights from which to make this packed file again."""
-    if came_from_gguf(origin.files):
+    if made_from_gguf(origin.files):
         same = (one.header for one in packed_files(paths) if one.header.origin.revision == origin.revision)
         return not any(header.registered and header.missing is None for header in same)
     try:

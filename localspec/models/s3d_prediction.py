@@ -42,7 +42,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class KeptLayers:
+class MeasuredLayers:
     """Some layers, measured without training: how often their candidate of each rank equals the whole model's token."""
 
     layers: tuple[int, ...]
@@ -136,7 +136,7 @@ def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Consta
     return Constants(u, discount, delta)
 
 
-def levels(gamma: int, measured: KeptLayers, constants: Constants) -> list[list[float]]:
+def levels(gamma: int, measured: MeasuredLayers, constants: Constants) -> list[list[float]]:
     """Return the chances of candidates [depth][rank], where α is measured and falls with depth (eq. 14)."""
     falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
@@ -146,7 +146,7 @@ def propose(
     layers: int,
     head: float,
     constants: Constants,
-    measured: Sequence[KeptLayers] = (),
+    measured: Sequence[MeasuredLayers] = (),
     length: Callable[[list[list[float]]], float] | None = None,
     most: int | None = None,
 ) -> Proposal:

@@ -13,7 +13,7 @@ from localspec.errors import LocalspecError, UsageMistake, first_line
 from localspec.families.architecture import TransformerConfig
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
-from localspec.models.own_draft import compare
+from localspec.models.default_draft import compare
 from localspec.models.tokenizer import Tokenizer
 from localspec.outside_files import parse_json
 

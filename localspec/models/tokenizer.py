@@ -101,7 +101,7 @@ class Tokenizer:
         """Return the ids of a text, with the tokenizer's marks around it if requested.
 
         Raises LocalspecError for a text on which the tokenizer fails or never ends, and Unwanted if the ids are no
-        longer wanted (`given_up_unless`).
+        longer wanted (`stopping_unless`).
         """
         ids: list[int] = self._encode(text, add_special_tokens).ids
         return ids

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 
-from localspec.nn import own_kernels, row_kernels
+from localspec.nn import kernel_checks, row_kernels
 
 Attention = Callable[..., torch.Tensor]  # of queries, keys, values, mask and scale
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -44,7 +44,7 @@ def invariant(
     pages, and then add the sums of the pages. Every ancestor must then be in the same page as in plain decoding
     (`DraftTree.aligned`).
     """
-    if own_kernels.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
+    if kernel_checks.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
         return row_kernels.attention(queries, keys, values, mask, scale).to(queries.dtype)
     rows, scores_mask = queries.shape[2], mask.float()
     scaled = queries.float() * (queries.shape[-1] ** -0.5 if scale is None else scale)

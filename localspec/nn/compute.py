@@ -24,7 +24,7 @@ from localspec.decoding.forward import TokenCache
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
-from localspec.nn import own_kernels
+from localspec.nn import kernel_checks
 from localspec.nn.cache import KVCache, LentKeys
 from localspec.nn.draft_layers import PackedLayer, PackedLayers, TorchHeadRows, TorchHeads, TorchLinear, TorchLinears
 from localspec.nn.linear import Linear, PackedLinear
@@ -194,7 +194,7 @@ class TorchCompute:
     def _packs(self) -> bool:
         """Whether matrices of drafters are packed in NF4 like the target's: only if localspec's kernels read one row
         as fast."""
-        return self._transformer.linear_class is NF4Linear and own_kernels.trouble(self._device) is None
+        return self._transformer.linear_class is NF4Linear and kernel_checks.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> PackedLayer | None:
         """Return a layer in NF4; None if nothing is packed, or if the layer is too small to become faster."""

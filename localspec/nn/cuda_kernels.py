@@ -79,7 +79,7 @@ def _module(device: torch.device, file: str, **defined: int) -> Module:
         text, told = source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
         # torch's version identifies the compiler before that is loaded.
         made_of = [torch.__version__, str(torch.version.cuda), *told, text]
-        return Module(kept_or_compiled(made_of, lambda: binary_of(text, told)), device)
+        return Module(cached_or_compiled(made_of, lambda: binary_of(text, told)), device)
 
 
 def digest() -> str:
@@ -161,7 +161,7 @@ DIGEST = hashlib.sha256
 SUFFIX = ".cubin"
 
 
-def kept_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
+def cached_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
     """Return the cached result for these texts. If there is none, compile it, and cache it if possible.
 
     Raises the errors of `compile_`.

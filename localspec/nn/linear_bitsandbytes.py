@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from localspec.nn import own_kernels, row_kernels
+from localspec.nn import kernel_checks, row_kernels
 from localspec.nn.linear import QuantizedLinear
 from localspec.nn.states import AT_ONCE
 
@@ -84,7 +84,7 @@ class NF4Linear(QuantizedLinear):
             )
         self.packed, self.state = packed, state  # or, if our own kernels read it, in their order:
         self.tiled: row_kernels.TiledNF4 | None = None
-        if state.state2.blocksize == SCALES and own_kernels.trouble(packed.device) is None:
+        if state.state2.blocksize == SCALES and kernel_checks.trouble(packed.device) is None:
             self.packed, state.absmax = row_kernels.tiled(packed, state.absmax, self.shape[0])
             means = state.state2.code, state.state2.absmax, state.offset, state.code
             self.tiled = row_kernels.TiledNF4(self.packed, state.absmax, *means)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.families.architecture import TransformerConfig
-from localspec.nn import layer_kernels, own_kernels
+from localspec.nn import kernel_checks, layer_kernels
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
@@ -18,7 +18,7 @@ def added_norm(
     """Return x plus `given`, if there is one, and the norm of that sum."""
     others = (weight,) if given is None else (weight, given)
     alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
-    if own_kernels.serve(x, *others) and alike:
+    if kernel_checks.serve(x, *others) and alike:
         return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
     x = x if given is None else x + given
     if not config.norm_offset:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.errors import UsageMistake
-from localspec.nn import own_kernels, row_kernels
+from localspec.nn import kernel_checks, row_kernels
 from localspec.nn.linear import Adapter, LayerClass, Linear
 from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear
@@ -24,7 +24,7 @@ class InvariantLinear(Linear):
         rows = x.reshape(-1, x.shape[-1])
         if x.requires_grad or not 0 < len(rows) <= AT_ONCE:
             return super().forward(x, adapter)
-        if own_kernels.serve(rows, self.weight) and row_kernels.multiplies(rows) and rows.dtype == self.weight.dtype:
+        if kernel_checks.serve(rows, self.weight) and row_kernels.multiplies(rows) and rows.dtype == self.weight.dtype:
             y = row_kernels.dense(rows, self.weight, self.bias)
         else:
             y = torch.cat([self._of_part(part) for part in torch.split(rows, ROWS)])

@@ -23,7 +23,7 @@ from localspec.families.table import FAMILIES
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.messages import Message
 from localspec.models.tokenizer import Tokenizer
-from localspec.nn import own_kernels, row_kernels
+from localspec.nn import kernel_checks, row_kernels
 from localspec.nn.attention import LEAST_SLOTS, fastest, invariant
 from localspec.nn.cache import KVCache
 from localspec.nn.compute import TorchCompute
@@ -198,7 +198,7 @@ class Target:
         """The number of slots that exact attention sums at once; 1, which fits no branch, if that is unknown."""
         config = self.transformer.config
         fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
-        return row_kernels.PAGE if fit and own_kernels.trouble(torch.device(self.device)) is None else 1
+        return row_kernels.PAGE if fit and kernel_checks.trouble(torch.device(self.device)) is None else 1
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the input embeddings of token ids, [..., hidden_size]."""

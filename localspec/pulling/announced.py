@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.choosing.cost import TRAINING_TOKENS, Rates, training_hours
-from localspec.choosing.fetching import PullSet, fit, kept_packing, pull_set, to_make
+from localspec.choosing.fetching import PullSet, fit, pull_set, saved_packing, to_make
 from localspec.choosing.measure import MeasurementSource
 from localspec.choosing.survey import form_bytes, original_bytes, suited_form
 from localspec.events import Reporter
@@ -17,7 +17,7 @@ from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import TargetCard, cards, source_here
 from localspec.pulling.gguf import Instead, is_packed, replaced, second_copy
-from localspec.pulling.pull import NothingToFetch, Wishes, measured, nothing_to_fetch
+from localspec.pulling.pull import AlreadyHere, PullOptions, already_here, measured
 
 
 @dataclass(frozen=True)
@@ -68,23 +68,23 @@ class Announced:
         return (self.fetch_bytes or 0) <= self.disk_free
 
 
-def announced(card: TargetCard, wishes: Wishes, reporter: Reporter) -> Announced | NothingToFetch:
+def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Announced | AlreadyHere:
     """Return what a pull of a registered model would fetch, from its entry and its drafters' entries, without the hub.
 
-    Raises UsageMistake for invalid wishes, as the pull itself does.
+    Raises UsageMistake for invalid options, as the pull itself does.
     """
-    if nothing := nothing_to_fetch(card.name, wishes):
+    if nothing := already_here(card.name, options):
         return nothing
     reporter.progress("checking this machine")
     machine, entry = this_machine(), card.entry
     assert entry is not None
-    with measured(card, wishes, reporter) as measurements:
-        chosen = pull_set(card, wishes.drafter, machine, measurements, wishes.settings)
+    with measured(card, options, reporter) as measurements:
+        chosen = pull_set(card, options.drafter, machine, measurements, options.settings)
         if not chosen.sources:
-            return NothingToFetch(f"drafter: {chosen.why}")
+            return AlreadyHere(f"drafter: {chosen.why}")
         downloads = [_download(source, card) for source in chosen.sources]
-        fits, memory = _memory(card, downloads, wishes, machine, measurements, chosen)
-        instead = None if wishes.original else _instead(card, wishes, machine, measurements)
+        fits, memory = _memory(card, downloads, options, machine, measurements, chosen)
+        instead = None if options.original else _instead(card, options, machine, measurements)
     if instead:
         downloads[0] = _of_form(instead.form, entry)
     forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
@@ -107,14 +107,16 @@ def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
     return training_hours(TRAINING_TOKENS, shape.parameters, 3 * drawn, product)
 
 
-def _instead(card: TargetCard, wishes: Wishes, machine: Machine, measurements: MeasurementSource) -> Instead | None:
+def _instead(
+    card: TargetCard, options: PullOptions, machine: Machine, measurements: MeasurementSource
+) -> Instead | None:
     """Return the form that would replace the publisher's own weights, by the sizes in the registry."""
     entry = card.entry
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None
-    packing = kept_packing(card.name, entry.license, entry.shape, wishes.settings, machine, measurements)
-    packing = replaced(packing, wishes.packed_only, wishes.settings)
-    form = suited_form(entry, packing, packed=is_packed(wishes.settings))
+    packing = saved_packing(card.name, entry.license, entry.shape, options.settings, machine, measurements)
+    packing = replaced(packing, options.packed_only, options.settings)
+    form = suited_form(entry, packing, packed=is_packed(options.settings))
     whole = original_bytes(entry)
     if form is None or packing is None or (form_bytes(form, entry) or 0) >= (whole or 0):
         return None
@@ -143,7 +145,7 @@ def _download(source: Source, card: TargetCard) -> Download:
 def _memory(
     card: TargetCard,
     downloads: Sequence[Download],
-    wishes: Wishes,
+    options: PullOptions,
     machine: Machine,
     measurements: MeasurementSource,
     chosen: PullSet,
@@ -154,13 +156,13 @@ def _memory(
         return None, "not known for a drafter without its model"
     if entry.shape is None:
         return None, "it is unknown whether it fits: its entry gives no sizes"
-    named = wishes.drafter is not None
+    named = options.drafter is not None
     beside, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
     fits, memory = fit(
-        card.name, entry.shape, weights, machine, measurements, beside, wishes.settings, chosen.found, named
+        card.name, entry.shape, weights, machine, measurements, beside, options.settings, chosen.found, named
     )
     copied = bool(entry.source.gguf) and entry.shape.experts is not None
-    return fits, memory + second_copy(entry.bytes or 0, wishes.settings) if copied else memory
+    return fits, memory + second_copy(entry.bytes or 0, options.settings) if copied else memory
 
 
 def _sum(downloads: Sequence[Download]) -> int | None:

@@ -10,7 +10,7 @@ from localspec.choosing.fetching import LOSSLESS
 from localspec.choosing.fit import packed
 from localspec.choosing.survey import suited_form
 from localspec.config import Settings
-from localspec.engine.importing import asked_packing, import_gguf
+from localspec.engine.importing import import_gguf, named_packing
 from localspec.environment import home, hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
@@ -64,13 +64,13 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     """Check a plan of GGUF files.
 
     Raises UsageMistake for --packed-only, LocalspecError for an unsupported architecture that the hub names, and the
-    errors of `asked_packing`.
+    errors of `named_packing`.
     """
     if not part.source.gguf:
         return
     if packed_only:
         raise UsageMistake(f"--packed-only has no effect with {part.source}, which is read unchanged; leave it out.")
-    asked_packing(settings)
+    named_packing(settings)
     named = part.config.get("architecture")
     if isinstance(named, str) and named not in OF_GGUF:
         if drafter := why_not_in_gguf(named):
@@ -93,7 +93,7 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
-    asked, usable = asked_packing(settings), machine.devices[-1].usable
+    asked, usable = named_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
     if asked is None:
         rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
@@ -121,7 +121,7 @@ def has_experts(architecture: object, shape: Shape | None) -> bool:
 def second_copy(weights: int, settings: Settings) -> str:
     """Return a clause about the second file that the weights of a mixture of experts, with this many bytes, are
     written to."""
-    if asked_packing(settings):
+    if named_packing(settings):
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
     one_disk = disk_of(where).stat().st_dev == disk_of(cache).stat().st_dev

@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.choosing.fetching import LOSSLESS, kept_packing
+from localspec.choosing.fetching import LOSSLESS, saved_packing
 from localspec.choosing.fit import weights
 from localspec.choosing.measure import MeasurementSource
 from localspec.config import Settings
@@ -60,7 +60,7 @@ def packing_of(part: Part, settings: Settings, machine: Machine, measurements: M
     """
     if part.heads or (shape := Shape.of(part.config)) is None:
         return None
-    return kept_packing(str(part.source), part.license, shape, settings, machine, measurements)
+    return saved_packing(str(part.source), part.license, shape, settings, machine, measurements)
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
@@ -110,7 +110,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     return packing
 
 
-def packed_alone(part: Part, packing: str) -> Packed | None:
+def packed_only_copy(part: Part, packing: str) -> Packed | None:
     """Return the packed form of exactly this commit if its original weights are not here; otherwise None."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
@@ -121,7 +121,7 @@ def packed_alone(part: Part, packing: str) -> Packed | None:
     return None
 
 
-def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
+def pack_and_keep(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
     """Pack a fetched model. The download stays. Return None if that fails.
 
     A notice says if the file cannot be written. Loading the model will then pack it again, or report the reason.
@@ -137,7 +137,7 @@ def pack_beside(part: Part, packing: str, machine: Machine, reporter: Reporter) 
     return None
 
 
-def pack_alone(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
+def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
     """Pack a fetched model, and delete the files that were fetched for that. Older files stay.
 
     Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or not opened afterwards. In
@@ -194,7 +194,7 @@ def _pack(
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
-    if other := _alone_in(with_files(origin, path, Paths(home()), reporter), packing):
+    if other := _other_source(with_files(origin, path, Paths(home()), reporter), packing):
         raise LocalspecError(
             f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
             f"with `localspec rm {other}`."
@@ -206,7 +206,7 @@ def _pack(
     return Packed(part.source, file, read(file).path.stat().st_size)
 
 
-def _alone_in(origin: Origin, packing: str) -> str | None:
+def _other_source(origin: Origin, packing: str) -> str | None:
     """Return another source of these weights if this packed file is its only copy."""
     for one in packed_files(Paths(home())):
         of = one.header.origin

@@ -33,18 +33,18 @@ from localspec.pulling.packing import (
     Installed,
     Packed,
     forget_damaged,
-    pack_alone,
-    pack_beside,
-    packed_alone,
+    pack_and_delete,
+    pack_and_keep,
+    packed_only_copy,
     packing_of,
     packing_to_keep,
 )
-from localspec.pulling.repositories import own_source, sources_of
+from localspec.pulling.repositories import repository_of, sources_of
 from localspec.store.store import user_store
 
 
 @dataclass(frozen=True)
-class NothingToFetch:
+class AlreadyHere:
     """An event: everything is here already. `why` says what that includes."""
 
     why: str
@@ -97,12 +97,12 @@ class DrafterToTrain:
 
 
 PullEvent = (
-    NothingToFetch | Planned | AboutToFetch | Fetched | Converted | NotConverted | Installed | Packed | DrafterToTrain
+    AlreadyHere | Planned | AboutToFetch | Fetched | Converted | NotConverted | Installed | Packed | DrafterToTrain
 )  # in this order, starting with the plan
 
 
 @dataclass(frozen=True)
-class Wishes:
+class PullOptions:
     """The options of a pull: a kind of drafter; whether a model that does not fit is allowed; whether only the packed
     form stays; whether the `original` weights are fetched although a smaller form could replace them.
 
@@ -120,24 +120,25 @@ class Wishes:
 
 
 def pull(
-    name: str, wishes: Wishes, reporter: Reporter, downloaded: Callable[[int, int], None]
+    name: str, options: PullOptions, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
     """Fetch the model of a name or org/repo[@revision], and a drafter: of the given kind, or one that pays.
 
     `downloaded` is called with the bytes that are here and the total bytes. Raises UsageMistake for an invalid drafter,
-    DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and `pack_alone`.
+    DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
+    `pack_and_delete`.
     """
-    force, card = wishes.force, cards().get(name)
-    if nothing := nothing_to_fetch(name, wishes):
+    force, card = options.force, cards().get(name)
+    if nothing := already_here(name, options):
         yield nothing
         return
     known = f"`localspec pull {name} --dry-run` shows what the registry knows about it." if card else ""
     must_be_online(f"Fetching {name}", known)
     reporter.progress("checking this machine")
     machine = this_machine()
-    planned = _planned(name, wishes, machine, reporter)
+    planned = _planned(name, options, machine, reporter)
     yield planned
-    if isinstance(planned, NothingToFetch):
+    if isinstance(planned, AlreadyHere):
         return
     if not planned.plan.fits_on_disk and not force:
         raise DoesNotFit(f"{too_large(planned.plan)} --force tries anyway.")
@@ -148,9 +149,9 @@ def pull(
     before = gguf.made_before(model, texts) if model.source.gguf else None
     if before and texts:
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not texts))
-    if wishes.packed_only and not model.source.gguf:
-        alone = packing_to_keep(plan, planned.packing, wishes.settings)
-        made = packed_alone(model, alone)
+    if options.packed_only and not model.source.gguf:
+        alone = packing_to_keep(plan, planned.packing, options.settings)
+        made = packed_only_copy(model, alone)
     if made:
         yield made
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not model))
@@ -161,22 +162,22 @@ def pull(
     yield Fetched(tuple(fetch(plan, downloaded, force=force)))
     own = tuple(part for part in plan.parts if not part.source.gguf and not part.beside)
     if model.source.gguf:
-        yield from gguf.register(model, wishes.settings, reporter, texts, before)
+        yield from gguf.register(model, options.settings, reporter, texts, before)
     registered = model.source if model.source.gguf else None
     yield from convert_heads(replace(plan, parts=own), reporter.progress, registered)
     for part in own:
         forget_damaged(snapshot(part.source, part.commit))
         if alone and part is model:
-            yield pack_alone(part, alone, machine, reporter)
+            yield pack_and_delete(part, alone, machine, reporter)
             continue
         if part.whole:
             yield Installed(part.source, split_of(part.source))
             continue
         yield Installed(part.source, snapshot(part.source, part.commit))
-        packing = planned.packing if part is model and own_source(name) else planned.packing and LOSSLESS
-        if packing and not part.heads and (packed := pack_beside(part, packing, machine, reporter)):
+        packing = planned.packing if part is model and repository_of(name) else planned.packing and LOSSLESS
+        if packing and not part.heads and (packed := pack_and_keep(part, packing, machine, reporter)):
             yield packed
-    if card is not None and not alone and not wishes.quiet and (kind := to_make(named_card(name))) is not None:
+    if card is not None and not alone and not options.quiet and (kind := to_make(named_card(name))) is not None:
         reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 
@@ -185,59 +186,59 @@ def pull(
             yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
 
 
-def nothing_to_fetch(name: str, wishes: Wishes) -> NothingToFetch | None:
+def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
     """Return the event that everything for a name is here already; None if something must be fetched.
 
-    Raises UsageMistake for wishes that have no effect, and the errors of `sources_of`.
+    Raises UsageMistake for options that have no effect, and the errors of `sources_of`.
     """
     if not sources_of(name):
-        return NothingToFetch("it needs no download")
-    if wishes.drafter is not None and name not in cards():
+        return AlreadyHere("it needs no download")
+    if options.drafter is not None and name not in cards():
         raise UsageMistake(
-            f"--drafter {wishes.drafter} has no effect with a repository; leave it out, or pull a registered model."
+            f"--drafter {options.drafter} has no effect with a repository; leave it out, or pull a registered model."
         )
     entry = card.entry if (card := cards().get(name)) else None
-    if wishes.original and not (entry and entry.forms):
+    if options.original and not (entry and entry.forms):
         what = "a repository" if entry is None else name
         raise UsageMistake(f"--original has no effect with {what}, which is fetched unchanged; leave it out.")
-    if wishes.packed_only and wishes.drafter == MTP:
+    if options.packed_only and options.drafter == MTP:
         raise UsageMistake(f"--packed-only drops the MTP layer, which --drafter {MTP} needs; leave one of them out.")
-    if wishes.packed_only and own_source(name) is None:
+    if options.packed_only and repository_of(name) is None:
         raise UsageMistake(f"--packed-only has no effect with {name}, which is not fetched; leave it out.")
     return None
 
 
 @contextmanager
-def measured(card: TargetCard | None, wishes: Wishes, reporter: Reporter) -> Iterator[MeasurementSource]:
+def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) -> Iterator[MeasurementSource]:
     """Open the measurements for the choice of a drafter, as `doctor` does. Checking memory needs none."""
     with user_store(reporter.notice, create=False) as store:
-        known = Measurements(MeasurementCache(store, reporter), quiet=wishes.quiet)
-        if wishes.drafter is None and card is not None and card.entry is not None and card.entry.drafters:
+        known = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
+        if options.drafter is None and card is not None and card.entry is not None and card.entry.drafters:
             for device in devices():
                 known.bandwidth(device)
         yield known
 
 
-def _planned(name: str, wishes: Wishes, machine: Machine, reporter: Reporter) -> Planned | NothingToFetch:
+def _planned(name: str, options: PullOptions, machine: Machine, reporter: Reporter) -> Planned | AlreadyHere:
     """Choose the drafter, ask the hub, and predict whether the model fits and how it would be loaded."""
-    card, drafter = cards().get(name), wishes.drafter
-    with measured(card, wishes, reporter) as measurements:
+    card, drafter = cards().get(name), options.drafter
+    with measured(card, options, reporter) as measurements:
         if card:
-            chosen = pull_set(card, drafter, machine, measurements, wishes.settings)
+            chosen = pull_set(card, drafter, machine, measurements, options.settings)
         else:
             chosen = PullSet(tuple(sources_of(name)), "")
         if not chosen.sources:
-            return NothingToFetch(f"drafter: {chosen.why}")
+            return AlreadyHere(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
         found, instead = ask_hub(chosen.sources), None
-        gguf.check(found.parts[0], wishes.packed_only, wishes.settings)
+        gguf.check(found.parts[0], options.packed_only, options.settings)
         _check_computed(found.parts[0])
-        fits, memory = _memory(name, found, wishes, machine, measurements, chosen)
-        packing = packing_of(found.parts[0], wishes.settings, machine, measurements)
-    if card is not None and card.entry is not None and not wishes.original and own_source(name) is not None:
-        kept = replaced(packing, wishes.packed_only, wishes.settings)
-        found, instead = with_smaller_form(found, card.entry, kept, wishes.settings, reporter.notice)
-    return Planned(found, fits, memory, chosen.why, None if wishes.quiet else packing, instead)
+        fits, memory = _memory(name, found, options, machine, measurements, chosen)
+        packing = packing_of(found.parts[0], options.settings, machine, measurements)
+    if card is not None and card.entry is not None and not options.original and repository_of(name) is not None:
+        kept = replaced(packing, options.packed_only, options.settings)
+        found, instead = with_smaller_form(found, card.entry, kept, options.settings, reporter.notice)
+    return Planned(found, fits, memory, chosen.why, None if options.quiet else packing, instead)
 
 
 def _check_computed(model: Part) -> None:
@@ -253,18 +254,18 @@ def _check_computed(model: Part) -> None:
 
 
 def _memory(
-    name: str, found: Plan, wishes: Wishes, machine: Machine, measurements: MeasurementSource, chosen: PullSet
+    name: str, found: Plan, options: PullOptions, machine: Machine, measurements: MeasurementSource, chosen: PullSet
 ) -> tuple[bool | None, str]:
     """Return whether the model of a plan fits into memory, and a sentence about it."""
     model, *drafters = found.parts
     if model.source.gguf:
         card = cards().get(name)
-        return gguf.memory(model, wishes.settings, machine, card.entry.shape if card and card.entry else None)
-    if model.heads or own_source(name) is None:
+        return gguf.memory(model, options.settings, machine, card.entry.shape if card and card.entry else None)
+    if model.heads or repository_of(name) is None:
         return None, "not known for a drafter without its model"
     # A drafter that was chosen for this machine fits next to the model.
-    beside = sum(part.weights for part in drafters) if wishes.drafter is not None else 0
+    beside = sum(part.weights for part in drafters) if options.drafter is not None else 0
     shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
     same = chosen.found if entry is not None and entry.shape == shape else None  # otherwise the hub's sizes are used
-    named = wishes.drafter is not None
-    return fit(name, shape, model.weights, machine, measurements, beside, wishes.settings, same, named)
+    named = options.drafter is not None
+    return fit(name, shape, model.weights, machine, measurements, beside, options.settings, same, named)

@@ -36,7 +36,7 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
     return [Source.parse(name)]
 
 
-def own_source(name: str) -> Source | None:
+def repository_of(name: str) -> Source | None:
     """Return the repository that the model here comes from, or its publisher's repository.
 
     None if it came with localspec, or is the user's own directory.

@@ -98,27 +98,27 @@ class Serving:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            asked = await asyncio.to_thread(_parsed, body, read)  # parsing a large body takes half a second
-            return await self._reply(request, asked, len(body))
+            parsed = await asyncio.to_thread(_parsed, body, read)  # parsing a large body takes half a second
+            return await self._reply(request, parsed, len(body))
 
         return answer
 
-    async def _reply(self, request: Request, asked: ClientRequest, size: int) -> Response:
-        left, streams = asyncio.ensure_future(_left(request)), False
+    async def _reply(self, request: Request, parsed: ClientRequest, size: int) -> Response:
+        left, streams = asyncio.ensure_future(_wait_for_disconnect(request)), False
         try:
-            box = self._put(asked, asked.client or (request.client.host if request.client else ""), size, left)[1]
-            first = await _within(SIGN_SECONDS, box) if asked.stream else await box.next()
+            box = self._put(parsed, parsed.client or (request.client.host if request.client else ""), size, left)[1]
+            first = await _within(SIGN_SECONDS, box) if parsed.stream else await box.next()
             if first is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            begun = None if isinstance(first, Silent) else _begun(first)
-            if asked.stream:
-                pieces = _pieces(asked, begun, box, left)
+            started = None if isinstance(first, Silent) else _first_answer(first)
+            if parsed.stream:
+                pieces = _pieces(parsed, started, box, left)
                 streams = True  # the stream now cancels `left` when it ends
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
-            assert begun is not None
-            shape = _shape(asked, begun)
+            assert started is not None
+            shape = _shape(parsed, started)
             texts: list[Text] = []
             while (answer := await box.next()) is not None:
                 answer = _unless_wrong(answer)
@@ -132,12 +132,12 @@ class Serving:
                 left.cancel()
 
     def _put(
-        self, asked: ClientRequest | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
+        self, parsed: ClientRequest | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
         """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
         box = Mailbox[Answer](left)
-        ticket = Ticket(asked, client, size, box.deliver)
-        left.add_done_callback(lambda _: ticket.gone.set())  # also if the request itself is cancelled
+        ticket = Ticket(parsed, client, size, box.deliver)
+        left.add_done_callback(lambda _: ticket.disconnected.set())  # also if the request itself is cancelled
         self._room.ask(ticket)
         return ticket, box
 
@@ -146,15 +146,15 @@ class Serving:
 
     def _to_own(self, read: Callable[[object], OpenRequest | ReplyRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            asked = read(await self._from_own(request))
-            ahead, left = self._room.ahead, asyncio.ensure_future(_left(request))
+            parsed = read(await self._from_own(request))
+            ahead, left = self._room.ahead, asyncio.ensure_future(_wait_for_disconnect(request))
             try:
-                ticket, box = self._put(asked, request.client.host if request.client else "", 0, left)
+                ticket, box = self._put(parsed, request.client.host if request.client else "", 0, left)
             except TooMany:
                 left.cancel()
                 raise
-            if isinstance(asked, ReplyRequest):
-                self._replying[asked.name] = ticket
+            if isinstance(parsed, ReplyRequest):
+                self._replying[parsed.name] = ticket
             return StreamingResponse(self._lines(ticket, box, ahead, left), media_type="application/x-ndjson")
 
         return answer
@@ -204,9 +204,9 @@ class Serving:
                     return
         finally:
             left.cancel()
-            ticket.gone.set()
-            if isinstance(ticket.asked, ReplyRequest):
-                self._replying.pop(ticket.asked.name, None)
+            ticket.disconnected.set()
+            if isinstance(ticket.request, ReplyRequest):
+                self._replying.pop(ticket.request.name, None)
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ def _is_text(value: object) -> bool:
     return True
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     """Wait until the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -296,16 +296,16 @@ def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
     return status, error(str(trouble), kind, param=field, code=code)
 
 
-def _begun(answer: Answer) -> StartedReply:
+def _first_answer(answer: Answer) -> StartedReply:
     """Return the first answer to a request. If it is an error, raise it."""
-    begun = _unless_wrong(answer)
-    assert isinstance(begun, StartedReply)
-    return begun
+    started = _unless_wrong(answer)
+    assert isinstance(started, StartedReply)
+    return started
 
 
-def _shape(asked: ClientRequest, begun: StartedReply) -> ReplyForm:
+def _shape(parsed: ClientRequest, started: StartedReply) -> ReplyForm:
     """Return the JSON form of the reply to a request."""
-    return ReplyForm(asked.messages is not None, begun.model, localspec.__version__, begun.start)
+    return ReplyForm(parsed.messages is not None, started.model, localspec.__version__, started.start)
 
 
 async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
@@ -318,19 +318,19 @@ async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | Non
 
 
 async def _pieces(
-    asked: ClientRequest, begun: StartedReply | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
+    parsed: ClientRequest, started: StartedReply | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
     """Yield a reply in pieces of a stream, and a comment after each SIGN_SECONDS without an answer.
 
-    `begun` is None if no answer came before the headers were sent. Then the stream begins with a comment. An error is
+    `started` is None if no answer came before the headers were sent. Then the stream begins with a comment. An error is
     sent as a piece of the stream, because the status is already 200.
     """
-    usage, shape = asked.usage_in_stream, None
+    usage, shape = parsed.usage_in_stream, None
     try:
-        if begun is None:
+        if started is None:
             yield COMMENT
         else:
-            shape = _shape(asked, begun)
+            shape = _shape(parsed, started)
             yield shape.first(usage) or b""
         while (answer := await _within(SIGN_SECONDS, box)) is not None:
             if isinstance(answer, Silent):
@@ -338,7 +338,7 @@ async def _pieces(
                 continue
             if shape is None:
                 try:
-                    shape = _shape(asked, _begun(answer))
+                    shape = _shape(parsed, _first_answer(answer))
                 except LocalspecError as trouble:
                     yield broken_off(_wrong(trouble)[1])
                     return

@@ -92,7 +92,7 @@ class Silent(BrokenOff):
     """An error: the server sent nothing more."""
 
 
-class NothingCame(BrokenOff):
+class EmptyReply(BrokenOff):
     """An error: a reply began, and ended without content."""
 
 

@@ -28,7 +28,7 @@ LONGEST_MESSAGE = 8 * 2**20  # bytes that a browser sends at once: a paste
 
 
 @contextmanager
-def own_socket(path: Path) -> Iterator[socket.socket]:
+def private_socket(path: Path) -> Iterator[socket.socket]:
     """Return a socket that only its user can connect to. Only one server at a time has it. Raises LocalspecError."""
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter one.")

@@ -28,11 +28,11 @@ LONGEST_HEAD, LONGEST_LINE = 2**16, 2**26  # bytes
 _SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 
 
-class Gone(LocalspecError):
+class NoServer(LocalspecError):
     """An error: the server has ended, or never existed."""
 
 
-class NotThisOne(LocalspecError):
+class ServerDiffers(LocalspecError):
     """An error: the server would not answer like an engine of this process."""
 
 
@@ -64,7 +64,7 @@ def stop_it(place: Path) -> str:
 
 
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """Yield the lines of the server's answer, and None after each `LOOK` in which nothing came. Raises Gone."""
+    """Yield the lines of the server's answer, and None after each `LOOK` in which nothing came. Raises NoServer."""
     content = json.dumps(body).encode()
     # HTTP/1.0: the answer is not chunked, and ends with the connection.
     head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -91,12 +91,12 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
                 buffer += piece
                 if not headed and (end := buffer.find(b"\r\n\r\n")) >= 0:
                     if buffer.split(b" ", 2)[1:2] != [b"200"]:
-                        raise Gone("The server does not answer like `localspec serve`.")
+                        raise NoServer("The server does not answer like `localspec serve`.")
                     headed, since, piece = True, time.monotonic(), bytes(buffer[end + 4 :])
                     buffer = bytearray(piece)
                 if not headed or b"\n" not in piece:
                     if len(buffer) > (LONGEST_LINE if headed else LONGEST_HEAD):
-                        raise Gone("The server does not answer like `localspec serve`.")
+                        raise NoServer("The server does not answer like `localspec serve`.")
                     _still(since, HEAD_SECONDS)
                     continue
                 *whole, left = buffer.split(b"\n")
@@ -105,29 +105,29 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
                     yield json.loads(line)
                 since = time.monotonic()
     except (OSError, ValueError) as error:
-        raise Gone(f"The server is gone ({error}).") from None
+        raise NoServer(f"The server is gone ({error}).") from None
 
 
 def _still(since: float, limit: float) -> None:
-    """Raise Gone if more than `limit` seconds have passed."""
+    """Raise NoServer if more than `limit` seconds have passed."""
     if time.monotonic() - since > limit:
-        raise Gone(f"The server has sent nothing for {limit:.0f} s.")
+        raise NoServer(f"The server has sent nothing for {limit:.0f} s.")
 
 
 def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
-    """Raise the server's error: Gone, NotThisOne, or an error of an engine."""
+    """Raise the server's error: NoServer, ServerDiffers, or an error of an engine."""
     if "error" in line:
         kind, sentence = line["error"]
         if kind in ("Differs", "NotHere", "Refused", "TooMany"):
-            raise NotThisOne(sentence)
+            raise ServerDiffers(sentence)
         if "being stopped" in sentence:
-            raise Gone(sentence)
+            raise NoServer(sentence)
         found = errors.UsageMistake if kind == "Refusal" else getattr(errors, kind, LocalspecError)
         raise found(sentence)
 
 
 def event_of(line: Mapping[str, Any]) -> Event:
-    """Return the event in a line. Raises Gone for an invalid one."""
+    """Return the event in a line. Raises NoServer for an invalid one."""
     try:
         if "prefill" in line:
             return Prefill(*line["prefill"])
@@ -137,7 +137,7 @@ def event_of(line: Mapping[str, Any]) -> Event:
             return Text(text, tuple(tokens), tuple(sources), seconds, steps, drafts, reasoning, thoughts)
         return Done(line["done"], statistics_of(line["statistics"]))
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise Gone("The server does not answer like `localspec serve`.") from None
+        raise NoServer("The server does not answer like `localspec serve`.") from None
 
 
 def statistics_of(told: Mapping[str, Any]) -> Statistics:

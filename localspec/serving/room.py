@@ -157,11 +157,11 @@ Answer = StartedReply | Text | Ended | CommandLine | Exception
 class Ticket:
     """A request that waits or is being answered. `deliver` is called on the engines' thread, and must not wait."""
 
-    asked: ClientRequest | OpenRequest | ReplyRequest
+    request: ClientRequest | OpenRequest | ReplyRequest
     client: str
     size: int  # bytes
     deliver: Callable[[Answer], None]
-    gone: threading.Event = field(default_factory=threading.Event)  # set when the client has left
+    disconnected: threading.Event = field(default_factory=threading.Event)  # set when the client has left
     named: "Queue[int | None]" = field(default_factory=Queue)  # the conversation in which a reply is saved
     stopped: threading.Event = field(default_factory=threading.Event)  # only the figures are still wanted
 
@@ -221,24 +221,24 @@ class EngineRoom(threading.Thread):
             self._give_up(error)
 
     def _take_turns(self, models: LoadedModels) -> None:
-        asked = time.monotonic()
+        request = time.monotonic()
         while not self._turns.closed:
             seconds = models.rest(lambda: self.waiting > 0 or self._turns.closed)
             self.metrics.loaded = models.loaded
             if self._idle is not None:
-                left = asked + self._idle - time.monotonic()
+                left = request + self._idle - time.monotonic()
                 if left <= 0:
                     self._idle = None
                     self._end()
                     continue
                 seconds = left if seconds is None else min(seconds, left)
             ticket = self._turns.next(seconds)
-            if ticket is not None and not ticket.gone.is_set():
+            if ticket is not None and not ticket.disconnected.is_set():
                 self._under_way = ticket
                 self._answer(models, ticket)
                 self._under_way = None
             if ticket is not None:
-                asked = time.monotonic()
+                request = time.monotonic()
 
     def _give_up(self, error: BaseException) -> None:
         """Answer all waiting requests with an error, and end the server."""
@@ -251,15 +251,15 @@ class EngineRoom(threading.Thread):
 
     def _answer(self, models: LoadedModels, ticket: Ticket) -> None:
         try:
-            match ticket.asked:
-                case OpenRequest() as asked:
+            match ticket.request:
+                case OpenRequest() as request:
                     if self._idle is not None:
-                        self._idle = max(self._idle, asked.keep or 0.0)
-                    ticket.deliver(CommandLine(asked.answer(models, self._settings)))
-                case ReplyRequest() as asked:
-                    self._reply_to_own(models, ticket, asked)
-                case asked:
-                    self._reply(models, ticket, asked)
+                        self._idle = max(self._idle, request.keep or 0.0)
+                    ticket.deliver(CommandLine(request.answer(models, self._settings)))
+                case ReplyRequest() as request:
+                    self._reply_to_own(models, ticket, request)
+                case request:
+                    self._reply(models, ticket, request)
         except LocalspecError as error:
             ticket.deliver(error)
         except Exception as error:  # one request must not end all others
@@ -268,19 +268,19 @@ class EngineRoom(threading.Thread):
             traceback.print_exc()
             ticket.deliver(error)
 
-    def _reply_to_own(self, models: LoadedModels, ticket: Ticket, asked: ReplyRequest) -> None:
+    def _reply_to_own(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
         """Deliver each event of the engine. After the reply is saved, deliver `kept` with its figures."""
-        loaded, _ = models.exactly(asked.model, asked.path)
-        engine, telling, began = loaded.engine, EventLines(loaded.engine, asked.live), False
+        loaded, _ = models.exactly(request.model, request.path)
+        engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None
-        engine.wanted = lambda: not (ticket.gone.is_set() or ticket.stopped.is_set())
+        engine.wanted = lambda: not (ticket.disconnected.is_set() or ticket.stopped.is_set())
         loaded.heard.clear()
         try:
-            with closing(asked.events(engine)) as events:
-                ticket.deliver(CommandLine({"engine": form(engine, asked.rule)}))
+            with closing(request.events(engine)) as events:
+                ticket.deliver(CommandLine({"engine": form(engine, request.rule)}))
                 for event in events:
                     began = True
-                    if ticket.gone.is_set() or ticket.stopped.is_set():
+                    if ticket.disconnected.is_set() or ticket.stopped.is_set():
                         break
                     if self._leaving.is_set():
                         raise LocalspecError(STOPPED)
@@ -290,9 +290,11 @@ class EngineRoom(threading.Thread):
                     if isinstance(event, Done):
                         self.metrics.count(event.statistics)
                         break
-                if asked.kept:  # before the phrases of the reply are saved
+                if request.kept:  # before the phrases of the reply are saved
                     with suppress(Empty):
-                        engine.conversation = ticket.named.get(timeout=0 if ticket.gone.is_set() else NAMED_SECONDS)
+                        engine.conversation = ticket.named.get(
+                            timeout=0 if ticket.disconnected.is_set() else NAMED_SECONDS
+                        )
         finally:
             engine.conversation = None
         loaded.touch()
@@ -301,44 +303,44 @@ class EngineRoom(threading.Thread):
         found = engine.session.statistics if began else None  # otherwise those of another reply
         ticket.deliver(CommandLine({"kept": None if found is None else asdict(found)}))
 
-    def _reply(self, models: LoadedModels, ticket: Ticket, asked: ClientRequest) -> None:
-        loaded = models.get(asked.model)
+    def _reply(self, models: LoadedModels, ticket: Ticket, request: ClientRequest) -> None:
+        loaded = models.get(request.model)
         engine = loaded.engine
-        engine.wanted = lambda: not ticket.gone.is_set()
-        if asked.max_tokens is not None and asked.max_tokens > engine.context:
+        engine.wanted = lambda: not ticket.disconnected.is_set()
+        if request.max_tokens is not None and request.max_tokens > engine.context:
             raise RequestRefused(
-                f"'{asked.limit_field}' is {asked.max_tokens}, but prompt and reply together may have "
+                f"'{request.limit_field}' is {request.max_tokens}, but prompt and reply together may have "
                 f"{engine.context} tokens; ask for fewer, or leave it out.",
-                asked.limit_field,
+                request.limit_field,
             )
-        settings = replace(self._settings, origins={}, **asked.sampling)  # flags were meant for all requests
+        settings = replace(self._settings, origins={}, **request.sampling)  # flags were meant for all requests
         try:
             sampling = engine.sampling(settings)
         except UsageMistake as mistake:
-            raise RequestRefused(str(mistake), _named(str(mistake), asked.sampling)) from None
-        limits = Limits(asked.max_tokens or settings.max_tokens, asked.stop or settings.stop)
+            raise RequestRefused(str(mistake), _named(str(mistake), request.sampling)) from None
+        limits = Limits(request.max_tokens or settings.max_tokens, request.stop or settings.stop)
         report = Report.before(engine, sampling, loaded.load_seconds)
-        if asked.messages is None:
-            assert asked.text is not None
-            unspelled = engine.cannot_spell([{"role": "user", "content": asked.text}])
-            events = engine.complete(asked.text, sampling, limits)
+        if request.messages is None:
+            assert request.text is not None
+            unspelled = engine.cannot_spell([{"role": "user", "content": request.text}])
+            events = engine.complete(request.text, sampling, limits)
         else:
-            messages = list(asked.messages)
+            messages = list(request.messages)
             if settings.system and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": settings.system})
             system = messages[0]["content"] if messages[0]["role"] == "system" else None
-            if asked.think is not None and not engine.target.chat.heeds_switch(system):
+            if request.think is not None and not engine.target.chat.heeds_switch(system):
                 raise RequestRefused(
-                    "The model's chat template has no switch for thinking; leave it out.", asked.think_field
+                    "The model's chat template has no switch for thinking; leave it out.", request.think_field
                 )
-            think = engine.thinking(settings, system) if asked.think is None else asked.think
+            think = engine.thinking(settings, system) if request.think is None else request.think
             unspelled = engine.cannot_spell(messages)
             # Turns are left out only if the request allows it.
-            events = engine.chat(messages, sampling, limits, think, whole=asked.whole)
+            events = engine.chat(messages, sampling, limits, think, whole=request.whole)
         begun = False
         with closing(events):
             for event in events:
-                if ticket.gone.is_set():
+                if ticket.disconnected.is_set():
                     break
                 if self._leaving.is_set():
                     raise LocalspecError(STOPPED)
@@ -355,6 +357,6 @@ class EngineRoom(threading.Thread):
         loaded.touch()
 
 
-def _named(sentence: str, asked: Mapping[str, Any]) -> str | None:
+def _named(sentence: str, request: Mapping[str, Any]) -> str | None:
     """Return the field of a request that a sentence about sampling refers to; None if there is none."""
-    return next((name for name in asked if name in sentence.replace("-", "_")), None)
+    return next((name for name in request if name in sentence.replace("-", "_")), None)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from localspec import Limits
-from localspec.chat.kept_phrases import Decode, decoder
 from localspec.chat.model_list import named_there
+from localspec.chat.readable_phrases import Decode, decoder
 from localspec.chat.start import start_chat
 from localspec.chat.wording import SAMENESS
 from localspec.config import TYPED, Rule, Settings
@@ -20,7 +20,7 @@ from localspec.events import Event, Reporter
 from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
 from localspec.models.registry import TargetCard
-from localspec.serving.link import Head, Link, NothingCame, Patience, Silent
+from localspec.serving.link import EmptyReply, Head, Link, Patience, Silent
 from localspec.serving.pieces import (
     number,
     word,
@@ -177,7 +177,7 @@ class ServerEngine:
             try:
                 yield from self._reply({**body, "messages": self._readable(sent)}, dropped)
                 return
-            except NothingCame:
+            except EmptyReply:
                 if not body["stream"]:
                     raise
                 body = {**body, "stream": False}

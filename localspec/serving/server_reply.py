@@ -8,7 +8,7 @@ from localspec.engine.report import figures_of, sampling_facts
 from localspec.errors import LocalspecError
 from localspec.events import Done, Event, Prefill, Statistics, Text
 from localspec.serving import pieces
-from localspec.serving.link import BrokenOff, Head, NothingCame, Silent
+from localspec.serving.link import BrokenOff, EmptyReply, Head, Silent
 from localspec.serving.pieces import (
     END,
     Broken,
@@ -106,13 +106,13 @@ class ServerReply:
         except BrokenOff as gone:
             if begun or isinstance(gone, Silent):
                 raise (_broken_off(where) if begun else gone) from None
-            raise NothingCame(str(gone)) from None
+            raise EmptyReply(str(gone)) from None
         except GaveUp as failed:
             raise LocalspecError(f"{where} gave up: {failed}") from None
         if not engine.wanted():
             return
         if not ended and self._piece.reason is None:
-            raise _broken_off(where) if begun else NothingCame(f"{where} sent no reply and no reason; ask again.")
+            raise _broken_off(where) if begun else EmptyReply(f"{where} sent no reply and no reason; ask again.")
         if event := self._text(ServerPiece(), final=True):
             if not told:
                 told = True

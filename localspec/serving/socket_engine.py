@@ -18,7 +18,7 @@ from localspec.models.messages import Message
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.quantities import counted
-from localspec.serving.over_socket import Gone, NotThisOne, event_of, lines, raise_what_is_wrong, statistics_of
+from localspec.serving.over_socket import NoServer, ServerDiffers, event_of, lines, raise_what_is_wrong, statistics_of
 
 if TYPE_CHECKING:
     from localspec import Engine, Limits
@@ -121,8 +121,8 @@ class SocketEngine:
         """Ask the server at the socket `place` for a model, which it loads if necessary.
 
         The server lives for at least `keep` seconds after the last request. `chats` is for a conversation whose
-        settings change. Raises Gone if there is no such server, and NotThisOne if its settings differ; an engine of
-        this process must then answer. Raises that engine's errors too.
+        settings change. Raises NoServer if there is no such server, and ServerDiffers if its settings differ; an engine
+        of this process must then answer. Raises that engine's errors too.
         """
         body = {
             "keep": keep,
@@ -145,13 +145,13 @@ class SocketEngine:
                     opened = line
                     break
         if opened is None:
-            raise Gone("The server is gone.")
+            raise NoServer("The server is gone.")
         raise_what_is_wrong(opened)
         try:
             notices = [*map(str, opened["notices"])]
             engine = cls(place, card, opened, settings, load, reporter, chats)
         except (KeyError, TypeError, ValueError):
-            raise Gone("The server does not answer like `localspec serve`.") from None
+            raise NoServer("The server does not answer like `localspec serve`.") from None
         for sentence in notices:
             reporter.notice(sentence)
         return engine
@@ -281,7 +281,7 @@ class SocketEngine:
                     begun = begun or not isinstance(event, Prefill)
                     yield event
                 return
-            except (Gone, NotThisOne) as why:
+            except (NoServer, ServerDiffers) as why:
                 if begun:
                     raise LocalspecError("localspec serve ended in the middle of the reply; ask again.") from None
                 self._load_here(why)
@@ -329,9 +329,9 @@ class SocketEngine:
                         seen.append(event)
                         self._take_figures(line, seen)
                     yield event
-            raise Gone("The server is gone.")
+            raise NoServer("The server is gone.")
         except (KeyError, TypeError, ValueError):
-            raise Gone("The server does not answer like `localspec serve`.") from None
+            raise NoServer("The server does not answer like `localspec serve`.") from None
         except GeneratorExit:
             self._stop(answer, seen, begun)
             raise
@@ -351,7 +351,7 @@ class SocketEngine:
         over, until = self._session.statistics is not None, time.monotonic() + STOP_SECONDS
         if not over:
             self._send({"stop": True})
-        with suppress(Gone):
+        with suppress(NoServer):
             for line in answer:
                 if line is not None and line.get("kept") and not over:
                     self._session.end(_of_what_was_seen(seen, statistics_of(line["kept"])))
@@ -363,7 +363,7 @@ class SocketEngine:
     def _send(self, body: Mapping[str, Any]) -> None:
         """Send information about the current reply to the server."""
         answer = lines(self._place, f"/localspec/replies/{self._name}", body)
-        with suppress(Gone), closing(answer):
+        with suppress(NoServer), closing(answer):
             next(answer, None)
 
     # -- an engine in this process ------------------------------------------------------------------------------------
@@ -372,9 +372,13 @@ class SocketEngine:
         """Return an engine of this process, for example for a race. Raises the errors of loading."""
         return cast("Engine", self._load() if self._here is None else self._here)
 
-    def _load_here(self, why: Gone | NotThisOne) -> None:
+    def _load_here(self, why: NoServer | ServerDiffers) -> None:
         if self._chats:
-            what = "localspec serve is gone" if isinstance(why, Gone) else str(why).rstrip(".").replace("The", "the", 1)
+            what = (
+                "localspec serve is gone"
+                if isinstance(why, NoServer)
+                else str(why).rstrip(".").replace("The", "the", 1)
+            )
             self._reporter.notice(f"{what}, so {self._card.name} answers in this process from now on.")
         self._here = engine = self._load()
         self._replying = False
@@ -419,6 +423,6 @@ def for_chat(settings: Settings, card: TargetCard, reporter: Reporter, load: "Ca
     """
     place = Paths(environment.home()).socket
     if settings.server is None and os.path.exists(place):
-        with suppress(Gone, NotThisOne):
+        with suppress(NoServer, ServerDiffers):
             return SocketEngine.open(place, card, settings, None, reporter, load, chats=True)
     return load()

@@ -68,7 +68,7 @@ class Drafts:
         """Return the number of drafts of processes that have ended."""
         return len(self._database.read(_left))
 
-    def take_left(self, server: str | None = None, conversation: int | None = None) -> list[str]:
+    def take_orphaned(self, server: str | None = None, conversation: int | None = None) -> list[str]:
         """Delete the drafts of ended processes for this server and conversation. Return them, the oldest process first.
 
         A draft of a deleted conversation counts as a draft of a new conversation, which is None.
@@ -80,7 +80,7 @@ class Drafts:
         found = self._database.read(_left)
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
-    def remove_left(self) -> int:
+    def remove_orphaned(self) -> int:
         """Delete the drafts of ended processes, and their bytes in the files.
 
         Return their number. Raises StoreTrouble.

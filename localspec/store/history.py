@@ -134,7 +134,7 @@ class History:
         self._database.reach_file()
 
     @property
-    def ever_kept(self) -> bool:
+    def ever_saved(self) -> bool:
         """Return whether a conversation was ever saved in this file, even if it was deleted later."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))

@@ -248,7 +248,7 @@ class Phrases:
             for pool, model, tokenizer, path, n, size, used in rows
         ]
 
-    def any_kept(self) -> bool:
+    def any_phrase(self) -> bool:
         """Return whether there is a phrase in any pool. Raises StoreTrouble."""
         query = "SELECT EXISTS (SELECT 1 FROM phrase)"
         return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
@@ -319,7 +319,7 @@ class Phrases:
             return connection.executemany(one, ((*values, *phrase) for phrase in phrases)).rowcount
 
         removed = self._database.save(remove)
-        if not self.any_kept():
+        if not self.any_phrase():
             self._database.give_back()
         self._database.overwrite_deleted(f"{counted(removed, 'phrase')} removed")
         return removed

@@ -39,7 +39,7 @@ LOOKED = 32  # a reply is checked for repetition after this many tokens
 
 
 @dataclass(frozen=True)
-class Way:
+class GenerationSettings:
     """The settings of generated replies: at most `max_tokens` tokens; temperature 0 is greedy.
 
     With `cut` replies end where they start to repeat themselves, because nothing is learnt from repetitions.
@@ -75,7 +75,9 @@ class Answerer(Protocol):
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of a reply."""
 
-    def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
+    def answer(
+        self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
+    ) -> list[Reply]:
         """Answer each conversation. Sampled replies depend on `draw` and the seed. Raises DoesNotFit."""
 
 
@@ -153,9 +155,11 @@ class Native:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._target.decode(tokens)
 
-    def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
-        sampling = Sampling(temperature=way.temperature, seed=_number(way, draw))
-        texts = [self._begun(self.encode(messages), way, sampling) for messages in conversations]
+    def answer(
+        self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
+    ) -> list[Reply]:
+        sampling = Sampling(temperature=generation.temperature, seed=_number(generation, draw))
+        texts = [self._begun(self.encode(messages), generation, sampling) for messages in conversations]
         while under_way := [text for text in texts if text.goes_on]:
             tokens, caches = [text.tokens[-1] for text in under_way], [text.cache for text in under_way]
             picks = self._target.forward_each(tokens, caches).logits.picks([one.length + 1 for one in caches], sampling)
@@ -164,14 +168,14 @@ class Native:
                 text.take(picks[row])
         return [text.reply for text in texts]
 
-    def _begun(self, prompt: Sequence[int], way: Way, sampling: Sampling) -> "_Text":
+    def _begun(self, prompt: Sequence[int], generation: GenerationSettings, sampling: Sampling) -> "_Text":
         """Read a prompt, and return the text with its first picked token."""
-        cache = self._target.cache(len(prompt) + way.max_tokens)
+        cache = self._target.cache(len(prompt) + generation.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]
             output = self._target.forward(DraftTree.chain(part), cache, last=True)
             cache.keep(range(len(part)))
-        text = _Text(cache, way, self._target.stop_tokens)
+        text = _Text(cache, generation, self._target.stop_tokens)
         text.take(output.logits.picks([cache.length], sampling)[0])
         return text
 
@@ -181,7 +185,7 @@ class _Text:
     """A conversation in progress: its cache, and the `tokens` of its reply. The last token is not read yet."""
 
     cache: NativeCache
-    way: Way
+    generation: GenerationSettings
     ends: Collection[int]
     tokens: list[int] = field(default_factory=list)
     goes_on: bool = True
@@ -193,18 +197,22 @@ class _Text:
             self.goes_on, self.finished = False, True
             return
         self.tokens.append(token)
-        self.goes_on = len(self.tokens) < self.way.max_tokens
-        if self.way.cut and len(self.tokens) % LOOKED == 0 and until_it_goes_round(self.tokens) < len(self.tokens):
+        self.goes_on = len(self.tokens) < self.generation.max_tokens
+        if (
+            self.generation.cut
+            and len(self.tokens) % LOOKED == 0
+            and until_it_goes_round(self.tokens) < len(self.tokens)
+        ):
             self.goes_on = False
 
     @property
     def reply(self) -> Reply:
-        return cut_reply(Reply(self.tokens, self.finished), self.way)
+        return cut_reply(Reply(self.tokens, self.finished), self.generation)
 
 
-def cut_reply(reply: Reply, way: Way) -> Reply:
-    """Return the reply. If `way` asks for that, cut it where it starts to repeat itself."""
-    if not way.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
+def cut_reply(reply: Reply, generation: GenerationSettings) -> Reply:
+    """Return the reply. If `generation` asks for that, cut it where it starts to repeat itself."""
+    if not generation.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
         return reply
     return Reply(reply.tokens[:end], False)
 
@@ -228,14 +236,16 @@ class OneByOne:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._engine.target.decode(tokens)
 
-    def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
-        sampling = Sampling(temperature=way.temperature, seed=_number(way, draw))
-        return [self._answer(messages, sampling, way) for messages in conversations]
+    def answer(
+        self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
+    ) -> list[Reply]:
+        sampling = Sampling(temperature=generation.temperature, seed=_number(generation, draw))
+        return [self._answer(messages, sampling, generation) for messages in conversations]
 
-    def _answer(self, messages: Sequence[Message], sampling: Sampling, way: Way) -> Reply:
-        *_, done = self._engine.chat(messages, sampling, Limits(way.max_tokens))
+    def _answer(self, messages: Sequence[Message], sampling: Sampling, generation: GenerationSettings) -> Reply:
+        *_, done = self._engine.chat(messages, sampling, Limits(generation.max_tokens))
         assert isinstance(done, Done)
-        return cut_reply(Reply(done.statistics.token_ids, done.reason == "stop"), way)
+        return cut_reply(Reply(done.statistics.token_ids, done.reason == "stop"), generation)
 
 
 class Batched:
@@ -258,24 +268,26 @@ class Batched:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._light.decode(tokens)
 
-    def answer(self, conversations: Sequence[Sequence[Message]], way: Way, draw: str) -> list[Reply]:
+    def answer(
+        self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
+    ) -> list[Reply]:
         """Answer conversations, with prompts padded on the left."""
         import torch
 
-        torch.manual_seed(_number(way, draw))
+        torch.manual_seed(_number(generation, draw))
         prompts = [self.encode(messages) for messages in conversations]
         longest = max(map(len, prompts))
         device = self._model.device
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
         seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
-        sampling: dict[str, Any] = {"do_sample": way.temperature > 0}
-        if way.temperature > 0:
-            sampling |= {"temperature": way.temperature, "top_k": 0, "top_p": 1.0}
+        sampling: dict[str, Any] = {"do_sample": generation.temperature > 0}
+        if generation.temperature > 0:
+            sampling |= {"temperature": generation.temperature, "top_k": 0, "top_p": 1.0}
         stops = sorted(self._light.stop_tokens)
         try:
             with torch.inference_mode():
                 found = self._model.generate(
-                    ids, attention_mask=seen, max_new_tokens=way.max_tokens, eos_token_id=stops or None,
+                    ids, attention_mask=seen, max_new_tokens=generation.max_tokens, eos_token_id=stops or None,
                     pad_token_id=stops[0] if stops else 0, **sampling,
                 )  # fmt: skip
         except (MemoryError, RuntimeError) as error:
@@ -284,7 +296,7 @@ class Batched:
             raise DoesNotFit(
                 f"{len(prompts)} prompts at once do not fit in the memory of {device}; give a smaller --batch."
             ) from error
-        return [cut_reply(self._ended(reply), way) for reply in found[:, longest:].tolist()]
+        return [cut_reply(self._ended(reply), generation) for reply in found[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> Reply:
         """Return a reply without its end mark and without the padding after it."""
@@ -345,5 +357,5 @@ def _identity(choice: Choice) -> list[str]:
     return [revision(choice.target.path), choice.dtype, *packing]
 
 
-def _number(way: Way, draw: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{way.seed} {draw}".encode()).digest()[:4], "big")
+def _number(generation: GenerationSettings, draw: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{generation.seed} {draw}".encode()).digest()[:4], "big")

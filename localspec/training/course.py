@@ -30,10 +30,10 @@ from localspec.paths import Paths, file_stem, private_directory
 from localspec.quantities import speedup
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
-from localspec.training.answering import Answerer, Way, answerer, answering_choice, at_once
+from localspec.training.answering import Answerer, GenerationSettings, answerer, answering_choice, at_once
 from localspec.training.course_state import CoursePlan, CourseState, drafter_json, read
-from localspec.training.directory import ANSWERS, PLAN, Lock, begun, refuse_other, refuse_result
-from localspec.training.distill import Distiller, append, written
+from localspec.training.directory import ANSWERS, PLAN, Lock, has_unfinished, refuse_other, refuse_result
+from localspec.training.distill import Distiller, append, saved_replies
 from localspec.training.examples import Example, Question, read_examples
 from localspec.training.from_history import Past, read_past
 from localspec.training.generated import SECONDS
@@ -69,7 +69,7 @@ FITTED = 0.5  # of that rate, for a few steps of heads that start from least squ
 
 
 @dataclass(frozen=True)
-class CourseWishes:
+class CourseOptions:
     """The user's settings of a course, in addition to those of the training.
 
     `hours` is the time for everything. None means that localspec chooses.
@@ -107,20 +107,20 @@ class Course(Clock):
     def __init__(
         self,
         request: Request,
-        wishes: CourseWishes,
+        options: CourseOptions,
         settings: Settings,
         lock: Lock,
         store: Store,
         reporter: Reporter,
         began: float | None = None,
     ) -> None:
-        self.request, self.wishes, self.stopped = request, wishes, False
+        self.request, self.options, self.stopped = request, options, False
         self._settings, self._lock, self._store, self._reporter = settings, lock, store, reporter
         self.directory = request.directory
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageMistake("Several processes need training text; give --data FILE, or start only one process.")
         self._job = Job(self._sized(1), settings, reporter.notice, reporter.progress)
-        if not request.force and not begun(self.directory):
+        if not request.force and not has_unfinished(self.directory):
             _refuse_finished(self.directory)
         self._choice = answering_choice(request.card, settings, None, store, reporter)
         self._past = self._read_past()
@@ -134,7 +134,7 @@ class Course(Clock):
     # -- before anything is computed ----------------------------------------------------------------------------------
 
     def _read_past(self) -> Past:
-        if self.wishes.source == "prompts":
+        if self.options.source == "prompts":
             return Past((), (), ())
         past = read_past(self._store.history, registry.reference(self.request.card))
         if not past.own and not past.asked:
@@ -171,9 +171,9 @@ class Course(Clock):
     def _identity(self) -> dict[str, Any]:
         request, settings = self.request, self._settings
         return {
-            "kind": request.kind, "model": self._job.own, "data": self.wishes.source, "options": dict(request.options),
-            "hours": self.wishes.hours, "steps": request.steps, "epochs": request.epochs, "length": request.length,
-            "batch": self.wishes.batch, "at_once": request.at_once, "lr": self.wishes.rate, "seed": request.seed,
+            "kind": request.kind, "model": self._job.own, "data": self.options.source, "options": dict(request.options),
+            "hours": self.options.hours, "steps": request.steps, "epochs": request.epochs, "length": request.length,
+            "batch": self.options.batch, "at_once": request.at_once, "lr": self.options.rate, "seed": request.seed,
             "labels": "soft" if request.distill else "text", "device": settings.device, "dtype": settings.dtype,
             "quantize": settings.quantize,
         }  # fmt: skip
@@ -189,18 +189,18 @@ class Course(Clock):
         speed = self._speed * at_once(self._choice)
         each, tail = self._token_seconds(1 / speed), self._tail
         least = LEAST * REPLY / speed
-        if self.wishes.hours and least + tail > MOST_ANSWERING * self._total:
+        if self.options.hours and least + tail > MOST_ANSWERING * self._total:
             raise UsageMistake(
-                f"--hours {self.wishes.hours} is too short: {LEAST} answers of {self.request.name}, training and a "
+                f"--hours {self.options.hours} is too short: {LEAST} answers of {self.request.name}, training and a "
                 f"bench of {LEAST_PROMPTS} prompts take {self._least_hours(least):g} hours here; give at least that."
             )
         balanced = (self._total - tail) / (1 + each * speed)
         answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
         tokens = min(answering * speed, self._wanted)
         left = max(self._total - tail - tokens / speed, 0.0)
-        training = left if self.wishes.hours else min(left, tokens * each)
+        training = left if self.options.hours else min(left, tokens * each)
         if self.request.steps is not None:
-            training = min(training, self.request.steps * (self.wishes.batch or BATCHES[0]) * each)
+            training = min(training, self.request.steps * (self.options.batch or BATCHES[0]) * each)
         kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.reads_once else 0
         fit = self._job.fitting()
         return CoursePlan(
@@ -211,7 +211,7 @@ class Course(Clock):
 
     @property
     def _total(self) -> float:
-        return 3600 * (self.wishes.hours or HOURS)
+        return 3600 * (self.options.hours or HOURS)
 
     @property
     def _passes(self) -> float:
@@ -221,8 +221,8 @@ class Course(Clock):
     def _wanted(self) -> float:
         """The tokens of text that are enough, even if more time is left."""
         if self.request.steps is not None:
-            return self.request.steps * (self.wishes.batch or BATCHES[0])
-        return float("inf") if self.wishes.hours else TOKENS
+            return self.request.steps * (self.options.batch or BATCHES[0])
+        return float("inf") if self.options.hours else TOKENS
 
     @property
     def _questions(self) -> list[Question]:
@@ -327,8 +327,10 @@ class Course(Clock):
         except OSError as error:
             raise LocalspecError(f"{self.directory} cannot be written ({error.strerror}); give another -o.") from None
         self._lock.take()
-        if not begun(self.directory) or (self.request.force and not self._prepared):  # it belongs to another course
-            if self.wishes.source == HISTORY:
+        if not has_unfinished(self.directory) or (
+            self.request.force and not self._prepared
+        ):  # it belongs to another course
+            if self.options.source == HISTORY:
                 self._answers.unlink(missing_ok=True)
             checkpoint.remove(self.directory / "checkpoint")
         self._prepared = True
@@ -354,17 +356,17 @@ class Course(Clock):
         file = self._answers
         self._reporter.progress(f"loading {self.request.card.name}")
         model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
-        lines = written(file)
+        lines = saved_replies(file)
         replies, tokens = len(lines), sum(len(model.encode(line["messages"])) for line in lines)
         there = {line["id"] for line in lines}
         own = [one for one in self._past.own if one.id not in there]
         append(file, [_as_line(one.id, one.messages) for one in own])
         replies, tokens = replies + len(own), tokens + sum(len(model.encode(one.messages)) for one in own)
         began, tokens_before, each = self.spent, tokens, 1 / (self._speed * at_once(self._choice))
-        for questions, way in self._chunks(model):
+        for questions, generation in self._chunks(model):
             if self._enough(replies, tokens, each):
                 break
-            for batch in Distiller(questions, file, model, way).run():
+            for batch in Distiller(questions, file, model, generation).run():
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
                 each = self._state.each = (self.spent - began) / max(tokens - tokens_before, 1)
                 self.note(now=True)
@@ -377,7 +379,7 @@ class Course(Clock):
         del model
         _free()
 
-    def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], Way]]:
+    def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], GenerationSettings]]:
         """Yield groups of prompts with settings, without end: all prompts greedily, then all of them again at a
         temperature."""
         room = min(model.context, self._job.length)
@@ -388,9 +390,9 @@ class Course(Clock):
         turn = 0
         while True:
             asked = [replace(one, id=f"{one.id} {turn}") for one in every] if turn else every
-            way = Way(longest, DRAWN if turn else 0.0, self.request.seed + turn, cut=True)
+            generation = GenerationSettings(longest, DRAWN if turn else 0.0, self.request.seed + turn, cut=True)
             for start in range(0, len(asked), CHUNK):
-                yield asked[start : start + CHUNK], way
+                yield asked[start : start + CHUNK], generation
             turn += 1
 
     def _enough(self, replies: int, tokens: int, each: float) -> bool:
@@ -412,7 +414,7 @@ class Course(Clock):
     def _answers(self) -> Path:
         """The file of answers: the model's shared file for the prompts of localspec, or the course's own file for
         the user's."""
-        if self.wishes.source == HISTORY:
+        if self.options.source == HISTORY:
             return self.directory / ANSWERS
         asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
@@ -432,8 +434,8 @@ class Course(Clock):
         request = replace(
             self._sized(chosen["batch"]), options=self._state.options or self.request.options,
             rate=chosen["rate"], examples=examples,
-            readings=None if self.wishes.source == HISTORY else self._answers.parent / "readings",
-            epochs=self.request.epochs or (None if self.wishes.hours or self.request.steps else PASSES),
+            readings=None if self.options.source == HISTORY else self._answers.parent / "readings",
+            epochs=self.request.epochs or (None if self.options.hours or self.request.steps else PASSES),
             force=checkpoint.state(self.directory / "checkpoint") is None, course=self._state.id,
         )  # fmt: skip
         job = Job(request, self._settings, self._reporter.notice, self._reporter.progress)
@@ -448,15 +450,15 @@ class Course(Clock):
         their number."""
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._state.token_seconds
-        if not self.wishes.hours or self._job.shadow.reads_once:
+        if not self.options.hours or self._job.shadow.reads_once:
             tokens = min(tokens, self._passes * len(examples) * REPLY)
         steps = STEPS_OF_READINGS if self._job.shadow.reads_once else STEPS
         batch = next((size for size in BATCHES if tokens / size >= steps), BATCHES[-1])
-        few = tokens / (self.wishes.batch or batch) < steps
+        few = tokens / (self.options.batch or batch) < steps
         rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.fits and few else 1.0)
         return {
-            "batch": self.wishes.batch or batch,
-            "rate": self.wishes.rate or round(min(max(RATE, rate), MOST_RATE), 6),
+            "batch": self.options.batch or batch,
+            "rate": self.options.rate or round(min(max(RATE, rate), MOST_RATE), 6),
         }
 
     def _sized(self, batch: int) -> Request:
@@ -483,7 +485,7 @@ class Course(Clock):
             reporter, store = self._reporter, self._store
             verdict = judge(own, self.directory, self._settings, self._held_out, self.left, store, reporter)
         checkpoint.remove(self.directory / "checkpoint")  # a kill may have left it
-        kept_answers = self.wishes.source == "prompts" or self.wishes.keep_answers
+        kept_answers = self.options.source == "prompts" or self.options.keep_answers
         if not kept_answers:
             self._answers.unlink(missing_ok=True)
         (self.directory / PLAN).unlink(missing_ok=True)

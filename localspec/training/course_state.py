@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import DoesNotFit, LocalspecError
-from localspec.training.directory import PLAN, begun
+from localspec.training.directory import PLAN, has_unfinished
 from localspec.weights.checkpoint import read_json
 
 
@@ -63,7 +63,7 @@ class CourseState:
 
 def read(directory: Path) -> CourseState | None:
     """Return the state of a course; None if there is none. Raises LocalspecError if it cannot be read."""
-    if not begun(directory):
+    if not has_unfinished(directory):
         return None
     with suppress(TypeError):
         state = CourseState(**dict(_object(directory / PLAN)))

@@ -40,7 +40,7 @@ def _check(there: Path, directory: bool) -> None:
         raise UsageMistake(f"{there} cannot be written; give another -o.")
 
 
-def begun(directory: Path) -> bool:
+def has_unfinished(directory: Path) -> bool:
     """Return whether a directory has an unfinished course."""
     return (directory / PLAN).exists()
 
@@ -50,7 +50,7 @@ def refuse_course(directory: Path, force: bool) -> None:
 
     With `force` allow it; the course can then no longer be resumed.
     """
-    if begun(directory) and not force:
+    if has_unfinished(directory) and not force:
         raise UsageMistake(
             f"{directory} has a training without --data FILE that was stopped; give that command to continue, "
             "another -o, or --force to start over."

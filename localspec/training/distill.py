@@ -15,7 +15,7 @@ from typing import Any
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.messages import Message
 from localspec.outside_files import DATA_LIMIT, parse_json, read_bytes
-from localspec.training.answering import Answerer, Reply, Way
+from localspec.training.answering import Answerer, GenerationSettings, Reply
 from localspec.training.examples import Question
 
 PROBE = 16  # tokens that are generated to estimate the duration
@@ -23,7 +23,7 @@ BEGINNING = b'{"asked": "'  # every line that is written here starts with this
 
 
 @dataclass(frozen=True)
-class Written:
+class ReplyBatch:
     """A batch of written replies: `done` of `total` so far, about how many seconds are `left`, and the `new`
     conversations."""
 
@@ -55,17 +55,19 @@ class Distiller:
     Raises the errors of loading a model, and UsageMistake for unusable prompts or an unusable file.
     """
 
-    def __init__(self, questions: Sequence[Question], file: Path, model: Answerer, way: Way) -> None:
-        self._file, self._model, self._way = file, model, way
+    def __init__(
+        self, questions: Sequence[Question], file: Path, model: Answerer, generation: GenerationSettings
+    ) -> None:
+        self._file, self._model, self._generation = file, model, generation
         lengths = {question.id: len(model.encode(question.messages)) for question in questions}
         self._questions = {one.id: one for one in questions if self._has_room(lengths[one.id])}
         self.too_long = len(lengths) - len(self._questions)
         if not self._questions:
             raise UsageMistake(
-                f"None of the {len(lengths)} prompts leaves room for {way.max_tokens} tokens in the context of "
+                f"None of the {len(lengths)} prompts leaves room for {generation.max_tokens} tokens in the context of "
                 f"{model.context}; give a smaller --max-tokens or shorter prompts."
             )
-        self._marks = {name: _mark(question, way, model.model) for name, question in self._questions.items()}
+        self._marks = {name: _mark(question, generation, model.model) for name, question in self._questions.items()}
         self.answered = self._read()
         # Batches are made of all prompts, so that they are the same after a stop, and in order, so that the prompts
         # that are answered before time is up are of all kinds.
@@ -85,16 +87,16 @@ class Distiller:
         _, group = self._batches[0]
         asked = [self._questions[name].messages for name in group]
         seconds, tokens = [], []
-        for most in (1, min(PROBE, self._way.max_tokens)):
+        for most in (1, min(PROBE, self._generation.max_tokens)):
             began = time.perf_counter()
-            replies = self._model.answer(asked, Way(most), "probe")
+            replies = self._model.answer(asked, GenerationSettings(most), "probe")
             seconds.append(time.perf_counter() - began)
             tokens.append(max(len(reply.tokens) + reply.finished for reply in replies))
         each = max(seconds[1] - seconds[0], 0.0) / max(tokens[1] - tokens[0], 1)
         turns = sum(1 + max(len(self._questions[name].following) for name in group) for _, group in self._batches)
-        return turns * (seconds[0] + each * self._way.max_tokens)
+        return turns * (seconds[0] + each * self._generation.max_tokens)
 
-    def run(self) -> Iterator[Written]:
+    def run(self) -> Iterator[ReplyBatch]:
         """Yield an event per batch. If the caller stops, the written replies stay."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
@@ -103,7 +105,7 @@ class Distiller:
             append(self._file, [self._line(name, dialogue) for name, dialogue in new])
             self.answered |= {name for name, _ in new}
             left = (time.monotonic() - began) / done * (len(self._batches) - done)
-            yield Written(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
+            yield ReplyBatch(len(self.answered), self.total, left, [dialogue.messages for _, dialogue in new])
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
         """Return the conversations `group` with a reply to each of their prompts, as far as the context allows."""
@@ -113,7 +115,7 @@ class Distiller:
         waiting, turn = list(found.values()), 0
         while waiting:
             replies = self._model.answer(
-                [dialogue.messages for dialogue in waiting], self._way, f"{index} {turn}" if turn else f"{index}"
+                [dialogue.messages for dialogue in waiting], self._generation, f"{index} {turn}" if turn else f"{index}"
             )
             for dialogue, reply in zip(waiting, replies, strict=True):
                 dialogue.take(reply, self._model.decode(reply.tokens))
@@ -131,7 +133,7 @@ class Distiller:
         return False
 
     def _has_room(self, tokens: int) -> bool:
-        return tokens + self._way.max_tokens <= self._model.context
+        return tokens + self._generation.max_tokens <= self._model.context
 
     def _line(self, name: str, dialogue: _Dialogue) -> dict[str, Any]:
         return {
@@ -147,7 +149,7 @@ class Distiller:
         Raises UsageMistake if the file was not written by `distill`, or for another request.
         """
         found = set()
-        for number, entry in enumerate(written(self._file), start=1):
+        for number, entry in enumerate(saved_replies(self._file), start=1):
             name, mark = str(entry["id"]), entry["asked"]
             if name in self._marks:
                 if mark != self._marks[name]:
@@ -181,7 +183,7 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         ) from error
 
 
-def written(file: Path) -> list[dict[str, Any]]:
+def saved_replies(file: Path) -> list[dict[str, Any]]:
     """Return the lines of a file of replies, and cut off a half-written line that a kill left.
 
     Raises UsageMistake if the file was not written by `distill`.
@@ -213,9 +215,17 @@ def _foreign(file: Path, number: int) -> UsageMistake:
     return UsageMistake(f"{file}, line {number}: this is not a reply of localspec distill; give another -o.")
 
 
-def _mark(question: Question, way: Way, model: Sequence[str]) -> str:
+def _mark(question: Question, generation: GenerationSettings, model: Sequence[str]) -> str:
     """Return a digest of everything in a request that changes the reply."""
     following = [list(question.following)] if question.following else []
-    cut = ["cut"] if way.cut else []
-    parts = [question.messages, *following, way.max_tokens, way.temperature, way.seed, *cut, *model]
+    cut = ["cut"] if generation.cut else []
+    parts = [
+        question.messages,
+        *following,
+        generation.max_tokens,
+        generation.temperature,
+        generation.seed,
+        *cut,
+        *model,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

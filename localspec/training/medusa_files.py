@@ -30,7 +30,7 @@ from localspec.training.published_files import (
     Tensors,
     check_numbers,
     convert,
-    damage_told,
+    damage_in_words,
     first_file,
     read_tensors,
     table_of,
@@ -73,7 +73,7 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
         table: dict[str, str] = {}
         files = sorted(set(table_of(path / PICKLED_INDEX).values()))
         for number, name in enumerate(files, start=1):
-            with damage_told(path / name):
+            with damage_in_words(path / name):
                 tensors = {own: one for own, one in unpickled(path / name).items() if not _PREFIX.match(own)}
             file = f"model-{number:05}-of-{len(files):05}.safetensors"
             save_file({own: one.clone().contiguous() for own, one in tensors.items()}, new / file, {"format": "pt"})

@@ -123,11 +123,11 @@ def read_tensors(
     damaged files.
     """
     found: dict[str, torch.Tensor] = {}
-    with damage_told(file):
+    with damage_in_words(file):
         table = table_of(file) if file.suffix == ".json" else {}
         wanted = called(table) if table else {}
     for name in sorted({table[one] for one in wanted}) if table else [file.name]:
-        with damage_told(file.parent / name), _opened(file.parent / name) as (names, get):
+        with damage_in_words(file.parent / name), _opened(file.parent / name) as (names, get):
             wanted = wanted or called(names)
             found |= {wanted[one]: get(one) for one in names if one in wanted}
     return found
@@ -230,7 +230,7 @@ def table_of(index: Path) -> Mapping[str, str]:
 
 
 @contextmanager
-def damage_told(file: Path) -> Iterator[None]:
+def damage_in_words(file: Path) -> Iterator[None]:
     """Says in a sentence what is wrong with a file that is read."""
     try:
         yield

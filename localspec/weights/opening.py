@@ -218,7 +218,7 @@ def pack_gguf(
     before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
 
     def make(file: Path) -> None:
-        write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+        write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
         if stamps(files) != before:
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
@@ -345,7 +345,7 @@ def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, re
     source = Source.open(path)
     origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
     header = source.header(origin, packing, Recipe(packing))
-    write_with_room(file, header, source.filler({}), threads, packing_told(origin.name, packing, reporter))
+    write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:
@@ -396,7 +396,7 @@ def _in_memory(
     return replace(model, head_rows=source.head_rows(recipe))
 
 
-def packing_told(name: str, packing: str, reporter: Reporter) -> Progress:
+def report_packing(name: str, packing: str, reporter: Reporter) -> Progress:
     """Report that a model is being packed. Return a function that reports progress."""
     what = f"packing {name} in {packing}, once"
     if packing == BLOCKS:

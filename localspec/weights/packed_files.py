@@ -63,7 +63,7 @@ def remove_outdated(file: Path) -> None:
                 found.unlink()
 
 
-def kept_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
+def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
     """Return the files packed for GPUs, each with the model's revision and the packing and precision, as in
     nf4-bf16."""
     found = []
@@ -275,7 +275,7 @@ def parts_of(path: Path) -> list[Path]:
     return [path.with_name(f"{numbered[1]}-{part:05}-of-{count:05}{path.suffix}") for part in range(1, count + 1)]
 
 
-def came_from_gguf(files: Collection[str]) -> bool:
+def made_from_gguf(files: Collection[str]) -> bool:
     """Return whether a packed model was made from GGUF files. The files of an imported model are absolute paths."""
     return bool(files) and all(name.lower().endswith(_SUFFIX) or os.path.isabs(name) for name in files)
 
@@ -314,7 +314,7 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, call
 
 def _imported(paths: Paths) -> list[PackedFile]:
     every = ((one, one.header.origin) for one in packed_files(paths))
-    return [one for one, origin in every if not origin.repo and came_from_gguf(origin.files)]
+    return [one for one, origin in every if not origin.repo and made_from_gguf(origin.files)]
 
 
 MOST_FILES = 10_000  # examined in one folder
@@ -332,7 +332,7 @@ class FoundModel:
     bytes: int
 
 
-def kept_by_others() -> list[FoundModel]:
+def models_of_others() -> list[FoundModel]:
     """Return the models of LM Studio and Ollama in their usual places, by name."""
     home = Path(os.path.expanduser("~"))
     lm_studio = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]

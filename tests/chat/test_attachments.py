@@ -15,9 +15,9 @@ from localspec.chat.attachments import (
     counted_tokens,
     joined,
     measured,
+    saved_prompt,
+    with_files,
     with_piped,
-    written,
-    written_in,
 )
 from localspec.chat.conversation import Conversation
 from localspec.errors import UsageMistake
@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
         ("mail to bob@site.py or (@/nope)", "", []),
     ])  # fmt: skip
 def test_what_names_a_file_and_what_is_text(folder, text, before, files):
-    found = written(text)
+    found = with_files(text)
     assert (found.typed, found.before) == (text, before)
     assert [name.partition(" (")[0] for name in found.files] == files
     assert found.prompt == before + text
@@ -65,27 +65,27 @@ def test_what_names_a_file_and_what_is_text(folder, text, before, files):
 def test_a_file_that_is_not_there_is_told_where_one_was_meant(folder, name):
     shown = name.strip('"')
     with pytest.raises(UsageMistake, match=re.escape(f"@{shown} cannot be read (") + r".*\\@ for a plain @"):
-        written(f"what is in @{name}, please")
-    assert written(f"what is in \\@{name}, please") == ComposedPrompt(f"what is in @{name}, please")
+        with_files(f"what is in @{name}, please")
+    assert with_files(f"what is in \\@{name}, please") == ComposedPrompt(f"what is in @{name}, please")
     assert [said.partition(" (")[0] for said in measured(f"@{name} is", None, 0)] == [f"@{shown} cannot be read"]
     assert measured(f"what is in @{name}", None, 0) == [], "it is still being typed"
 
 
 def test_all_that_cannot_be_read_are_told_at_once(folder):
     with pytest.raises(UsageMistake) as told:
-        written("@gone.txt @notes.txt @image.png @lost.md @gone.txt")
+        with_files("@gone.txt @notes.txt @image.png @lost.md @gone.txt")
     missing = "cannot be read (No such file or directory)"
     assert str(told.value) == (wording("gone_txt_image_png_utf_8_text", missing=missing))
 
 
 def test_an_escaped_name_is_text_and_other_backslashes_stay(folder):
-    assert written(r"\@notes.txt and \@array") == ComposedPrompt(r"@notes.txt and \@array")
+    assert with_files(r"\@notes.txt and \@array") == ComposedPrompt(r"@notes.txt and \@array")
 
 
 @each("name, why", [("image.png", wording("is_not_utf_8_text")), ("null", "has NUL bytes")])
 def test_what_is_no_text_is_refused(folder, name, why):
     with pytest.raises(UsageMistake, match=f"@{name} {why}"):
-        written(f"see @{name}")
+        with_files(f"see @{name}")
     assert f"@{name} {why}" in measured(f"see @{name}", None, 0)[0]
 
 
@@ -93,13 +93,13 @@ def test_what_is_too_long_or_no_file_is_refused(folder, monkeypatch):
     with open(folder / "long", "wb") as file:
         file.truncate(LONGEST + 1)
     with pytest.raises(UsageMistake, match=matching("long_cannot_be_read_it_is")):
-        written("@long")
+        with_files("@long")
     if sys.platform != "win32":
         os.mkfifo(folder / "pipe")
         with pytest.raises(UsageMistake, match=matching("pipe_cannot_be_read_it_is")):
-            written("@pipe")
+            with_files("@pipe")
         with pytest.raises(UsageMistake, match=matching("dev_null_cannot_be_read_it")):
-            written("@/dev/null")
+            with_files("@/dev/null")
 
 
 def test_what_is_said_before_it_is_sent(folder):
@@ -120,11 +120,11 @@ def test_tokens_are_counted_in_pieces():
 def test_the_history_tells_what_was_typed(folder, tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         conversation = Conversation(store.history, "demo")
-        prompt, engine = written("Sort these: @notes.txt"), Engine("Yes.")
+        prompt, engine = with_files("Sort these: @notes.txt"), Engine("Yes.")
         list(conversation.ask(engine, prompt.prompt, SAMPLING, None, prompt.figures))
         assert engine.asked[0][-1]["content"] == "some notes\n\nSort these: @notes.txt"
         kept = store.history.read(1)
-        assert written_in(kept.turns[0]) == prompt
+        assert saved_prompt(kept.turns[0]) == prompt
         assert kept.info.title == "Sort these: @notes.txt"
         assert store.history.prompts(5) == ["Sort these: @notes.txt"]
 
@@ -133,14 +133,14 @@ def test_the_history_tells_what_was_typed(folder, tmp_path):
     "figures", [{}, {"typed_from": 99}, {"typed_from": -1}, {"typed_from": "3"}, {"files": ["x"]}, {"typed_from": None}]
 )
 def test_figures_that_others_wrote_fold_nothing(figures):
-    assert written_in(Turn(1, "whole", "", None, figures)) == ComposedPrompt("whole")
-    assert written_in(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": "x"})) == ComposedPrompt("b", "a\n\n")
-    assert written_in(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": [1, "e\x1b"]})).files == ("e␛",)
+    assert saved_prompt(Turn(1, "whole", "", None, figures)) == ComposedPrompt("whole")
+    assert saved_prompt(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": "x"})) == ComposedPrompt("b", "a\n\n")
+    assert saved_prompt(Turn(1, "a\n\nb", "", None, {"typed_from": 3, "files": [1, "e\x1b"]})).files == ("e␛",)
 
 
 def test_files_before_other_files():
-    assert ComposedPrompt("x", "b\n\n", ("b",)).behind("a\n", "a") == ComposedPrompt("x", "a\n\nb\n\n", ("a", "b"))
-    assert ComposedPrompt("x").behind("", "none") == ComposedPrompt("x")
+    assert ComposedPrompt("x", "b\n\n", ("b",)).after("a\n", "a") == ComposedPrompt("x", "a\n\nb\n\n", ("a", "b"))
+    assert ComposedPrompt("x").after("", "none") == ComposedPrompt("x")
     assert joined("a\n", "", "\n b") == "a\n\n b"
 
 

@@ -151,7 +151,7 @@ def test_a_store_that_fails_costs_no_reply_and_is_told_once_and_all_is_kept_when
         assert isinstance(talk(conversation, Engine("yes"), prompt)[-1], Done)
     kept = {"say": "", "write": wording("what_saved_before_stays")}[broken]
     assert told == [wording("what_said_now_kept_disk_full", kept=kept)]
-    assert (conversation.unkept, conversation.trouble) == (2, wording("the_disk_is_full"))
+    assert (conversation.unsaved, conversation.trouble) == (2, wording("the_disk_is_full"))
     assert [info.id for info in store.history.conversations()] == ([1] if kept else [])
     assert [turn.reply for turn in conversation.turns] == ["yes", "yes"]
     monkeypatch.undo()
@@ -159,7 +159,7 @@ def test_a_store_that_fails_costs_no_reply_and_is_told_once_and_all_is_kept_when
     talk(conversation, engine := Engine("yes"), "three?")
     assert [message["content"] for message in engine.asked[0]] == ["one?", "yes", "two?", "yes", "three?"]
     assert prompts_and_replies(store, 1) == [("one?", "yes"), ("two?", "yes"), ("three?", "yes")]
-    assert conversation.unkept == 0 and told[1:] == [wording("all_said_kept_now")]
+    assert conversation.unsaved == 0 and told[1:] == [wording("all_said_kept_now")]
     saved = saved_conversation(store.history, 1).turns
     assert saved == tuple(conversation.turns) and [turn.asked for turn in saved[1:2]] == asked[1:]
     talk(conversation, Engine("yes"), "four?")
@@ -173,9 +173,9 @@ def test_what_could_not_be_kept_is_tried_again_when_it_is_left(store, monkeypatc
         patch.setattr(store.history, "say", no_room)
         talk(conversation, Engine("b"), "two?")
         conversation.keep_rest()
-        assert conversation.unkept == 1
+        assert conversation.unsaved == 1
     conversation.keep_rest()
-    assert conversation.unkept == 0 and prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b")]
+    assert conversation.unsaved == 0 and prompts_and_replies(store, 1) == [("one?", "a"), ("two?", "b")]
 
 
 def test_a_reply_whose_beginning_could_not_be_kept_is_kept_when_it_has_ended(store, monkeypatch):
@@ -185,7 +185,7 @@ def test_a_reply_whose_beginning_could_not_be_kept_is_kept_when_it_has_ended(sto
     write = store.history.write
     monkeypatch.setattr(store.history, "write", lambda *row: write(*row) if row[2] else no_room())
     talk(conversation, Engine("y", "es"), "one?")
-    assert prompts_and_replies(store, 1) == [("one?", "yes")] and conversation.unkept == 0 and len(told) == 2
+    assert prompts_and_replies(store, 1) == [("one?", "yes")] and conversation.unsaved == 0 and len(told) == 2
 
 
 def test_where_several_cannot_be_kept_those_that_were_stay_kept(store, monkeypatch):
@@ -202,7 +202,7 @@ def test_where_several_cannot_be_kept_those_that_were_stay_kept(store, monkeypat
         lambda *_, prompt, **how: no_room() if prompt == "three?" else say(*_, prompt=prompt, **how),
     )
     conversation.keep_rest()
-    assert conversation.unkept == 1 and [turn.prompt for turn in conversation.turns] == ["one?", "two?", "three?"]
+    assert conversation.unsaved == 1 and [turn.prompt for turn in conversation.turns] == ["one?", "two?", "three?"]
     monkeypatch.undo()
     conversation.keep_rest()
     assert prompts_and_replies(store, 1) == [("one?", "yes"), ("two?", "yes"), ("three?", "yes")]

@@ -30,7 +30,7 @@ def test_what_is_kept_in_memory_alone_is_not_kept(tmp_path):
         conversation = Conversation(store.history, "demo")
         assert farewell(conversation, conversation.title) is None
         talk(conversation, Engine("Yes."), "hello")
-        assert conversation.id is not None and conversation.unkept == 1
+        assert conversation.id is not None and conversation.unsaved == 1
         why = f"{tmp_path / 'file' / 'localspec.db'} cannot be used (File exists): make it and its directory writable"
         assert farewell(conversation, conversation.title) == wording("hello_kept_change", why=why)
         with pytest.raises(StoreTrouble, match=matching("cannot_be_used")):

@@ -10,7 +10,7 @@ from golden import wording
 from scripted_conversation import statistics
 
 from localspec.chat import figures
-from localspec.chat.figures import ENOUGH, TOKENS, Figures, LiveStats, kept_figures
+from localspec.chat.figures import ENOUGH, TOKENS, Figures, LiveStats, saved_figures
 from localspec.chat.wording import gain
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.sampling import Sampling
@@ -88,7 +88,7 @@ def test_a_speedup_is_what_plain_decoding_would_have_taken():
 
 def test_a_speedup_is_the_same_while_it_is_shown_and_where_it_is_saved():
     known = replace(statistics(TOKENS), steps=ENOUGH, decode_seconds=1.0, plain_seconds=0.91454)
-    found, saved = after(Prefill(5, 5), SECOND, so_far=known), kept_figures(known, Sampling())
+    found, saved = after(Prefill(5, 5), SECOND, so_far=known), saved_figures(known, Sampling())
     assert gain(found.speedup) == gain(saved["speedup"]) == "8 % slower"
 
 

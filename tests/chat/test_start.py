@@ -102,7 +102,7 @@ def test_a_store_that_cannot_be_asked_costs_no_reply(begin, monkeypatch):
     def fail(_: History) -> bool:
         raise StoreTrouble("The disk is on fire.")
 
-    monkeypatch.setattr(History, "ever_kept", property(fail))
+    monkeypatch.setattr(History, "ever_saved", property(fail))
     assert begin(model="demo").store is not None and begin.told == []
 
 
@@ -290,12 +290,12 @@ def test_what_cannot_be_written_is_read_and_gone_on_with_on_disk_once_it_can(beg
         opening = begin("last", model="demo")
         assert prompts(opening) == ["one"] and len(begin.told) == 1 and wording("can_only_be_read") in begin.told.pop()
         talk(opening.conversation, Engine("yes"), "two")
-        assert begin.told == [] and opening.conversation.unkept == 1
+        assert begin.told == [] and opening.conversation.unsaved == 1
         assert wording("can_only_read_database_disk_full") in opening.conversation.trouble
         with Store.open(begin.database, lambda _: None) as store:
             assert store.history.conversations()[0].turns == 1
     talk(opening.conversation, Engine("yes"), "three")
-    assert begin.told == [wording("all_said_kept_now")] and opening.conversation.unkept == 0
+    assert begin.told == [wording("all_said_kept_now")] and opening.conversation.unsaved == 0
     with Store.open(begin.database, pytest.fail) as store:
         found = store.history.read(1)
         assert found is not None and [turn.prompt for turn in found.turns] == ["one", "two", "three"]
@@ -308,10 +308,10 @@ def test_where_no_file_could_be_made_all_that_was_said_is_kept_once_one_can(begi
         opening = begin(model="demo")
         assert len(begin.told) == 1 and wording("cannot_be_used") in begin.told.pop()
         talk(opening.conversation, Engine("yes"), "one")
-        assert opening.conversation.unkept == 1 and not begin.database.exists()
+        assert opening.conversation.unsaved == 1 and not begin.database.exists()
     opening.conversation.keep_rest()
     talk(opening.conversation, Engine("yes"), "two")
-    assert opening.conversation.unkept == 0 and opening.conversation.trouble == ""
+    assert opening.conversation.unsaved == 0 and opening.conversation.trouble == ""
     assert begin.told == [wording("can_used_now_what_learned_said", database=begin.database)]
     with Store.open(begin.database, pytest.fail) as store:
         found = store.history.read(1)

@@ -7,8 +7,8 @@ from each import each
 from golden import matching, wording
 
 from localspec.chat.export import as_markdown
-from localspec.chat.sampling import asked, state, why_empty
-from localspec.chat.wording import kept_thought, thought
+from localspec.chat.sampling import parse_think, state, why_empty
+from localspec.chat.wording import saved_thought, thought
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.store.conversations import ConversationInfo, Saved, Turn
@@ -43,9 +43,9 @@ def test_how_it_is_now_and_the_other_way(by_itself, chosen, sentence, other):
 
 
 def test_what_stands_behind_the_command():
-    assert [asked(rest) for rest in ("", " on", "OFF ", "auto", "show")] == ["", "on", "off", "auto", "show"]
+    assert [parse_think(rest) for rest in ("", " on", "OFF ", "auto", "show")] == ["", "on", "off", "auto", "show"]
     with pytest.raises(UsageMistake, match=f"^{matching('think_takes_on_off_auto_or')}"):
-        asked("of")
+        parse_think("of")
 
 
 def turn(reply="", reasoning="", reason="stop", **figures):
@@ -71,9 +71,9 @@ def test_a_reply_without_text_has_a_reason():
 def test_how_long_was_thought():
     assert thought(214, 3.14) == "thought for 3.1 s, 214 tokens"
     assert thought(1, 70, still=True) == "thinking for 70 s, 1 token"
-    assert kept_thought({"reasoning_tokens": 3, "reasoning_s": 0.2}) == "thought for 0.2 s, 3 tokens"
+    assert saved_thought({"reasoning_tokens": 3, "reasoning_s": 0.2}) == "thought for 0.2 s, 3 tokens"
     for broken in ({}, {"reasoning_tokens": 3}, {"reasoning_tokens": "x", "reasoning_s": 1}):
-        assert kept_thought(broken) == "thought"
+        assert saved_thought(broken) == "thought"
 
 
 def test_an_export_quotes_what_was_thought_so_that_nothing_in_it_reaches_beyond():

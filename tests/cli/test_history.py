@@ -500,7 +500,7 @@ def test_a_full_disk_is_said_once_and_what_to_do(
     assert "disk is full" in why and "room" not in why and "make room" in do and "disk is full" not in do
     monkeypatch.undo()
     with Store.open(database, pytest.fail) as store:
-        assert len(store.history.conversations()) == 1 and store.phrases.any_kept()
+        assert len(store.history.conversations()) == 1 and store.phrases.any_phrase()
 
 
 @pytest.mark.parametrize(

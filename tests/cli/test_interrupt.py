@@ -96,7 +96,7 @@ def test_what_ends_a_program_stops_it_once_as_ctrl_c_does(monkeypatch):
                 inside.wait_for_step = True
                 signal.raise_signal(signal.SIGHUP)
                 signal.raise_signal(signal.SIGTERM)
-                assert inside.asked
+                assert inside.requested
                 patch.setattr(signal, "raise_signal", raised.append)
             assert raised == [signal.SIGHUP]
         assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGHUP) is signal.SIG_DFL

@@ -10,8 +10,8 @@ import pytest
 from golden import matching, wording
 from typer.testing import CliRunner
 
-from localspec.chat import kept_phrases
-from localspec.chat.kept_phrases import pools_of
+from localspec.chat import readable_phrases
+from localspec.chat.readable_phrases import pools_of
 from localspec.cli import console
 from localspec.cli import pool as pool_module
 from localspec.errors import NotHere, UsageMistake
@@ -150,7 +150,7 @@ def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(database, packed_m
             pool = store.phrases.pool(model, its, "/gone")
             assert pool is not None
             store.phrases.learn(pool, [phrase([0], (1, 2), [3])])
-    monkeypatch.setattr(kept_phrases, "resolve", lambda name: TargetCard(name, packed_model, None, ""))
+    monkeypatch.setattr(readable_phrases, "resolve", lambda name: TargetCard(name, packed_model, None, ""))
     assert "the quick brown →  fox" in run("show", "small")
     assert run("show", "other").splitlines() == [
         wording("other_1_phrase_most_useful_first"),

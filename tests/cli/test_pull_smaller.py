@@ -287,7 +287,7 @@ def four_bits(home, hub):
     demo = resolve("demo").path
     content = written(metadata_of(demo, "smollm"), tensors_of(demo, "Q4_0"))
     hub.repositories["org/name-qat-GGUF"] = Repository({"name-q4_0.gguf": content})
-    with patch("localspec.pulling.packing.kept_packing", lambda *_: "int4"):
+    with patch("localspec.pulling.packing.saved_packing", lambda *_: "int4"):
         yield
 
 
@@ -311,7 +311,7 @@ def test_where_they_would_be_packed_again_or_more_bits_are_kept_eight_bits_come(
     assert "name-q4_0.gguf" not in fetched(hub)
     assert at(home, hub, "rm", "mine", "--yes").returncode == 0
     hub.requests.clear()
-    with patch("localspec.pulling.packing.kept_packing", lambda *_: "int8"):
+    with patch("localspec.pulling.packing.saved_packing", lambda *_: "int8"):
         assert pull(home, hub, quantize="auto").returncode == 0
     assert "name-q8_0.gguf" in fetched(hub) and "name-q4_0.gguf" not in fetched(hub)
 

@@ -18,7 +18,7 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import layer_probe
 from localspec.drafters.layers import Layers
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 
 Make = Callable[[str], Tiny]
 LLAMA, QWEN3, PHI3 = FAMILIES[0], FAMILIES[3], FAMILIES[4]
@@ -26,7 +26,7 @@ GREEDY = Sampling()
 
 
 def layers(target, kept: Sequence[int] = (0, 2), fixed: bool = True, share: float = 0.5) -> Layers:
-    return Layers(target, KeptLayers(tuple(kept), (share, 0.1)), fixed)
+    return Layers(target, MeasuredLayers(tuple(kept), (share, 0.1)), fixed)
 
 
 @pytest.mark.slow
@@ -186,7 +186,7 @@ class Scripted:
         self.asked += subsets
         for _ in subsets:
             yield Progress(1, 1, 1.0)
-        return [KeptLayers(tuple(kept), (self.worth(tuple(kept)),)) for kept in subsets]
+        return [MeasuredLayers(tuple(kept), (self.worth(tuple(kept)),)) for kept in subsets]
 
 
 def test_the_probe_removes_what_matters_least_and_of_equals_the_inner_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_probe_keeps_within_its_bound(count: int, monkeypatch: pytest.MonkeyPa
         scripted.asked += [None] * (len(subsets) * layer_probe.reads_in(replies))
         for number in range(len(subsets) * layer_probe.reads_in(replies)):
             yield Progress(number, number + 1, 0.5)
-        return [KeptLayers(tuple(kept), (scripted.worth(tuple(kept)),)) for kept in subsets]
+        return [MeasuredLayers(tuple(kept), (scripted.worth(tuple(kept)),)) for kept in subsets]
 
     monkeypatch.setattr(layer_probe, "agreeing", agreeing)
     steps = layer_probe.probing_layers(scripted, texts, most=600)

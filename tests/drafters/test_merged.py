@@ -22,7 +22,7 @@ from localspec.drafters.merged import LATEST, PATIENCE, SOONEST, Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.models.drafter_kinds import MERGED
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.training.trainable import make_drafter
 
 Make = Callable[[str], Tiny]
@@ -34,7 +34,7 @@ OPTIONS: dict[str, dict[str, object]] = {"s3d": {"kept": "0,2"}, "parallelspec":
 def part(kind: str, target: Any) -> Drafter:
     """Return an untrained drafter."""
     if kind == "layers":
-        return Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
+        return Layers(target, MeasuredLayers((0, 2), (0.5, 0.1)), fixed=True)
     torch.manual_seed(len(kind))
     made: Drafter = drafting(make_drafter(kind, torch_form(target), OPTIONS.get(kind, {})), target)
     return made

@@ -36,7 +36,7 @@ from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.models.target_map import target_map
 
 Make = Callable[[str], Tiny]
@@ -118,7 +118,10 @@ def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_pa
     text = stock_reply(model.stock, prompt, 16)
     paths = [pair(tmp_path / "one", model), pair(tmp_path / "two", model, pard2_target_layers=[2])]
     first, second = (Drafter.from_model(path, model.target, depth=3) for path in paths)
-    for inner in (Merged([first, Layers(model.target, KeptLayers((0, 2), (0.5,))), second]), Merged([second, first])):
+    for inner in (
+        Merged([first, Layers(model.target, MeasuredLayers((0, 2), (0.5,))), second]),
+        Merged([second, first]),
+    ):
         drafter = WithPhrases(inner, PhrasePool(model.target.special_tokens), anywhere=True)
         assert [*drafter.target_layers] == [place for one in inner.drafters for place in one.target_layers]
         seen = [watched(one) for one in (first, second)]

@@ -26,7 +26,7 @@ from localspec.drafters import s3d
 from localspec.drafters.saved import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.drafter_cards import read_drafter
-from localspec.models.s3d_prediction import Constants, KeptLayers, Timing, acceptance_at
+from localspec.models.s3d_prediction import Constants, MeasuredLayers, Timing, acceptance_at
 from localspec.nn.linear import Linear
 from localspec.nn.target import Target
 from localspec.training.corpus import Row
@@ -520,11 +520,13 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
 def test_a_proposal_keeps_what_the_probe_found(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer that is always right, and is not an outer one: nothing is as fast."""
     target = tiny(LLAMA).target
-    monkeypatch.setattr(training, "probe", lambda *_: [KeptLayers((0, 2), (0.5,)), KeptLayers((1,), (1.0, 0.0))])
+    monkeypatch.setattr(
+        training, "probe", lambda *_: [MeasuredLayers((0, 2), (0.5,)), MeasuredLayers((1,), (1.0, 0.0))]
+    )
     options, sentence, _ = training.Trainable.propose(target)
     assert options["kept"] == "1"
     assert wording("how_often_these_layers_right") in sentence
-    monkeypatch.setattr(training, "own_replies", lambda _: [])
+    monkeypatch.setattr(training, "greedy_replies", lambda _: [])
     assert wording("the_u_of_the_paper") in training.Trainable.propose(target)[1]
 
 
@@ -532,8 +534,8 @@ def test_a_proposal_takes_the_rows_that_pay(tiny: Make, monkeypatch: pytest.Monk
     """Where 16 rows are expensive and 4 are not, a draft is made that would not pay with 16 rows."""
     costs = {2: 1.0, 4: 1.1, 8: 3.0, 16: 6.0}
     monkeypatch.setattr(training, "timings", lambda *_, rows=16: [Timing(0.5, 0.2, costs[rows], 1.0)])
-    monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])
-    monkeypatch.setattr(training, "probe", lambda *_: [KeptLayers((0, 2), (0.7, 0.2, 0.05))])
+    monkeypatch.setattr(training, "greedy_replies", lambda _: [([1], [2])])
+    monkeypatch.setattr(training, "probe", lambda *_: [MeasuredLayers((0, 2), (0.7, 0.2, 0.05))])
     _, sentence, pays = training.Trainable.propose(tiny(LLAMA).target)
     assert pays and "verifying 4 rows" in sentence
 
@@ -554,8 +556,8 @@ def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: 
     monkeypatch.setattr(
         training, "timings", lambda model, *_, **__: asked.append(model) or [Timing(0.5, 1.0, 2.0, 1.0)]
     )
-    monkeypatch.setattr(training, "own_replies", lambda model: asked.append(model) or [([1], [2])])
-    monkeypatch.setattr(training, "probe", lambda model, *_: asked.append(model) or [KeptLayers((0, 2), (0.5,))])
+    monkeypatch.setattr(training, "greedy_replies", lambda model: asked.append(model) or [([1], [2])])
+    monkeypatch.setattr(training, "probe", lambda model, *_: asked.append(model) or [MeasuredLayers((0, 2), (0.5,))])
     sentence = training.Trainable.propose(target, (), lambda: other).sentence
     made(target).outcome([0.5], None, lambda: other)
     assert asked == [other] * 7
@@ -566,14 +568,14 @@ def test_a_proposal_and_its_outcome_go_by_what_decodes(tiny: Make, monkeypatch: 
 def test_where_nothing_should_pay_no_more_than_half_of_the_layers_is_proposed(tiny, monkeypatch):
     """A draft by nearly all layers promises most where iterations are dear, and would never be worth its training."""
     target = tiny(LLAMA).target
-    found = [KeptLayers((0, 2), (0.9,)), KeptLayers((2,), (0.3,))]
+    found = [MeasuredLayers((0, 2), (0.9,)), MeasuredLayers((2,), (0.3,))]
     monkeypatch.setattr(training, "probe", lambda *_: found)
     monkeypatch.setattr(training, "timings", lambda *_, **__: [Timing(0.5, 4.0, 4.0, 1.0)])
     options, sentence, pays = training.Trainable.propose(target)
     assert options["kept"] == "2" and not pays and sentence.startswith(wording("share_layers_should_pay_here"))
-    monkeypatch.setattr(training, "own_replies", lambda _: [])
+    monkeypatch.setattr(training, "greedy_replies", lambda _: [])
     assert len(training.Trainable.propose(target)[0]["kept"].split(",")) == 1, "by the paper's formula too"
-    monkeypatch.setattr(training, "own_replies", lambda _: [([1], [2])])
+    monkeypatch.setattr(training, "greedy_replies", lambda _: [([1], [2])])
     monkeypatch.setattr(training, "timings", lambda *_, **__: [Timing(0.5, 0.1, 1.0, 1.0)])
     options, sentence, pays = training.Trainable.propose(target)
     assert options["kept"] == "0,2" and pays and sentence.startswith("Drafting")

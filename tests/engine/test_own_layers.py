@@ -22,7 +22,7 @@ from localspec.engine.loading import calibration_of, load_layers
 from localspec.engine.model_profile import ModelProfile
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.store.store import Store
 from localspec.weights.fingerprint import Identity
 
@@ -52,7 +52,7 @@ def test_the_probe_is_made_once_and_its_layers_are_used(tiny, store, monkeypatch
 
 def test_what_its_confidence_was_worth_is_kept(tiny: Tiny, store) -> None:
     kept = Calibration.from_json([[True, 1, 0, 3, 5.0, 9.0]])
-    profile(store).remember(LAYERS, [KeptLayers((0, 2), (0.5, 0.1))])
+    profile(store).remember(LAYERS, [MeasuredLayers((0, 2), (0.5, 0.1))])
     profile(store).remember(calibration_of(None), kept)
     drafter = load_layers(choice(), tiny(LLAMA).target, profile(store), COSTS)
     assert drafter is not None and drafter.calibration.as_json() == kept.as_json()
@@ -80,12 +80,12 @@ def test_a_model_of_one_layer_is_refused() -> None:
 def test_stored_layers_that_are_none_are_found_anew() -> None:
     for stored in (None, [], {}, [{"layers": [0]}], [{"layers": "x", "shares": [1]}], "odd"):
         assert LAYERS.parse(stored) is None
-    one = KeptLayers((0, 2), (0.5, 0.1))
+    one = MeasuredLayers((0, 2), (0.5, 0.1))
     assert LAYERS.parse(LAYERS.to_json([one])) == [one]
 
 
 def test_the_layers_are_taken_that_promise_most_by_what_their_forwards_cost() -> None:
-    few, many = KeptLayers((0, 31), (0.5, 0.1)), KeptLayers(tuple(range(16)), (0.6, 0.1))
+    few, many = MeasuredLayers((0, 31), (0.5, 0.1)), MeasuredLayers(tuple(range(16)), (0.6, 0.1))
     flat, steep = (ForwardCosts((1, 64), (256,), ((0.05, last),)) for last in (0.05, 9.0))
     for costs in (flat, steep):
         assert loading.best_layers([few, many], SEVEN, costs, 16) is few, "for a tenth less they read an eighth"

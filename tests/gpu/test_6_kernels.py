@@ -15,7 +15,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.models.drafter_kinds import kinds
-from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
+from localspec.nn import cuda_kernels, kernel_checks, layer_kernels, row_kernels
 from localspec.nn.attention import invariant
 from localspec.nn.exactness import measure
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
@@ -33,9 +33,9 @@ pytestmark = pytest.mark.usefixtures("served")
 @pytest.fixture
 def served(cuda: str) -> None:
     """Skips where the card is too old for them; where they are wrong, that fails."""
-    if torch.cuda.get_device_capability() < own_kernels.LEAST_CAPABILITY:
+    if torch.cuda.get_device_capability() < kernel_checks.LEAST_CAPABILITY:
         pytest.skip("they need a GPU of compute capability 8.0 or more")
-    assert own_kernels.trouble(torch.device("cuda", torch.cuda.current_device())) is None
+    assert kernel_checks.trouble(torch.device("cuda", torch.cuda.current_device())) is None
 
 
 @pytest.mark.slow
@@ -156,17 +156,17 @@ def test_what_was_compiled_is_read_by_the_next_process(
 
 def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they cannot be compiled, libraries compute."""
-    monkeypatch.setattr(own_kernels, "_settled", {})  # by an engine before
-    own_kernels.trouble.cache_clear()
+    monkeypatch.setattr(kernel_checks, "_settled", {})  # by an engine before
+    kernel_checks.trouble.cache_clear()
     monkeypatch.setattr("localspec.nn.cuda_kernels.SHARED", "missing")
     cuda_kernels.compiled.cache_clear()
     cuda_kernels._module.cache_clear()
     try:
-        assert own_kernels.trouble(torch.device(cuda, torch.cuda.current_device())) is not None
+        assert kernel_checks.trouble(torch.device(cuda, torch.cuda.current_device())) is not None
         target = Target.load(DEMO, device=cuda, dtype=torch.bfloat16, quantize="nf4")
         assert find_step_form(target) == ("captured", None)
     finally:
-        own_kernels.trouble.cache_clear()
+        kernel_checks.trouble.cache_clear()
 
 
 @pytest.mark.slow

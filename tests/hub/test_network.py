@@ -15,7 +15,7 @@ from golden import matching, wording
 from hub_server import Hub, Repository, served
 
 from localspec.errors import LocalspecError
-from localspec.hub.client import client, given_up_unless
+from localspec.hub.client import client, stopping_unless
 from localspec.hub.fetch import Interrupted, fetch
 from localspec.hub.plan import plan
 from localspec.hub.sources import Source
@@ -141,7 +141,7 @@ def test_a_download_that_is_not_wanted_ends_at_the_next_request(hub: Hub, tmp_pa
 
     def pulled() -> None:
         try:
-            with given_up_unless(wanted.is_set):
+            with stopping_unless(wanted.is_set):
                 fetch(found, paths=Paths(tmp_path))
         except BaseException as error:  # checked below
             stopped.append(error)

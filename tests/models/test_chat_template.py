@@ -13,7 +13,7 @@ from localspec.errors import LocalspecError
 from localspec.models import chat_template
 from localspec.models.chat_template import render_template
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.encoding import Unwanted, given_up_unless, is_left_behind
+from localspec.models.encoding import Unwanted, is_abandoned, stopping_unless
 from localspec.models.tokenizer import Tokenizer
 from localspec.models.tokenizer_trial import Trial
 
@@ -67,13 +67,13 @@ def test_a_template_without_end_is_stopped_and_not_asked_again(model, monkeypatc
 def test_the_thread_of_a_rendering_without_end_is_ended(template):
     with pytest.raises(TimeoutError):
         render_template(template, ASKED, True, {})
-    assert not is_left_behind()
+    assert not is_abandoned()
 
 
 def test_a_rendering_that_nobody_waits_for_is_ended():
-    with given_up_unless(lambda: False), pytest.raises(Unwanted):
+    with stopping_unless(lambda: False), pytest.raises(Unwanted):
         render_template(LOOPS, ASKED, True, {})
-    assert not is_left_behind()
+    assert not is_abandoned()
 
 
 @each(

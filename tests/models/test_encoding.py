@@ -23,7 +23,7 @@ from localspec.engine.fit_context import fit_conversation
 from localspec.errors import LocalspecError
 from localspec.models import encoding
 from localspec.models.chat_tokenizer import ChatTokenizer
-from localspec.models.encoding import Unwanted, given_up_unless, is_left_behind
+from localspec.models.encoding import Unwanted, is_abandoned, stopping_unless
 from localspec.models.registry import TargetCard
 from localspec.models.tokenizer import Tokenizer
 
@@ -63,7 +63,7 @@ def held(tokenizer: Tokenizer) -> Iterator[Held]:
     held = Held(tokenizer)
     yield held
     held.let_go.set()
-    until(lambda: not is_left_behind())
+    until(lambda: not is_abandoned())
 
 
 @pytest.mark.slow
@@ -74,10 +74,10 @@ def test_a_quadratic_expression_is_not_waited_for(model: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pre_tokenizer": split}))
     tokenizer = Tokenizer.open(model)
     assert tokenizer.encode("Hello")
-    with given_up_unless(lambda: False), pytest.raises(Unwanted):
+    with stopping_unless(lambda: False), pytest.raises(Unwanted):
         tokenizer.encode(LONG)
-    assert is_left_behind()
-    until(lambda: not is_left_behind())
+    assert is_abandoned()
+    until(lambda: not is_abandoned())
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals as on POSIX")
@@ -121,7 +121,7 @@ def test_an_engine_says_nothing_that_is_not_wanted_any_more() -> None:
     held.let_go.set()
     engine.wanted = lambda: True
     assert list(engine.complete("a text", sampling, Limits(1)))
-    until(lambda: not is_left_behind())
+    until(lambda: not is_abandoned())
 
 
 def test_a_text_without_end_is_a_sentence(
@@ -134,7 +134,7 @@ def test_a_text_without_end_is_a_sentence(
 
 
 def test_each_thread_has_its_own_word(tokenizer: Tokenizer) -> None:
-    with given_up_unless(lambda: False):
+    with stopping_unless(lambda: False):
         ids: list[list[int]] = []
         other = threading.Thread(target=lambda: ids.append(tokenizer.encode("a text")))
         other.start()

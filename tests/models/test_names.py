@@ -15,7 +15,7 @@ from localspec.cli.main import main
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models import names, registry
-from localspec.models.names import begun_name, full_name
+from localspec.models.names import full_name, name_in_prompt
 from localspec.models.registry import TargetCard
 
 SMOL, HALF, WHOLE = (
@@ -113,7 +113,7 @@ def test_a_hint_names_a_model_that_is_here_before_others(enter):
 )
 def test_a_prompt_of_one_word_may_have_meant_a_model(enter, word, meant):
     enter(SMOL, HALF, WHOLE)
-    assert begun_name(word) == meant
+    assert name_in_prompt(word) == meant
 
 
 @example([".0Bb"], ".0BB")

@@ -7,7 +7,7 @@ from golden import wording
 from localspec.models.s3d_prediction import (
     Acceptance,
     Constants,
-    KeptLayers,
+    MeasuredLayers,
     Timing,
     acceptance,
     acceptance_at,
@@ -129,7 +129,7 @@ def test_prediction_and_measurement_stand_side_by_side() -> None:
 
 def test_where_acceptance_was_measured_the_proposal_goes_by_it_and_by_the_tree() -> None:
     """τ is that of the tree that is verified: here a chain of the first two ranks side by side, summed by hand."""
-    half, few = KeptLayers((0, 2, 4, 6), (0.8, 0.1)), KeptLayers((0, 4), (0.3, 0.1))
+    half, few = MeasuredLayers((0, 2, 4, 6), (0.8, 0.1)), MeasuredLayers((0, 4), (0.3, 0.1))
     constants = Constants(discount=0.1, delta=0.2)
 
     def length(levels: list[list[float]]) -> float:

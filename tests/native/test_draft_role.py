@@ -34,7 +34,7 @@ from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.native import short_head
 from localspec.native.cache import cache_format
 from localspec.native.logits import NativeLogits
@@ -228,7 +228,7 @@ def drafters_of(target: Any, small: Any, path: Path, folder: Path) -> Iterator[t
         parts = ("accelerating", "lengthening", "verification") if kind == "ouroboros" else ()
         build = import_module(f"localspec.drafters.{'autoregressive' if kind == 'none' else kind}").build
         yield kind, build(Ingredients(target, pool, False, small, None, Hyperparameters(), parts))
-    yield "layers", Layers(target, KeptLayers((0,), (0.5,)))
+    yield "layers", Layers(target, MeasuredLayers((0,), (0.5,)))
     for form in FORMS:
         card = read_drafter(write_drafter(folder / form.replace(" ", "-"), Target.load(path), form))
         yield form, load_drafter(card, target)

@@ -13,7 +13,7 @@ from golden import wording
 from quantized_layers import error, gaussian
 
 from localspec.decoding.tree import DraftTree
-from localspec.nn import cuda_kernels, layer_kernels, own_kernels, row_kernels
+from localspec.nn import cuda_kernels, kernel_checks, layer_kernels, row_kernels
 from localspec.nn.draft_layers import TorchLinear
 from localspec.nn.linear import Linear
 from localspec.nn.linear_bitsandbytes import NF4Linear
@@ -41,7 +41,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_trial_before_they_are_used_finds_nothing_wrong():
-    assert own_kernels._wrong(torch.device("cpu")) is None
+    assert kernel_checks._wrong(torch.device("cpu")) is None
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_whole_model_says_what_it_says_without_them(monkeypatch, tiny, dtype):
     tree = DraftTree([5, 6, 7, 8], [-1, 0, 0, 1])
     said = []
     for form, serves in (("eager", False), ("eager", True), ("static", True)):
-        monkeypatch.setattr(own_kernels, "serve", lambda x, *others, serves=serves: serves and x.numel() > 0)
+        monkeypatch.setattr(kernel_checks, "serve", lambda x, *others, serves=serves: serves and x.numel() > 0)
         model.use_step_form(form)
         cache = model.cache(64)
         cache.fill(torch.Generator().manual_seed(0))
@@ -164,7 +164,7 @@ def test_matrices_of_drafters_are_packed_like_those_of_their_target(monkeypatch,
     assert torch.equal(each(x), expected) and torch.equal(each(x[:2]), expected[:2])
     assert isinstance(compute.linear(weights[0, :32].numpy()), TorchLinear), "too small to gain by it"
     dense = Target.load(path, dtype=torch.bfloat16)
-    monkeypatch.setattr(own_kernels, "trouble", lambda device: wording("there_is_no_compiler"))
+    monkeypatch.setattr(kernel_checks, "trouble", lambda device: wording("there_is_no_compiler"))
     assert isinstance(dense.compute.linear(weights[0].numpy()), TorchLinear)
 
 
@@ -183,4 +183,4 @@ def test_the_trial_sees_what_is_wrong(monkeypatch, right, wrong):
     source = cuda_kernels.source
     assert any(right in source(file) for file in ("linear_dense.cu", "layer.cu", "attention.cu"))
     monkeypatch.setattr(cuda_kernels, "source", lambda file: source(file).replace(right, wrong))
-    assert own_kernels._wrong(torch.device("cpu")) is not None
+    assert kernel_checks._wrong(torch.device("cpu")) is not None

@@ -11,7 +11,7 @@ import torch
 
 from localspec.environment import home
 from localspec.nn import cuda_kernels
-from localspec.nn.cuda_kernels import kept_or_compiled
+from localspec.nn.cuda_kernels import cached_or_compiled
 from localspec.paths import Paths
 
 
@@ -32,14 +32,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_one_is_compiled_once_for_each_of_what_it_is_made_of(folder):
     compiler = Compiler()
-    assert [kept_or_compiled(["torch", "a"], compiler) for _ in range(2)] == [b"\x7fELF of the 1. time"] * 2
-    kept_or_compiled(["torch", "b"], compiler)
-    kept_or_compiled(["torcha"], compiler)
+    assert [cached_or_compiled(["torch", "a"], compiler) for _ in range(2)] == [b"\x7fELF of the 1. time"] * 2
+    cached_or_compiled(["torch", "b"], compiler)
+    cached_or_compiled(["torcha"], compiler)
     assert compiler.times == 3 and len(list(folder.iterdir())) == 3
 
 
 def test_the_file_is_its_users_alone(folder):
-    kept_or_compiled(["a"], Compiler())
+    cached_or_compiled(["a"], Compiler())
     (file,) = folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -47,25 +47,25 @@ def test_the_file_is_its_users_alone(folder):
 @pytest.mark.parametrize("damage", [lambda kept: kept[:-1], lambda kept: kept[:40] + b"!" + kept[41:]])
 def test_a_damaged_file_is_compiled_again(folder, damage):
     compiler = Compiler()
-    kept_or_compiled(["a"], compiler)
+    cached_or_compiled(["a"], compiler)
     (file,) = folder.iterdir()
     file.write_bytes(damage(file.read_bytes()))
-    assert kept_or_compiled(["a"], compiler) == kept_or_compiled(["a"], compiler) == b"\x7fELF of the 2. time"
+    assert cached_or_compiled(["a"], compiler) == cached_or_compiled(["a"], compiler) == b"\x7fELF of the 2. time"
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 def test_what_is_no_file_keeps_nobody_waiting_and_no_kernel_from_going(folder, monkeypatch):
     monkeypatch.setattr(cuda_kernels, "MOST", 2)
     compiler = Compiler()
-    kept_or_compiled(["a"], compiler)
+    cached_or_compiled(["a"], compiler)
     (file,) = folder.iterdir()
     file.unlink()
     os.mkfifo(file)
     (folder / "directory.cubin").mkdir()
     (folder / "nowhere.cubin").symlink_to("missing")
-    assert kept_or_compiled(["a"], compiler) == kept_or_compiled(["a"], compiler)
+    assert cached_or_compiled(["a"], compiler) == cached_or_compiled(["a"], compiler)
     for made_of in "bcd":
-        kept_or_compiled([made_of], compiler)
+        cached_or_compiled([made_of], compiler)
     assert sum(one.is_file() for one in folder.iterdir()) == 2
 
 
@@ -73,7 +73,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_each_time(folder):
     folder.parent.mkdir(parents=True)
     folder.write_text("no directory")
     compiler = Compiler()
-    assert kept_or_compiled(["a"], compiler) != kept_or_compiled(["a"], compiler)
+    assert cached_or_compiled(["a"], compiler) != cached_or_compiled(["a"], compiler)
 
 
 def test_the_oldest_go(folder, monkeypatch):
@@ -81,13 +81,13 @@ def test_the_oldest_go(folder, monkeypatch):
     compiler = Compiler()
     for age, made_of in ((3, "a"), (2, "b"), (1, "c")):
         before = set(folder.iterdir()) if folder.exists() else set()
-        kept_or_compiled([made_of], compiler)
+        cached_or_compiled([made_of], compiler)
         for file in set(folder.iterdir()) - before:
             os.utime(file, (1e9 - age, 1e9 - age))
     for made_of in "bc":
-        kept_or_compiled([made_of], compiler)
+        cached_or_compiled([made_of], compiler)
     assert compiler.times == 3
-    kept_or_compiled(["a"], compiler)
+    cached_or_compiled(["a"], compiler)
     assert compiler.times == 4
 
 

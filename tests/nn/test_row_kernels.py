@@ -4,7 +4,7 @@ import torch
 from each import each
 from golden import wording
 
-from localspec.nn import own_kernels, row_kernels
+from localspec.nn import kernel_checks, row_kernels
 
 
 @each("out, blocks", [(16, 1), (40, 3), (301, 4)])
@@ -26,8 +26,8 @@ def test_each_level_and_scale_lies_where_a_thread_looks_for_it(out, blocks):
 
 
 def test_they_are_not_for_a_cpu():
-    assert own_kernels.trouble(torch.device("cpu")) == wording("they_nvidia_s_cards")
-    assert not own_kernels.serve(torch.ones(1))
+    assert kernel_checks.trouble(torch.device("cpu")) == wording("they_nvidia_s_cards")
+    assert not kernel_checks.serve(torch.ones(1))
 
 
 class OnACard(torch.Tensor):
@@ -38,9 +38,9 @@ class OnACard(torch.Tensor):
 
 def test_they_are_not_for_what_wants_a_gradient(monkeypatch):
     """True of any operand: a norm may be trained whose input, the embedding of a token, is not."""
-    monkeypatch.setattr(own_kernels, "trouble", lambda device: None)
+    monkeypatch.setattr(kernel_checks, "trouble", lambda device: None)
     x, weight = torch.ones(2).as_subclass(OnACard), torch.ones(2, requires_grad=True)
-    assert own_kernels.serve(x) and own_kernels.serve(x, torch.ones(2))
-    assert not own_kernels.serve(weight.as_subclass(OnACard)) and not own_kernels.serve(x, weight)
+    assert kernel_checks.serve(x) and kernel_checks.serve(x, torch.ones(2))
+    assert not kernel_checks.serve(weight.as_subclass(OnACard)) and not kernel_checks.serve(x, weight)
     with torch.no_grad():
-        assert own_kernels.serve(x, weight)
+        assert kernel_checks.serve(x, weight)

@@ -18,13 +18,13 @@ from localspec.models.registry import resolve
 from localspec.models.shape import Shape
 from localspec.pulling.pull import (
     AboutToFetch,
+    AlreadyHere,
     Fetched,
     Installed,
-    NothingToFetch,
     Planned,
     PullEvent,
-    Wishes,
-    nothing_to_fetch,
+    PullOptions,
+    already_here,
     pull,
 )
 
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def events(name: str = "org/name", drafter: str | None = None, force: bool = False, **watched: Any):
     downloaded = watched.pop("downloaded", lambda done, total: None)
-    return pull(name, Wishes(drafter, force), Reporter(**{"notice": pytest.fail, **watched}), downloaded)
+    return pull(name, PullOptions(drafter, force), Reporter(**{"notice": pytest.fail, **watched}), downloaded)
 
 
 def kinds(found: list[PullEvent]) -> list[type]:
@@ -116,7 +116,7 @@ def test_a_drafter_that_was_asked_for_needs_room_beside_its_model(home, tmp_path
 
 def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
     (nothing,) = events("demo")
-    assert nothing == NothingToFetch(wording("nothing_fetched"))
+    assert nothing == AlreadyHere(wording("nothing_fetched"))
     with pytest.raises(UsageMistake, match=matching("drafter_medusa_has_no_effect")):
         next(events(drafter="medusa"))
     with pytest.raises(NotHere, match="dmeo"):
@@ -134,7 +134,7 @@ def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         stages: list[str] = []
         reporter = Reporter(pytest.fail, stages.append)
-        found = list(pull("mine", Wishes(quiet=True), reporter, lambda done, total: None))
+        found = list(pull("mine", PullOptions(quiet=True), reporter, lambda done, total: None))
     assert kinds(found) == [Planned, AboutToFetch, Fetched, Installed] and found[0].packing is None
     assert not [stage for stage in stages if "packing" in stage or "training" in stage]
     assert not (home / "cache" / "packed").exists() and resolve("mine").here
@@ -143,5 +143,5 @@ def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
 @pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-4-26b-a4b-it", "smollm2-135m", "org/name"])
 def test_the_original_of_something_without_a_smaller_form_is_refused(name, fresh_home):
     with pytest.raises(UsageMistake, match=f"--original has no effect with {'a repository' if '/' in name else name}"):
-        nothing_to_fetch(name, Wishes(original=True))
-    assert nothing_to_fetch("qwen3-8b", Wishes(original=True)) is None
+        already_here(name, PullOptions(original=True))
+    assert already_here("qwen3-8b", PullOptions(original=True)) is None

@@ -26,7 +26,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Done, Event, Text
 from localspec.models.registry import resolve
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.store.store import Store
 
 NODES = 8
@@ -92,7 +92,7 @@ class Plays:
             profile = ModelProfile.of(
                 choose(self.card, replace(settings, drafter="none", draft_max="auto")), measurements
             )
-            profile.remember(LAYERS, [KeptLayers(KEPT, (0.5, 0.2))])
+            profile.remember(LAYERS, [MeasuredLayers(KEPT, (0.5, 0.2))])
         engine = Engine.open(settings, self.card, store=store, notice=pytest.fail)
         conversation = Conversation(store.history, self.card.name, notice=pytest.fail)
 

@@ -16,7 +16,7 @@ from localspec.decoding.limits import Limits
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Done, Text
 from localspec.models.registry import resolve
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.store.store import Store
 
 THINGS = ("river", "bridge", "kettle")
@@ -46,7 +46,7 @@ def test_conversations_in_turns_past_a_full_context_and_a_tiny_budget(
         if drafter == "layers":
             choice = choose(card, replace(settings, drafter="none", draft_max="auto"))
             profile = ModelProfile.of(choice, MeasurementCache(store))
-            profile.remember(LAYERS, [KeptLayers(KEPT, (0.5, 0.2))])
+            profile.remember(LAYERS, [MeasuredLayers(KEPT, (0.5, 0.2))])
         engine = Engine.open(settings, card, store=store, notice=pytest.fail)
         plain = Engine(replace(engine.choice, drafter="none", nodes=0, trained=(), draft=None), phrases="off")
         parked = engine.session.parked

@@ -21,8 +21,8 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.serving import app, listen, over_socket
 from localspec.serving.app import Serving
-from localspec.serving.listen import Connection, connections_of_others, own_socket
-from localspec.serving.over_socket import Gone, lines
+from localspec.serving.listen import Connection, connections_of_others, private_socket
+from localspec.serving.over_socket import NoServer, lines
 from localspec.serving.room import CommandLine, EngineRoom, Mailbox, Ticket
 
 if sys.platform == "win32":
@@ -105,7 +105,7 @@ def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX) as mute:
         mute.bind(os.fspath(tmp_path / "socket"))
         mute.listen()
-        with pytest.raises(Gone, match=matching("has_said_nothing")):
+        with pytest.raises(NoServer, match=matching("has_said_nothing")):
             list(lines(tmp_path / "socket", "/localspec/open", {}))
 
 
@@ -146,7 +146,7 @@ def test_one_that_hangs_with_somebody_before_is_given_up(tmp_path, monkeypatch):
         thread = threading.Thread(target=say_one_line)
         thread.start()
         try:
-            with pytest.raises(Gone, match=matching("has_said_nothing")):
+            with pytest.raises(NoServer, match=matching("has_said_nothing")):
                 list(lines(tmp_path / "socket", "/localspec/reply", {}))
         finally:
             over.set()
@@ -181,7 +181,10 @@ def test_an_answer_without_end_is_none(tmp_path, monkeypatch, head, piece, pause
         thread.start()
         words = "has sent nothing" if pause else "does not answer like"
         try:
-            with pytest.raises(Gone, match=words), closing(lines(tmp_path / "socket", "/localspec/open", {})) as said:
+            with (
+                pytest.raises(NoServer, match=words),
+                closing(lines(tmp_path / "socket", "/localspec/open", {})) as said,
+            ):
                 assert set(said) <= {None}
         finally:
             over.set()
@@ -217,21 +220,21 @@ def test_a_socket_at_which_somebody_listens_and_a_link_stay(tmp_path):
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(os.fspath(place))
         other.listen()
-        with pytest.raises(LocalspecError, match=f"stop process {os.getpid()} first"), own_socket(place):
+        with pytest.raises(LocalspecError, match=f"stop process {os.getpid()} first"), private_socket(place):
             pass
         assert place.is_socket()
-    with own_socket(place) as listening:  # it is dead now
+    with private_socket(place) as listening:  # it is dead now
         assert listening.getsockname() == os.fspath(place)
     assert not place.exists()
     place.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(LocalspecError, match=matching("is_no_socket")), own_socket(place):
+    with pytest.raises(LocalspecError, match=matching("is_no_socket")), private_socket(place):
         pass
     assert place.is_symlink()
 
 
 def test_what_took_the_place_of_a_socket_stays(tmp_path):
     place = tmp_path / "socket"
-    with own_socket(place):
+    with private_socket(place):
         place.unlink()
         place.write_text("mine")
     assert place.read_text() == "mine"

@@ -25,22 +25,22 @@ def keep_elsewhere(path, text):
 def test_a_killed_process_leaves_its_draft_to_the_next_one_once(path):
     keep_elsewhere(path, "half a thought")
     with Store.open(path, pytest.fail) as store:
-        assert store.drafts.take_left() == ["half a thought"]
-        assert store.drafts.take_left() == []
+        assert store.drafts.take_orphaned() == ["half a thought"]
+        assert store.drafts.take_orphaned() == []
 
 
 def test_the_draft_of_a_process_that_lives_is_its_own(path):
     with Store.open(path, pytest.fail) as store:
         store.drafts.keep("one")
         store.drafts.keep("two")
-        assert store.drafts.take_left() == []
+        assert store.drafts.take_orphaned() == []
 
 
 def test_the_number_of_a_process_may_mean_another_one_by_now(path, monkeypatch):
     with Store.open(path, pytest.fail) as store:
         store.drafts._owner = (os.getpid(), psutil.Process().create_time() - 1000)
         store.drafts.keep("of an earlier process")
-        assert store.drafts.take_left() == ["of an earlier process"]
+        assert store.drafts.take_orphaned() == ["of an earlier process"]
 
 
 def test_what_was_typed_for_one_server_is_for_no_other_and_is_lost_to_none(path):
@@ -50,7 +50,7 @@ def test_what_was_typed_for_one_server_is_for_no_other_and_is_lost_to_none(path)
             store.drafts._owner = (os.getpid(), float(process))
             store.drafts.keep(text, server)
         for server, text in typed.items():
-            assert store.drafts.take_left(server) == [text]
+            assert store.drafts.take_orphaned(server) == [text]
         assert store.drafts.left() == 0
 
 
@@ -59,7 +59,7 @@ def test_all_that_is_left_is_removed_whomever_it_was_for(path):
         for process, server in enumerate((None, "http://one:8000/v1")):
             store.drafts._owner = (os.getpid(), float(process))
             store.drafts.keep("typed", server)
-        assert store.drafts.remove_left() == 2 and store.drafts.left() == 0
+        assert store.drafts.remove_orphaned() == 2 and store.drafts.left() == 0
 
 
 def test_an_empty_draft_is_none_and_what_was_sent_is_overwritten(path):
@@ -75,4 +75,4 @@ def test_text_that_cannot_be_stored_is_kept_as_far_as_it_can(path):
         drafts = Drafts(store._database)
         drafts._owner = (os.getpid(), 0.0)
         drafts.keep("a\0b\ud800c")
-        assert store.drafts.take_left() == ["a␀b?c"]
+        assert store.drafts.take_orphaned() == ["a␀b?c"]

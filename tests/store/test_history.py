@@ -226,15 +226,15 @@ def test_damaged_figures_are_none(store: Store, history: History, damaged: objec
 
 def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
     with Store.open(path, notices.append) as store:
-        assert not store.history.ever_kept
+        assert not store.history.ever_saved
         store.phrases.pool("demo", "hash")
-        assert not store.history.ever_kept
+        assert not store.history.ever_saved
         number, _ = said(store.history, "prompt")
-        assert store.history.ever_kept
+        assert store.history.ever_saved
         store.history.remove([number])
-        assert store.history.ever_kept
+        assert store.history.ever_saved
     with Store.open(path, notices.append) as store:
-        assert store.history.ever_kept and store.history.conversations() == []
+        assert store.history.ever_saved and store.history.conversations() == []
 
 
 # -- searching --
@@ -779,7 +779,7 @@ def damage_tables(path: Path) -> bytes:
 
 
 @pytest.mark.slow
-@each("how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_kept"])
+@each("how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_saved"])
 def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     tmp_path: Path, whole: bytes, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -804,7 +804,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
                 "search": (lambda: history.search("unfinished"), []),
                 "short": (lambda: history.search("un"), []),
                 "prompts": (lambda: history.prompts(5), []),
-                "ever_kept": (lambda: history.ever_kept, False),
+                "ever_saved": (lambda: history.ever_saved, False),
             }
             work, result = works[how]
             assert work() == result
@@ -843,7 +843,7 @@ def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
         with only_readable(path, directory_too=True), Store.open(path, notices.append) as store:
             history = store.history
             assert store.read_only and store.path == path and len(notices) == 1
-            assert len(history.conversations()) == 3 and history.ever_kept
+            assert len(history.conversations()) == 3 and history.ever_saved
             assert len(history.search("unfinished")) == 3 and texts(history, 1)[1] == ("unfinished", "half", None)
             changes: list[Callable[[], object]] = [
                 lambda: history.say(1, "prompt", model="demo", system=None),
@@ -880,7 +880,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
             assert found(store.history, "prompt") == [turn]
 
 
-@each("how", ["conversations", "latest", "read", "search", "prompts", "ever_kept"])
+@each("how", ["conversations", "latest", "read", "search", "prompts", "ever_saved"])
 def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -> None:
     number, _ = said(history, "prompt", "reply")
     works: dict[str, Callable[[], object]] = {
@@ -889,7 +889,7 @@ def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -
         "read": lambda: history.read(number),
         "search": lambda: history.search("prompt"),
         "prompts": lambda: history.prompts(1),
-        "ever_kept": lambda: history.ever_kept,
+        "ever_saved": lambda: history.ever_saved,
     }
     store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)
     with pytest.raises(StoreTrouble, match=matching("cannot_be_used_now")):

@@ -199,9 +199,9 @@ def test_a_pool_far_beyond_its_limit_comes_back_to_it_reply_by_reply(path: Path,
             left.append(store.phrases.count(pool))
         assert left == [MOST_AT_ONCE + 100, 100, 100, 100]
         newest = {2 * MOST_AT_ONCE + 99, *range(10**6, 10**6 + 4)}
-        assert newest < {found.key for found in store.phrases.export(pool)} and store.phrases.any_kept()
+        assert newest < {found.key for found in store.phrases.export(pool)} and store.phrases.any_phrase()
         store.phrases.forget(pool)
-        assert not store.phrases.any_kept()
+        assert not store.phrases.any_phrase()
 
 
 def test_using_a_phrase_keeps_it_but_counts_only_what_was_seen(store: Store) -> None:

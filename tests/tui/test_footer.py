@@ -123,7 +123,7 @@ async def test_a_race_is_stopped_or_left_or_seen_once_more(chat, monkeypatch):
         lane.moments, lane.seconds, lane.statistics = [Moment(0.01, "Snow.", 1)], 0.01, said(range(1))
 
     def run(engine, prompt, system, settings, stop, post):
-        post(messages.RaceBegun(lanes))
+        post(messages.RaceStarted(lanes))
         assert stop.wait(PATIENCE)
         post(messages.RaceEnded(["It is over."], True))
 

@@ -105,7 +105,7 @@ def test_keys_after_a_long_paste_without_marks_act_at_once(tmp_path):
             terminal._read(0.02)
         assert terminal.ends() == 0
     with Store.open(Paths(tmp_path).database, print) as store:
-        (draft,) = store.drafts.take_left()
+        (draft,) = store.drafts.take_orphaned()
     assert draft == text
 
 

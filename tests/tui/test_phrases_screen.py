@@ -117,7 +117,7 @@ async def test_all_of_a_model_are_deleted(kept):
 
 
 async def test_what_was_looked_for_last_counts(kept, monkeypatch):
-    begun, gate, real = threading.Event(), threading.Event(), phrases.kept_phrases
+    begun, gate, real = threading.Event(), threading.Event(), phrases.readable_phrases
 
     def slow(store, pool, decode, words):
         if words == "f":
@@ -125,7 +125,7 @@ async def test_what_was_looked_for_last_counts(kept, monkeypatch):
             assert gate.wait(PATIENCE)
         return real(store, pool, decode, words)
 
-    monkeypatch.setattr(phrases, "kept_phrases", slow)
+    monkeypatch.setattr(phrases, "readable_phrases", slow)
     async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)

@@ -339,7 +339,7 @@ def test_finding(chat, looks_as_before, size):
 
 
 @pytest.mark.parametrize("size", [(80, 24), (60, 20)], ids=["usual", "small"])
-def test_unkept(chat, looks_as_before, size, monkeypatch):
+def test_unsaved(chat, looks_as_before, size, monkeypatch):
     def no_room(*_):
         raise NoRoom(
             "~/localspec.db could not be read or written, so nothing more is saved: check whether the disk is full."
@@ -433,7 +433,7 @@ def test_race(chat, looks_as_before, size, monkeypatch):
         lane.seconds, lane.statistics = step * len(words), said(range(len(words)), drafted=9)
 
     def run(engine, prompt, system, settings, stop, post):
-        post(messages.RaceBegun(lanes))
+        post(messages.RaceStarted(lanes))
         post(messages.RaceEnded([*sentences(lanes, result(*lanes))], True))
 
     monkeypatch.setattr(race_job, "run", run)

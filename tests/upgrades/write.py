@@ -60,8 +60,8 @@ def main() -> None:
         (home / "history.md").write_text(run("history", "export"), encoding="utf-8")
         (home / "history.json").write_text(run("history", "export", "--json"), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)
-        unkept = ("*-lock", "*.lock", "text.jsonl", "losses.*", "*-wal", "*-shm", "tokenizers", "digests.json")
-        shutil.copytree(home, place, ignore=shutil.ignore_patterns(*unkept))
+        unsaved = ("*-lock", "*.lock", "text.jsonl", "losses.*", "*-wal", "*-shm", "tokenizers", "digests.json")
+        shutil.copytree(home, place, ignore=shutil.ignore_patterns(*unsaved))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
 from localspec.models.drafter_kinds import kind_of, kinds
-from localspec.models.s3d_prediction import KeptLayers
+from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
@@ -302,7 +302,7 @@ def drafters(target: NativeTarget, small: NativeTarget, whole: list[int], ahead:
         }
     alone = layers_draft_alone(target)
     if target.branches and alone and target.model.sizes.experts is None:
-        found["layers"] = Layers(target, KeptLayers((0, 2), (0.5, 0.1)), fixed=True)
+        found["layers"] = Layers(target, MeasuredLayers((0, 2), (0.5, 0.1)), fixed=True)
     for kind, options in OPTIONS.items():
         shape = Shape.of(target.config.content)
         assert shape is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.weights.packed_files import kept_by_others, models_below, ollama_name
+from localspec.weights.packed_files import models_below, models_of_others, ollama_name
 
 GGUF = b"GGUF" + bytes(60)
 
@@ -32,7 +32,7 @@ def test_models_of_both_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     own = ollama(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/llama3.2/3b", "ab12")
     other = ollama(tmp_path / "moved", "hf.co/me/tiny/latest", "cd34")
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "moved"))
-    found = {one.name: (one.path, one.program, one.bytes) for one in kept_by_others()}
+    found = {one.name: (one.path, one.program, one.bytes) for one in models_of_others()}
     assert found == {
         "One-Q4_K_M": (folder / "One-Q4_K_M.gguf", "LM Studio", 64),
         "Two-00001-of-00002": (folder / "Two-00001-of-00002.gguf", "LM Studio", 128),

@@ -55,7 +55,7 @@ class CurrentConversation:
 
     def has_phrases(self) -> bool:
         """Return whether phrases of earlier replies are saved. It reads the disk. Raises StoreTrouble."""
-        return self.store is not None and self.store.phrases.any_kept()
+        return self.store is not None and self.store.phrases.any_phrase()
 
     # -- beginning and end --------------------------------------------------------------------------------------------
 
@@ -83,9 +83,9 @@ class CurrentConversation:
         Also read the title while the store is open, in case this thread must be abandoned later.
         """
         self.title = self.now.title
-        if self.now.unkept != self._unsaved:
-            self._unsaved = self.now.unkept
-            self._outlet.post(messages.Unkept(self.now.unkept))
+        if self.now.unsaved != self._unsaved:
+            self._unsaved = self.now.unsaved
+            self._outlet.post(messages.UnsavedTurns(self.now.unsaved))
 
     # -- another conversation -----------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class CurrentConversation:
         if store is None or self.place is None:
             return [], ""
         try:
-            left = store.drafts.take_left(server, self.now.id)
+            left = store.drafts.take_orphaned(server, self.now.id)
             waiting = store.drafts.waiting(server) if first and not left else []
             info = store.history.info(waiting[-1]) if waiting else None
         except LocalspecError as error:
@@ -174,7 +174,7 @@ class CurrentConversation:
         before = self.now
         self._replaced = before.turns[turns].figures if again else None
         self.now = before.branch(turns)
-        self._branched = before.id if not before.unkept else None
+        self._branched = before.id if not before.unsaved else None
 
     def race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         """Answer a prompt with and without speculation, outside the conversation."""
@@ -200,7 +200,7 @@ class CurrentConversation:
                         dropped = event.dropped if isinstance(event, Prefill) and event.done == event.total else 0
                         if sentence := talk.memory_notice(dropped):
                             self._outlet.notice(sentence)
-                        if not begun or talk.unkept != self._unsaved:
+                        if not begun or talk.unsaved != self._unsaved:
                             begun = True
                             self._see_what_is_saved()
                         live.take(event)

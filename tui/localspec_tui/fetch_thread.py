@@ -67,20 +67,20 @@ class FetchThread(threading.Thread):
         Raises KeyboardInterrupt if it was stopped, and the errors of a pull.
         """
         from localspec.events import Reporter
-        from localspec.hub.client import given_up_unless
+        from localspec.hub.client import stopping_unless
         from localspec.hub.fetch import too_large
         from localspec.pulling.heads import NotConverted
-        from localspec.pulling.pull import AboutToFetch, Fetched, NothingToFetch, Planned, Wishes, pull
+        from localspec.pulling.pull import AboutToFetch, AlreadyHere, Fetched, Planned, PullOptions, pull
 
         # The dialog says whether it fits into memory, so no flag is needed.
-        wishes = Wishes(force=True, settings=self._settings, quiet=True)
+        options = PullOptions(force=True, settings=self._settings, quiet=True)
         reporter = Reporter(lambda sentence: self._post(messages.Noticed(sentence)), self._reached)
-        events = pull(self.model, wishes, reporter, self._came)
-        with given_up_unless(lambda: not self.given_up), closing(events):
+        events = pull(self.model, options, reporter, self._came)
+        with stopping_unless(lambda: not self.given_up), closing(events):
             planned: Planned | None = None
             for event in events:
                 match event:
-                    case NothingToFetch(why):
+                    case AlreadyHere(why):
                         return f"{self.model} is here already; {why}."
                     case Planned():
                         planned = event

@@ -98,7 +98,7 @@ class ReplyEnded(Message):
 
 
 @dataclass
-class RaceBegun(Message):
+class RaceStarted(Message):
     """A race has begun. Its lanes grow while it runs."""
 
     lanes: "Sequence[Lane]"
@@ -121,7 +121,7 @@ class Noticed(Message):
 
 
 @dataclass
-class Unkept(Message):
+class UnsavedTurns(Message):
     """The number of the newest turns that could not be saved, or only in part; 0 if all are saved."""
 
     turns: int

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from localspec.bench.race import opponents, race, result, sentences
-from localspec.chat.attachments import written
+from localspec.chat.attachments import with_files
 from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.serving.socket_engine import in_this_process
-from localspec_tui.messages import RaceBegun, RaceEnded
+from localspec_tui.messages import RaceEnded, RaceStarted
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
@@ -32,14 +32,14 @@ def run(
     """
     told, over = ["The race was stopped."], False
     try:
-        asked = written(prompt).prompt
+        asked = with_files(prompt).prompt
         if engine is None:
             raise UsageMistake("No model is loaded, so there is no race.")
         lanes, streams = opponents(in_this_process(engine), asked, system, settings)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.callback(stream.close)
-            post(RaceBegun(lanes))
+            post(RaceStarted(lanes))
             over = all(not stop.is_set() for _ in race(lanes, streams))
         if over:
             told = list(sentences(lanes, result(*lanes)))

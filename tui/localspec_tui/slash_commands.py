@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from localspec.chat.sampling import SHOW, asked, split
+from localspec.chat.sampling import SHOW, parse_think, split
 from localspec.errors import UsageMistake
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _set(chat: "ChatScreen", rest: str) -> None:
 
 
 def _think(chat: "ChatScreen", rest: str) -> None:
-    word = asked(rest)
+    word = parse_think(rest)
     if word == SHOW:
         chat.action_thoughts()
     elif word:

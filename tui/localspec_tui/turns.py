@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from textual.screen import Screen
 from textual.timer import Timer
 
-from localspec.chat.attachments import GIVEN, ComposedPrompt, written
+from localspec.chat.attachments import GIVEN, ComposedPrompt, with_files
 from localspec.chat.wording import repeated, same_answer, thought
 from localspec.repetition import goes_round
 from localspec_tui import keymap, messages
@@ -58,7 +58,7 @@ class Outbox:
 
     def take(self) -> ComposedPrompt:
         """Return the prompt that has waited longest; it becomes the current one."""
-        self.under_way = self.waiting.pop(0).behind(self.files, GIVEN)
+        self.under_way = self.waiting.pop(0).after(self.files, GIVEN)
         self._given, self.files = self.files, ""
         return self.under_way
 
@@ -118,7 +118,7 @@ class Turns:
 
     async def read(self, text: str) -> ComposedPrompt:
         """Return a prompt with the text of the files that it names. Raises UsageMistake."""
-        return await asyncio.to_thread(written, text) if "@" in text else ComposedPrompt(text)
+        return await asyncio.to_thread(with_files, text) if "@" in text else ComposedPrompt(text)
 
     async def send(self, prompt: ComposedPrompt) -> None:
         """Send a prompt as soon as it can be answered. If a turn is being edited, the prompt replaces it."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
-from localspec.nn import layer_kernels, own_kernels
+from localspec.nn import kernel_checks, layer_kernels
 from localspec.nn.attention import ACTIVATIONS, Attention, clamped_gate, fastest, invariant, with_sinks
 from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.experts import Experts
@@ -153,7 +153,7 @@ class LlamaLayer(nn.Module):
         cos, sin, factors = rows.position_embeddings
         qkv = self.split_heads(self.qkv_proj(h, rows.adapters.get("qkv_proj")))
         plain = self.rotate is apply_rope and not self.config.qk_norm and factors is None
-        if plain and cached_in_slots(cache) and own_kernels.serve(qkv):
+        if plain and cached_in_slots(cache) and kernel_checks.serve(qkv):
             placing = cache.placing(self.index, h.shape[1])  # type: ignore[union-attr]
             grouped = layer_kernels.rotate_and_place(qkv[0], cos, sin, heads, kv_heads, placing)[None]
             k, v = placing.slots[:, None, :, : placing.visible]
@@ -223,7 +223,7 @@ class LlamaLayer(nn.Module):
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         """Return the product of the second half of the channels and the activation of the first half."""
-        if own_kernels.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
+        if kernel_checks.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
             return layer_kernels.gated(both.contiguous(), self.config.activation)
         return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
 

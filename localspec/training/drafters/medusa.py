@@ -87,7 +87,7 @@ class LinearPath(nn.Module):
         self.bias.copy_(found[..., -1])
 
 
-class OwnChange(nn.Module):
+class LowRankChange(nn.Module):
     """A change U D of the shared vocabulary matrix for each head. It begins with zero.
 
     down [heads, rank, hidden_size], up [heads, draft vocabulary, rank].
@@ -136,8 +136,8 @@ class Trainable(TrainableDrafter):
         self.linears = None
         if options.private:
             self.linears = nn.Parameter(self._own_rows().repeat(options.heads, 1, 1))
-        if rank := options.rank_of_own:
-            self.own = OwnChange(options.heads, rank, shape.hidden_size, tokens, target.device)
+        if rank := options.change_rank:
+            self.own = LowRankChange(options.heads, rank, shape.hidden_size, tokens, target.device)
         if options.joint:
             layers = range(len(transformer.layers))
             self.adapters = Adapters(
@@ -218,7 +218,7 @@ class Trainable(TrainableDrafter):
         if not self.reads_once:
             return super().weights_passed
         blocks = sum(one.numel() for name, one in self.named_parameters() if name.startswith(("blocks.", "path.")))
-        return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.rank_of_own)
+        return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.change_rank)
 
     def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
         """Return the heads' input from states [rows, hidden_size] and the roots after them [rows]."""
@@ -239,7 +239,7 @@ class Trainable(TrainableDrafter):
             x = blocks(x, heads, self.path if self.options.linear and not index else None)
         if self.linears is None:
             logits = (shared or self.shared)(x)
-            return self.own(x, heads, logits, columns) if self.options.rank_of_own else logits
+            return self.own(x, heads, logits, columns) if self.options.change_rank else logits
         matrices = self.linears[heads] if columns is None else self.linears[heads][:, columns]
         # In this order a single row takes the path for vectors, which reads the matrices twice as fast.
         return torch.bmm(matrices.to(x.dtype), x.transpose(1, 2)).transpose(1, 2).contiguous()

@@ -14,10 +14,10 @@ from localspec.choosing import drafters
 from localspec.drafters.layer_probe import probe
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.drafters.trained import draft_vocabulary
-from localspec.engine.assemble import own_replies
+from localspec.engine.assemble import greedy_replies
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
-from localspec.models.s3d_prediction import Acceptance, KeptLayers, Proposal, beside, fit, propose, share
+from localspec.models.s3d_prediction import Acceptance, MeasuredLayers, Proposal, beside, fit, propose, share
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
@@ -276,9 +276,9 @@ class Trainable(TrainableDrafter):
                     measured.append(Acceptance(share(layers, len(kept), head), one.right_after_right))
         timed = {rows: timings(model, rows=rows) for rows in ROWS}
         priced = {rows: fit(measured, found) for rows, found in timed.items()}
-        said = own_replies(model) if layers > 1 else []
+        said = greedy_replies(model) if layers > 1 else []
         reads = max(1, int(seconds / max(timed[8][-1].verify, 1e-6)))
-        probed: list[KeptLayers] = []
+        probed: list[MeasuredLayers] = []
         if said:
             probed = probe(model, said, lambda share: progress(f"trying layers: {100 * share:.0f} %"), reads)
 

@@ -32,7 +32,7 @@ from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.mounted_turns import import_replies
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
-from localspec_tui.widgets.status_line import TopLine, UnkeptLine, WaitingLine
+from localspec_tui.widgets.status_line import TopLine, UnsavedLine, WaitingLine
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self._top, self._live, self._panel = TopLine(saved), LiveLine(), SidePanel()
         self._below, self._find, self._first = BelowLine(), FindLine(), FirstScreen()
         self._conversation = ConversationView(self._below.show)
-        self._waiting, self._unkept = WaitingLine(), UnkeptLine()
+        self._waiting, self._unsaved = WaitingLine(), UnsavedLine()
         self._attached = AttachedLine(engine.model.files_in)
         self._suggestions = Suggestions(lambda need: look_up(need, self.conversations.history))
         self._prompt = Prompt(self._suggestions, self._first.starter)
@@ -120,7 +120,7 @@ class ChatScreen(StableLayout, Screen[None]):
                 yield self._first
                 yield self._conversation
             yield self._panel
-        yield from (self._find, self._below, self._unkept, self._waiting, self.download)
+        yield from (self._find, self._below, self._unsaved, self._waiting, self.download)
         yield from (self._live, self._attached, self._suggestions)
         with Horizontal(id="input"):
             yield Static("❯", id="mark")
@@ -191,7 +191,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     async def _save_draft(self) -> None:
         await self.draft.save()
-        self._unkept.show_typed(self.draft.trouble)
+        self._unsaved.show_typed(self.draft.trouble)
 
     # -- messages of the engine's thread ------------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class ChatScreen(StableLayout, Screen[None]):
     async def on_noticed(self, noticed: messages.Noticed) -> None:
         await self._conversation.tell(noticed.sentence, trouble=noticed.trouble)
 
-    def on_unkept(self, unkept: messages.Unkept) -> None:
-        self._unkept.show_turns(unkept.turns)
+    def on_unsaved_turns(self, unsaved: messages.UnsavedTurns) -> None:
+        self._unsaved.show_turns(unsaved.turns)
 
     def on_titled(self, titled: messages.Titled) -> None:
         self._top.call(titled.title)

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 from textual.widgets.option_list import Option
 
-from localspec.chat.kept_phrases import Decode, KeptPhrase, Stories, kept_phrases, pools_of, reader
+from localspec.chat.readable_phrases import Decode, ReadablePhrase, Stories, pools_of, readable_phrases, reader
 from localspec.errors import LocalspecError
 from localspec.models.registry import TargetCard
 from localspec.quantities import counted, size
@@ -52,7 +52,7 @@ class PhrasesScreen(AskingScreen[None]):
         self._stories = Stories(store.history)
         self._readers: dict[int, tuple[Decode, str]] = {}  # by pool: its decoder, or why there are only token ids
         self._pools: list[PoolInfo] = []
-        self._found: list[KeptPhrase] = []
+        self._found: list[ReadablePhrase] = []
         self._superseded = threading.Event()  # set when the current search is no longer wanted
 
     def _above(self) -> Iterable[Widget]:
@@ -98,10 +98,10 @@ class PhrasesScreen(AskingScreen[None]):
         self._tell(sentence or " ".join([*why_ids, more] if found else [nothing]))
         self.refresh_bindings()
 
-    def _find(self, words: str, left: threading.Event) -> tuple[list[KeptPhrase], list[str]]:
+    def _find(self, words: str, left: threading.Event) -> tuple[list[ReadablePhrase], list[str]]:
         """Search in a thread, because a hundred thousand phrases take seconds."""
         self._pools = pools_of(self._store, self._card)
-        found: list[KeptPhrase] = []
+        found: list[ReadablePhrase] = []
         for pool in self._pools:
             if pool.pool not in self._readers:
                 self._readers[pool.pool] = reader(pool)
@@ -111,11 +111,11 @@ class PhrasesScreen(AskingScreen[None]):
                     raise _Left
                 return use(tokens)
 
-            phrases = kept_phrases(pool, self._store.phrases.most_useful(pool.pool), decode, words)
+            phrases = readable_phrases(pool, self._store.phrases.most_useful(pool.pool), decode, words)
             found += islice(phrases, LISTED - len(found))
         return found, [self._stories.of(kept.phrase) for kept in found]
 
-    def _highlighted(self) -> KeptPhrase | None:
+    def _highlighted(self) -> ReadablePhrase | None:
         at = self._options.highlighted
         return self._found[at] if at is not None and at < len(self._found) else None
 
@@ -128,7 +128,7 @@ class PhrasesScreen(AskingScreen[None]):
         there = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
         return bool(there.get(action, True)) and super().check_action(action, parameters)
 
-    def _chosen(self) -> KeptPhrase | None:
+    def _chosen(self) -> ReadablePhrase | None:
         """Return the phrase for an action, and clear the last notice."""
         self._tell("")
         return self._highlighted()

@@ -15,7 +15,7 @@ from localspec.bench.race import Lane
 from localspec.bench.race_view import AROUND, PAUSE, Size, ends, frame
 from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.messages import RaceBegun, RaceEnded
+from localspec_tui.messages import RaceEnded, RaceStarted
 from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.typed_text import OneLine
@@ -114,7 +114,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
     # -- live
     # --------------------------------------------------------------------------------------------------------------
 
-    def on_race_begun(self, begun: RaceBegun) -> None:
+    def on_race_started(self, begun: RaceStarted) -> None:
         self._lanes = begun.lanes
         self._timer = self.set_interval(PAUSE * 2, self._draw)
 

@@ -8,7 +8,7 @@ from textual.await_complete import AwaitComplete
 from textual.geometry import Size
 from textual.widget import Widget
 
-from localspec.chat.attachments import ComposedPrompt, written_in
+from localspec.chat.attachments import ComposedPrompt, saved_prompt
 from localspec.store.searched_words import fold, span
 from localspec_tui.block_view import BlockView
 from localspec_tui.widgets.message_view import MessageView, NoticeView
@@ -91,7 +91,7 @@ class ConversationView(MountedTurns):
     @property
     def messages(self) -> list[tuple[str, str]]:
         """Return the typed part of each prompt, and its reply so far."""
-        texts = [(one.written.typed, one.reply) for one in self._every]
+        texts = [(one.prompt.typed, one.reply) for one in self._every]
         if texts and self.growing:
             texts[-1] = texts[-1][0], self.growing
         return texts
@@ -110,7 +110,7 @@ class ConversationView(MountedTurns):
         """Return the number and the prompt of a message's turn, or of the last turn; None if there are no turns."""
         exchanges = self._every
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
-        return (found[0], exchanges[found[0]].written) if exchanges else None
+        return (found[0], exchanges[found[0]].prompt) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
         """Return the trace of a message's turn, or else of the last turn; None if it has no trace."""
@@ -128,7 +128,7 @@ class ConversationView(MountedTurns):
         self._growing = self.found = None
         await self._replace(
             [
-                Exchange(written_in(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
+                Exchange(saved_prompt(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
                 for turn in turns
             ]
         )
@@ -242,10 +242,10 @@ class ConversationView(MountedTurns):
     # -- the current turn
     # ---------------------------------------------------------------------------------------------------
 
-    async def add_prompt(self, written: ComposedPrompt, trace: "Trace") -> None:
+    async def add_prompt(self, prompt: ComposedPrompt, trace: "Trace") -> None:
         """Begin a turn with this prompt."""
         await self._leave_sought()
-        exchange = Exchange(written, trace=trace)
+        exchange = Exchange(prompt, trace=trace)
         self._exchanges.append(exchange)
         await self.mount_all(exchange.mountable())
         self.anchor()

@@ -24,9 +24,9 @@ class MessageView(LaidOutOnce, Vertical, can_focus=True):
 class PromptView(MessageView):
     """A prompt as it was typed. Files before it have one line each."""
 
-    def __init__(self, written: ComposedPrompt) -> None:
-        super().__init__(written.typed)
-        self._files = written.files
+    def __init__(self, prompt: ComposedPrompt) -> None:
+        super().__init__(prompt.typed)
+        self._files = prompt.files
 
     def compose(self) -> ComposeResult:
         if self._files:

@@ -32,7 +32,7 @@ MEMORY_LINE = "── the model no longer reads the text above ──"
 class Exchange:
     """A prompt and its reply, and their widgets while they are mounted."""
 
-    written: ComposedPrompt
+    prompt: ComposedPrompt
     reply: str = ""
     reasoning: str = ""
     reason: str | None = "stop"
@@ -42,7 +42,7 @@ class Exchange:
     begins_memory: bool = False  # whether the model reads nothing above it
 
     def mountable(self) -> list[Widget]:
-        self.views = [*([memory_line()] if self.begins_memory else []), PromptView(self.written)]
+        self.views = [*([memory_line()] if self.begins_memory else []), PromptView(self.prompt)]
         if self.reply or self.reasoning:
             from localspec_tui.widgets.reply_view import ReplyView
 

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from localspec.chat.wording import kept_thought, summary
+from localspec.chat.wording import saved_thought, summary
 from localspec.repetition import goes_round
 from localspec.text import one_line, safe
 from localspec_tui.block_view import BlockView, PlainText
@@ -158,7 +158,7 @@ class ReplyView(MessageView):
         super().__init__(source)
         self._below = _below(source, reason, figures or {})
         self._markdown = ReplyMarkdown(source)
-        self._thoughts = ThoughtView(reasoning, kept_thought(figures or {})) if reasoning else None
+        self._thoughts = ThoughtView(reasoning, saved_thought(figures or {})) if reasoning else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Return no lines, except the bar of a focused or found reply.
@@ -210,7 +210,7 @@ class ReplyView(MessageView):
         if reasoning:
             await self.think("")
             assert self._thoughts is not None
-            self._thoughts.finish(reasoning, kept_thought(figures))
+            self._thoughts.finish(reasoning, saved_thought(figures))
         self.source = source
         await self._markdown.update(source)
         if below := _below(source, reason, figures):

@@ -88,7 +88,7 @@ class WaitingLine(Widget):
         return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
 
 
-class UnkeptLine(Widget):
+class UnsavedLine(Widget):
     """A warning about unsaved text. It takes no room if everything is saved."""
 
     def __init__(self) -> None:

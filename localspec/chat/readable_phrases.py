@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str | None]
 
 
-class KeptPhrase(NamedTuple):
+class ReadablePhrase(NamedTuple):
     """One phrase of a pool. `text` is None if the model's tokenizer is not here."""
 
     pool: PoolInfo
@@ -42,7 +42,9 @@ def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
     return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == place]
 
 
-def kept_phrases(pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = "") -> Iterator[KeptPhrase]:
+def readable_phrases(
+    pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = ""
+) -> Iterator[ReadablePhrase]:
     """Yield the phrases of a pool whose line contains all the words."""
     wanted = words.casefold().split()
     for phrase in phrases:
@@ -50,7 +52,7 @@ def kept_phrases(pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, word
         text = decode((*before, *after))
         line = _line(before, after, text, decode)
         if all(word in line.casefold() for word in wanted):
-            yield KeptPhrase(pool, phrase, text, line)
+            yield ReadablePhrase(pool, phrase, text, line)
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:

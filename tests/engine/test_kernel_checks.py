@@ -25,7 +25,7 @@ from localspec.engine.trials import KERNELS, LIBRARIES, OWN, TrialResult, settle
 from localspec.events import Reporter
 from localspec.machine.nvidia import NvidiaDriver
 from localspec.models.registry import resolve
-from localspec.nn import own_kernels as of_torch
+from localspec.nn import kernel_checks as of_torch
 from localspec.store.store import Store
 
 DEVICE = "cuda:0"

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Load = Callable[[Mapping[str, Any] | None], "Target"]  # from packed weights, or from the model's files
 
 
-def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
+def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     """Load a model in NF4 from its saved packed weights. If there are none, load it from its files and save them.
 
     If they cannot be saved, a notice says so. Raises the errors of `load`.
     """
-    from localspec.nn.kept_nf4 import KeptWeights
+    from localspec.nn.nf4_file import NF4Weights
 
     try:
         before = stamps(weight_files(choice.target.path))
@@ -41,7 +41,7 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
         return load(None)
     if file.exists():
         try:
-            return load(KeptWeights(file, made_of, choice.device))
+            return load(NF4Weights(file, made_of, choice.device))
         except (DamagedFile, KeyError) as trouble:  # a KeyError is a missing tensor
             damaged = isinstance(trouble, DamagedFile)
             reporter.notice(str(trouble) if damaged else f"{file} lacks {trouble}; it is made again.")
@@ -58,9 +58,9 @@ def load_kept(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     return target
 
 
-def kept_damage(file: Path) -> str | None:
+def saved_damage(file: Path) -> str | None:
     """Return a clause about the damage of such a file; None if every weight agrees with its digest."""
-    from localspec.nn.kept_nf4 import damage
+    from localspec.nn.nf4_file import damage
 
     return damage(file)
 
@@ -79,7 +79,7 @@ def _place(choice: LoadSpec) -> tuple[Path, str]:
 
 def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter: Reporter) -> None:
     """Write the packed weights if disk and main memory have room. Of several processes only one writes."""
-    from localspec.nn.kept_nf4 import former_files, write
+    from localspec.nn.nf4_file import former_files, write
 
     private_directory(file.parent)
     remove_abandoned(file.parent)

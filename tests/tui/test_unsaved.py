@@ -10,7 +10,7 @@ from tui.scripted_engine import talked, until
 
 from localspec.store.database import Database, NoRoom
 from localspec.store.store import Store
-from localspec_tui.widgets.status_line import UnkeptLine
+from localspec_tui.widgets.status_line import UnsavedLine
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def full(monkeypatch):
 
 
 def line(talk):
-    found = talk.app._chat.query_one(UnkeptLine)
+    found = talk.app._chat.query_one(UnsavedLine)
     return str(found.render()) if found.display else ""
 
 

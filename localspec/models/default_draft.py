@@ -25,7 +25,7 @@ NEARLY = 0.9  # of them: a model that reads more is of the same size
 
 
 @dataclass(frozen=True)
-class OwnDraft:
+class DefaultDraft:
     """A small model, and how it was found, in words. Published figures of a pair belong to it only if it is `named`."""
 
     card: TargetCard
@@ -33,7 +33,7 @@ class OwnDraft:
     named: bool = False
 
 
-def own_draft(card: TargetCard, paths: Paths | None = None) -> tuple[OwnDraft | None, str]:
+def default_draft(card: TargetCard, paths: Paths | None = None) -> tuple[DefaultDraft | None, str]:
     """Return the small model that drafts for a target, and sentences about a skipped model, if any.
 
     It is the first of these that is here and has the target's tokens: the model that models.toml names; the model in
@@ -71,23 +71,23 @@ def _vocabulary(path: Path) -> int:
     return shape.vocab_size
 
 
-def _named(card: TargetCard) -> OwnDraft | None:
+def _named(card: TargetCard) -> DefaultDraft | None:
     """Return the model that models.toml names, here or not; None for an invalid name."""
     if card.draft:
         with suppress(LocalspecError):  # a request for a draft model reports the error
-            return OwnDraft(named_card(card.draft), "named in models.toml", named=True)
+            return DefaultDraft(named_card(card.draft), "named in models.toml", named=True)
     return None
 
 
-def _candidates(card: TargetCard, named: OwnDraft | None, paths: Paths | None) -> Iterator[OwnDraft]:
+def _candidates(card: TargetCard, named: DefaultDraft | None, paths: Paths | None) -> Iterator[DefaultDraft]:
     if named is not None and named.card.here:
         yield named
     beside = card.path / BESIDE
     if os.path.isfile(beside / "config.json"):
         with suppress(LocalspecError):  # a name that no path can have
-            yield OwnDraft(resolve(str(beside)), f"in the model's directory {BESIDE}")
+            yield DefaultDraft(resolve(str(beside)), f"in the model's directory {BESIDE}")
     if (installed := _installed(card, paths or Paths(home()), LARGEST_SHARE)) is not None:
-        yield OwnDraft(installed, "installed, with the same tokenizer")
+        yield DefaultDraft(installed, "installed, with the same tokenizer")
 
 
 def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | None:

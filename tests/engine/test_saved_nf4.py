@@ -19,7 +19,7 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
-from localspec.engine import kept_weights
+from localspec.engine import saved_nf4
 from localspec.engine.backends import open_target
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
@@ -186,7 +186,7 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = here(BIASES)
-    monkeypatch.setattr(kept_weights, "free_memory", lambda: 10_000)
+    monkeypatch.setattr(saved_nf4, "free_memory", lambda: 10_000)
     for _ in range(2):
         model.load()
         assert model.packed > 0 and wording("much_main_memory_while_written") in model.notices[0]
@@ -197,18 +197,18 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     ("place", "error", "said"),
     [
         (
-            "localspec.nn.kept_nf4.save_file",
+            "localspec.nn.nf4_file.save_file",
             OSError(28, "No space left on device"),
             wording("packed_model_cannot_kept_space"),
         ),
-        ("localspec.nn.kept_nf4.save_file", MemoryError(), wording("packed_model_cannot_kept_there")),
+        ("localspec.nn.nf4_file.save_file", MemoryError(), wording("packed_model_cannot_kept_there")),
         (
-            "localspec.nn.kept_nf4.save_file",
+            "localspec.nn.nf4_file.save_file",
             torch.OutOfMemoryError(wording("cuda_out_of_memory")),
             wording("packed_model_cannot_kept_there"),
         ),
         (
-            "localspec.engine.kept_weights.private_directory",
+            "localspec.engine.saved_nf4.private_directory",
             PermissionError(13, "Permission denied"),
             wording("packed_model_cannot_kept"),
         ),
@@ -245,7 +245,7 @@ def test_weights_that_change_while_they_are_packed_are_not_kept(
     here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, looks = here(BIASES), iter(range(9))
-    monkeypatch.setattr(kept_weights, "stamps", lambda files: next(looks))
+    monkeypatch.setattr(saved_nf4, "stamps", lambda files: next(looks))
     model.load()
     assert model.notices == [wording("packed_model_cannot_kept_weights")] and model.files == []
 

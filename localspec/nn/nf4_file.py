@@ -92,7 +92,7 @@ def former_files(file: Path, made_of: str, where: str) -> list[Path]:
     return found
 
 
-class KeptWeights(Mapping[str, Any]):
+class NF4Weights(Mapping[str, Any]):
     """The weights in such a file by localspec's names. Each is read directly to its device when it is accessed."""
 
     def __init__(self, file: Path, made_of: str, device: str) -> None:
