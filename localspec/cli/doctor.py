@@ -13,6 +13,7 @@ import typer
 
 from localspec import config, environment
 from localspec.bench.proof import prove
+from localspec.choosing.cost import bandwidth_of
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.plans import expert_words
 from localspec.choosing.survey import Recommendation, all_pairs, mixture_words, preferred, recommendations
@@ -312,7 +313,7 @@ def _speed(one: Recommendation) -> str:
 def _machine(survey: _Survey) -> Iterator[str]:
     for device in survey.machine.devices:
         formats = ", ".join((*device.dtypes, *device.packings))
-        speed = f"{device.bandwidth / 1e9:.0f} GB/s" if device.bandwidth else "bandwidth unknown"
+        speed = f"{bandwidth_of(device) / 1e9:.0f} GB/s{'' if device.bandwidth else ', assumed'}"
         cores = f", {survey.machine.cores} cores" if device.type == "cpu" else ""
         yield f"{device.name}: {device.title}{cores}, {device.capability}; computes in {formats}; reads {speed}"
         yield (

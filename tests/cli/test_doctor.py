@@ -267,7 +267,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     )
     assert until.startswith(wording("until_then_demo_answers_which")) and empty == ""
     assert lines[1] == wording("mps_memory_16_0_gib_free_12_0_gib")
-    assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8, int4; reads bandwidth unknown" in lines[2]
+    assert lines[2].startswith("cpu: ") and "computes in bf16, fp32, int8, int4; reads 44 GB/s, assumed" in lines[2]
     assert lines[3].startswith("cpu: memory 24.0 GiB, free 20.0 GiB")
     assert "A card is found: do this." in out
     head = next(line for line in lines if line.startswith("MODEL"))
