@@ -239,6 +239,9 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
+BETTER = r"[\w.-]+, a mixture of experts and the better model, should reach [\d.]+ tokens/s here"
+
+
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this machine a Mac without measurements, whose processor has a hostile name."""
@@ -254,12 +257,12 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     code, out, err = doctor()
     assert (code, err) == (0, "") and "\x1b" not in out and "\x07" not in out
     take, fetch, experts, idle, mixture, until, idle_until_then, empty, *lines = out.splitlines()
-    assert mixture.startswith("gemma-4-26b-a4b-it, a mixture of experts and the better model, should ")
+    assert re.match(BETTER, mixture)
     best = re.split("[,:]", take)[0].removeprefix("Use ")
     assert idle.startswith(f"mps is not used: {best} needs ")
     assert idle_until_then.startswith(wording("mps_is_not_used"))
     assert re.fullmatch(
-        r"It is a mixture of experts: 3\.04 B of 30\.5 B parameters are read for a token;? ?.*\.", experts
+        r"It is a mixture of experts: [\d.]+ B of [\d.]+ B parameters are read for a token;? ?.*\.", experts
     )
     assert f", license {registry.known()[best].license}: " in take
     assert fetch == wording("fetch_it_with_localspec_pull", best=best) and re.search(
@@ -350,7 +353,7 @@ def test_where_the_best_is_here_nothing_is_to_be_fetched(doctor, invented, monke
         lambda every, prefer=None: usual([one for one in every if one.card.here], prefer),
     )
     first, second, mixture, third, *_ = doctor()[1].splitlines()
-    assert mixture.startswith("qwen3-30b-a3b-2507, a mixture of experts and the better model, should reach ")
+    assert re.match(BETTER, mixture)
     assert first.startswith(wording("use_demo_which_is_here"))
     assert first.endswith(wording("start_with_localspec_chat")) and third == ""
     assert second.startswith(wording("mps_is_not_used"))
@@ -366,7 +369,7 @@ def test_what_this_machine_has_as_json(doctor, invented):
         "processor", "cores", "capabilities", "torch_trouble", "packed", "devices", "choices", "chosen", "recommended",
         "recommended_open", "better_mixture", "found",
     }  # fmt: skip
-    assert found["better_mixture"].startswith("gemma-4-26b-a4b-it, a mixture of experts and the better model, should ")
+    assert re.match(BETTER, found["better_mixture"])
     mac, cpu = found["devices"]
     assert (mac["device"], mac["free_bytes"], mac["title"]) == ("mps", 12 * GIB, "Apple\x1b[31m")
     assert (cpu["versions"], cpu["quantize"], cpu["bytes_per_second"]) == (
