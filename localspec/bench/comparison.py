@@ -1,5 +1,6 @@
 """Runs every row on every prompt, in turns and on one loaded target, so that the results can be compared."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -175,10 +176,12 @@ def run_rows(
     timer: RowTimer | None = None,
     before_turn: Callable[[], None] = lambda: None,
     until: Callable[[int], bool] = lambda turns: False,
+    at_most: Callable[[], float] = lambda: math.inf,
 ) -> list[list[Statistics]]:
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
-    No further turn begins when `until`, called with the number of finished turns, returns true. Each reply comes from a
+    No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns the
+    seconds after which that is expected. Each reply comes from a
     new engine, because text learned in one reply would make the next one faster. After each turn the `timer` measures
     the costs of rows. `before_turn` runs before each turn.
     """
@@ -190,7 +193,7 @@ def run_rows(
     turns = repeat * len(prompts)
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
         each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, including the warm-up's
-        seconds = each * (len(engines) * turns - number)
+        seconds = min(each * (len(engines) * turns - number), max(at_most(), each))
         progress(f"prompt {turn + 1} of {turns}, {left_words(seconds)}")
         if number % len(engines) == 0:
             if until(turn):

@@ -117,8 +117,9 @@ def judge(
         return turns >= LEAST and now - began + (now - turning) / max(turns, 1) > seconds
 
     replies = run_rows(
-        engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over
-    )
+        engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over,
+        at_most=lambda: seconds - (time.monotonic() - began),
+    )  # fmt: skip
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 
     def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:

@@ -90,3 +90,11 @@ def test_how_long_it_will_take_is_told(monkeypatch):
     assert told[2:] == [
         f"prompt {turn} of 2, {left} left" for turn, left in ((1, "2 min"), (1, "90 s"), (2, "60 s"), (2, "30 s"))
     ]
+    del told[:]
+    engines, end = [Slow(name, []) for name in "ab"], clock.now + 130.0
+    comparison.run_rows(
+        engines, ["p", "q"], [Sampling()] * 2, Limits(9), 1, told.append, at_most=lambda: end - clock.now
+    )
+    assert told[2:] == [
+        f"prompt {turn} of 2, {left} left" for turn, left in ((1, "70 s"), (1, "40 s"), (2, "30 s"), (2, "30 s"))
+    ], "no more than is left, nor less than a reply takes"
