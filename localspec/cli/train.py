@@ -140,7 +140,7 @@ def train(
     usable(directory)
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:
-        progress.show("reading text")
+        progress.show("planning" if own else "reading text")
         examples = [] if own else read_examples(files)
 
         # torch is needed from here on; importing it takes seconds.

@@ -201,10 +201,11 @@ class Course(Clock):
         training = left if self.options.hours else min(left, tokens * each)
         if self.request.steps is not None:
             training = min(training, self.request.steps * (self.options.batch or BATCHES[0]) * each)
+        prompts = min(max(round(tokens / REPLY), LEAST), len(self._questions))
         kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.reads_once else 0
         fit = self._job.fitting()
         return CoursePlan(
-            len(self._past.own), len(self._questions), round(tokens), tokens / speed / 3600, training / 3600,
+            len(self._past.own), prompts, round(tokens), tokens / speed / 3600, training / 3600,
             tail / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
             self._job.needed.files + 8 * round(tokens) + kept,
         )  # fmt: skip
