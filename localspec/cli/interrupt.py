@@ -1,8 +1,9 @@
 """Handles Ctrl+C while a reply is written, and other signals that end a program while it writes a large file."""
 
+import _thread
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn, Self
 
@@ -14,11 +15,13 @@ class Interrupt:
     at once.
 
     With `ends_too`, SIGTERM and SIGHUP also stop the body, however often they come, because a logout sends both. After
-    the context they end the process, so that its parent sees the signal.
+    the context they end the process, so that its parent sees the signal. `waits` is called in another thread if the
+    first Ctrl+C waits: the handler may have stopped the code that prints.
     """
 
-    def __init__(self, ends_too: bool = False) -> None:
+    def __init__(self, ends_too: bool = False, waits: Callable[[], object] | None = None) -> None:
         self.requested = self.wait_for_step = False
+        self._waits = waits
         self._ends = _ending() if ends_too else []
         self._ended: int | None = None
 
@@ -46,6 +49,8 @@ class Interrupt:
         first, self.requested = not self.requested, True
         if not (self.wait_for_step if first else ends):
             raise KeyboardInterrupt
+        if first and not ends and self._waits:
+            _thread.start_new_thread(self._waits, ())
 
 
 @contextmanager

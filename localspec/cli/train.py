@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -139,7 +140,8 @@ def train(
     directory = output or Paths(home()).drafters / f"{file_stem(_public_name(card))}-{kind}"
     usable(directory)
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
-    with private_files(), Interrupt(ends_too=True) as interrupt, Lock(directory) as lock:
+    waits = partial(progress.notice, "stopping after this step; Ctrl+C again stops at once.")
+    with private_files(), Interrupt(ends_too=True, waits=waits) as interrupt, Lock(directory) as lock:
         progress.show("planning" if own else "reading text")
         examples = [] if own else read_examples(files)
 

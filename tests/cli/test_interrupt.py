@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from queue import Empty, SimpleQueue
+from threading import get_ident
 
 import pytest
 from clocks import PATIENCE
@@ -120,5 +122,22 @@ def test_the_handler_before_is_the_handler_after():
         with Interrupt() as inside:
             assert signal.getsignal(signal.SIGINT) == inside._ask
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_only_a_first_ctrl_c_that_waits_for_a_step_says_so():
+    before, said = signal.signal(signal.SIGINT, signal.default_int_handler), SimpleQueue[int]()
+    try:
+        with Interrupt(waits=lambda: said.put(get_ident())) as inside:
+            inside.wait_for_step = True
+            signal.raise_signal(signal.SIGINT)
+            assert said.get(timeout=PATIENCE) != get_ident(), "the handler may have stopped the code that prints"
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        with Interrupt(waits=lambda: said.put(0)), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Empty):
+            said.get(timeout=0.05)
     finally:
         signal.signal(signal.SIGINT, before)
