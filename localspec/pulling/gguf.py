@@ -97,7 +97,8 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
     if asked is None:
         rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
-        sizes = {BLOCKS: int(weights * rounded / 8) if rounded else part.weights, **sizes}
+        blocks = int(weights * rounded / 8) if rounded else part.weights
+        sizes = {BLOCKS: blocks} if experts else {BLOCKS: blocks, **sizes}  # experts are not packed again unasked
     share = _LEAST if experts else 1.0
     packing = next((one for one in sizes if share * sizes[one] <= usable), min(reversed(sizes), key=sizes.__getitem__))
     held = "" if packing == BLOCKS else f" packed in {packing}"
