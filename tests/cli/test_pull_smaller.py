@@ -95,7 +95,7 @@ def test_the_smaller_download_with_the_publishers_own_texts(home, hub, whole, gg
     assert result.returncode == 0, result.stderr
     assert wording("form_place_org_name") in result.stdout
     kept = "int8" if quantize == "auto" else quantize
-    assert wording("is_what_would_be_kept", quantize=kept) in result.stdout
+    assert wording("that_would_be_packed_to", quantize=kept) in result.stdout
     assert "--original fetches" in result.stdout and f"{FORM} is here" in result.stdout
     assert fetched(hub) == {"name-q8_0.gguf", *(TEXTS & whole.files.keys())} and len(blobs(home)) == 1
     forms = {one.header.packing: one for one in packed_files(Paths(home))}
@@ -295,8 +295,8 @@ def four_bits(home, hub):
 def test_the_publishers_four_bits_come_where_int4_would_be_kept_and_are_read_as_they_are(home, hub, whole):
     result = pull(home, hub, quantize="auto")
     assert result.returncode == 0, result.stderr
-    assert wording("is_what_would_be_kept", quantize="int4") in result.stdout
-    assert "Q4_0 is what the publisher trained it for" in result.stdout
+    assert wording("that_would_be_packed_to", quantize="int4") in result.stdout
+    assert "Q4_0 is the form for which the publisher trained the model" in result.stdout
     assert fetched(hub) == {"name-q4_0.gguf", *(TEXTS & whole.files.keys())}
     (packed,) = packed_files(Paths(home))
     assert packed.header.packing == "blocks" and packed.text("config.json") == whole.files["config.json"]
