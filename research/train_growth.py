@@ -26,7 +26,7 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec.training.course import Course, CourseOptions
-from localspec.training.directory import Lock, begun
+from localspec.training.directory import Lock, has_unfinished
 from localspec.training.generated import measure_generated
 from localspec.training.job import Job, Request
 from localspec.training.options import parse_options
@@ -70,7 +70,7 @@ def main() -> None:
 def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: argparse.Namespace) -> None:
     """Run a course to its end, and write a copy of the drafter after each of the `--at` hours."""
     directory: Path = arguments.out / kind
-    if (directory / "drafter" / "drafter.json").exists() and not begun(directory):
+    if (directory / "drafter" / "drafter.json").exists() and not has_unfinished(directory):
         return
     request = Request(
         kind=kind, card=card, name=card.name, options=parse_options(kind, arguments.option), examples=[],
