@@ -15,6 +15,7 @@ from clocks import PATIENCE
 from command import ROOT, called, environment
 from golden import wording
 
+from localspec.choosing import measure
 from localspec.config import Settings
 from localspec.decoding.decode import prefill_step
 from localspec.decoding.sampling import Sampling
@@ -25,6 +26,7 @@ from localspec.engine.importing import import_gguf
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled
+from localspec.models.registry import resolve
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.paths import Paths
@@ -79,6 +81,16 @@ def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_ho
     removed = called(fresh_home, "rm", "mixture", "--yes")
     assert removed.returncode == 0 and str(made.path) in removed.stdout, removed.stderr
     assert not [*paths.packed.glob("*")] and not [*paths.imports.glob("*")] and mixture.exists()
+
+
+def test_the_disk_of_its_gguf_file_is_measured(
+    mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered(mixture, [])
+    read_files: list[Path] = []
+    monkeypatch.setattr(measure, "disk_bandwidth", lambda file: read_files.append(file) or 3e8)
+    assert measure.Measurements(measure.MeasurementCache(None)).disk(resolve("mixture")) == 3e8
+    assert read_files == [mixture]
 
 
 @pytest.mark.parametrize(("packing", "kept"), [("fp32", False), ("bf16", False), ("int8", True)])

@@ -30,7 +30,10 @@ from localspec.models.registry import resolve
 from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
-from localspec.weights.packed_file import BLOCKS
+from localspec.paths import Paths
+from localspec.weights.packed_file import BLOCKS, read
+from localspec.weights.packed_files import packed_in
+from localspec.weights.recipe import read_bytes
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 
@@ -128,6 +131,11 @@ def test_the_tensors_in_a_header_say_which_bytes_a_step_reads(family, kind, fres
     assert experts == sum(count for name, count in held.items() if ".experts." in name)
     assert always + experts * model.shape.chosen(1) == target.read_bytes
     assert (experts > 0) == (model.shape.chosen(1) == 0.25) == (family != "qwen3")
+    files = read(model.card.path).header.origin.files
+    every = packed_in(Paths(fresh_home).packed)  # which answer if a GGUF file is gone
+    laid_out = [one for one in every if one.header.origin.files == files]
+    assert len(laid_out) == ((family, kind) != ("qwen3", "Q8_0"))
+    assert all(read_bytes(one.header) == (always, experts) for one in laid_out)
 
 
 @pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
@@ -177,7 +185,6 @@ print(json.dumps(found))
 @pytest.mark.slow
 @needs_shares
 def test_two_processes_share_one_copy_of_a_packed_model(tmp_path, monkeypatch):
-    from localspec.paths import Paths
     from localspec.weights.opening import load
     from localspec.weights.packed_files import packed_files
 
