@@ -132,7 +132,7 @@ def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Stor
     choice = choose(card, config.load(flags={"quantize": quantize, "drafter": drafter, "device": "cpu"}))
     nodes = 0 if drafter == PLAIN else NODES
     engine = Engine(
-        replace(choice, nodes=nodes, fixed=True), store=store, reporter=Reporter(print), beside=plain, measured=True
+        replace(choice, nodes=nodes, fixed=True), store=store, reporter=Reporter(print), share_with=plain, measured=True
     )
     assert engine.exactness.bitwise and choice.engine == "native" and choice.quantize == packing
     return engine

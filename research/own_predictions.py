@@ -49,7 +49,7 @@ def main() -> None:
         print("before:", paces(), flush=True)
         known = Measurements(cache, False, 2048)
         drafting = Engine(choose(card, auto, measurements=known), store=store, phrases="off", measured=True)
-        plainly = Engine(choose(card, plain, measurements=known), store=store, phrases="off", beside=drafting)
+        plainly = Engine(choose(card, plain, measurements=known), store=store, phrases="off", share_with=drafting)
         print("loaded:", paces(), flush=True)
         compare([plainly, drafting], Limits(given.max_tokens))
         print("after:", paces())

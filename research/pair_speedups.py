@@ -204,7 +204,9 @@ class Ours:
                 if choice := self._possible(name):
                     if name.startswith(SLOW) and time.monotonic() > until - SLOWEST:
                         raise TimeUp
-                    engine = Engine(choice, store=self._named, phrases="off", beside=self._base(choice, self._named))
+                    engine = Engine(
+                        choice, store=self._named, phrases="off", share_with=self._base(choice, self._named)
+                    )
                     for count, _ in enumerate(engine.measure(), start=1):
                         print(f"measuring {name}: {count}", end="\r", flush=True)
             copy(known, file)
@@ -238,7 +240,7 @@ class Ours:
             store = self._open(folder / "new.db", stack)
         choice = self._chosen(name, store)
         base = self._base(choice, None if name == FIRST else self._named)
-        return choice, Engine(choice, store=store, phrases="off", beside=base)
+        return choice, Engine(choice, store=store, phrases="off", share_with=base)
 
     def _under_limit(self) -> Entry:
         """Return what `auto` would choose if memory were limited, and why; nothing where the model does not fit."""
@@ -270,7 +272,7 @@ class Ours:
         loaded = self._bases if store else self._untimed
         found = next((one for one in loaded if one.choice.draft == choice.draft), None)
         if found is None:
-            found = Engine(choice, store=store, phrases="off", beside=self._plain)
+            found = Engine(choice, store=store, phrases="off", share_with=self._plain)
             loaded.append(found)
         return found
 

@@ -41,8 +41,8 @@ from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import resolve
 from localspec.models.s3d_prediction import (
-    Acceptance,
     Constants,
+    MeasuredAcceptance,
     acceptance,
     acceptance_length,
     fit,
@@ -172,7 +172,7 @@ def figure_5(bench: Bench) -> str:
                 cells.append([figure(beta[count]), str(gamma), NOT_RUN, *[""] * (len(names) - 1)])
             else:
                 others = [(other, run) for (other, _), all_ in found.items() for run in all_ if other != count]
-                seen = [Acceptance(beta[other], tuple(by_depth([run["own"]]))) for other, run in others]
+                seen = [MeasuredAcceptance(beta[other], tuple(by_depth([run["own"]]))) for other, run in others]
                 cells.append([figure(beta[count]), str(gamma), *_predicted(gamma, beta[count], runs, fit(seen, []))])
     note = (
         "Predicted is by eqs. 10 to 12 and 14 with the paper's constants, and with U and the discount fitted to the "

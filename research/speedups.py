@@ -126,7 +126,8 @@ def measured(
     load = partial(Engine, phrases="off")
     first = load(choices[PLAIN], store=store)
     firsts = {
-        name: load(choice, store=store, beside=first) if name != PLAIN else first for name, choice in choices.items()
+        name: load(choice, store=store, share_with=first) if name != PLAIN else first
+        for name, choice in choices.items()
     }
     known = Measurements(MeasurementCache(store, Reporter()), False, None)
     foresee = partial(predictions, card, firsts[PLAIN].choice, known)
@@ -138,11 +139,11 @@ def measured(
     if AUTO in choices:  # as after a first load; a run that goes on has replies by now, which would tell more
         took = saved_json(place / "auto.json", taken)
         if (choice := chosen(card, settings, took, known)) is not None:
-            choices[AUTO], firsts[AUTO] = choice, load(choice, store=store, beside=first)
+            choices[AUTO], firsts[AUTO] = choice, load(choice, store=store, share_with=first)
     target, sampling = first.target, first.sampling(settings)
 
     def reply(name: str, prompt: prompts.BenchPrompt, most: int, kept_in: Store) -> Generator[Event, None, None]:
-        engine = load(choices[name], store=kept_in, beside=firsts[name])
+        engine = load(choices[name], store=kept_in, share_with=firsts[name])
         return on_its_own_clock(engine.session, engine.chat(prompts.message(prompt.text), sampling, Limits(most)))
 
     def turn(number: int, prompt: prompts.BenchPrompt) -> dict[str, Any]:

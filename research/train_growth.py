@@ -28,7 +28,7 @@ from localspec.store.store import Store
 from localspec.training.course import Course, CourseOptions
 from localspec.training.directory import Lock, has_unfinished
 from localspec.training.generated import measure_generated
-from localspec.training.job import Job, Request
+from localspec.training.job import Job, TrainingRequest
 from localspec.training.options import parse_options
 from localspec.training.prompts import held_out_prompts
 from localspec.training.trainable import save_drafter
@@ -72,7 +72,7 @@ def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: a
     directory: Path = arguments.out / kind
     if (directory / "drafter" / "drafter.json").exists() and not has_unfinished(directory):
         return
-    request = Request(
+    request = TrainingRequest(
         kind=kind, card=card, name=card.name, options=parse_options(kind, arguments.option), examples=[],
         data=["prompts"], directory=directory, command=shlex.join(["localspec", "train", kind, "-m", card.name]),
         length=None, batch=4096, at_once=None, rate=1e-3, seed=0, distill=True, steps=None, hours=None, epochs=None,

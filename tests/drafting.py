@@ -25,7 +25,7 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.training.published_files import Published
+from localspec.training.published_files import ConvertedDrafter
 from localspec.training.result import write_merged
 from localspec.training.trainable import Batch, TrainableDrafter, save_drafter
 
@@ -49,7 +49,7 @@ def drafting(drafter: TrainableDrafter, target: Any = None, kind: type[TrainedDr
     return made
 
 
-def published(found: Published, target: Any) -> Any:
+def published(found: ConvertedDrafter, target: Any) -> Any:
     """Return the drafter of a published drafter's files."""
     class_ = import_module(kind_of(found.kind).file).Drafter
     return class_(target, found.options, {name: tensor.numpy() for name, tensor in found.tensors().items()})

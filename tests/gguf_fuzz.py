@@ -16,7 +16,7 @@ from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.gguf_model import GgufModel
 from localspec.weights.gguf_weights import gguf_source
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 LONGEST = 700  # characters of a sentence
 _NUMBERS = (0, 1, 2, 3, 7, 64, 255, 2**31 - 1, 2**32 - 1)
@@ -38,7 +38,7 @@ _ADDED_ELSEWHERE = (
 )  # fmt: skip
 
 
-def opened(file: Path, compute: Callable[[Source], None] = lambda _: None) -> str | None:
+def opened(file: Path, compute: Callable[[PackingSource], None] = lambda _: None) -> str | None:
     """Return the sentence that a file ends in; None for a model that could be run.
 
     `compute` runs it as far as its weights allow.

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from localspec.decoding.measuring import Measuring, Progress
+from localspec.decoding.measuring import Measuring, MeasuringProgress
 
 Result = TypeVar("Result")
 
@@ -12,7 +12,7 @@ def at_once(measure: Callable[..., Result]) -> Callable[..., Measuring[Result]]:
     """Return a measurement that calls `measure` after its only step."""
 
     def measuring(*given: object) -> Measuring[Result]:
-        yield Progress(1, 1, 1.0)
+        yield MeasuringProgress(1, 1, 1.0)
         return measure(*given)
 
     return measuring

@@ -85,7 +85,7 @@ def _compare(
         )
     texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
     firsts = _firsts(load, paired, [row.choice for row in rows], engine)
-    engines = [partial(load, row.choice, beside=first) for row, first in zip(rows, firsts, strict=True)]
+    engines = [partial(load, row.choice, share_with=first) for row, first in zip(rows, firsts, strict=True)]
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
     timer, load_by_others = RowTimer(target), hardware.OthersLoad()
@@ -145,11 +145,11 @@ def _firsts(
         alike = [one for one in made.values() if one.choice.draft == choice.draft]
         same = [one for one in alike if one.choice.drafter == choice.drafter]
         if choice.draft is None:
-            made[number] = load(choice, beside=engine)
+            made[number] = load(choice, share_with=engine)
         elif same:
-            made[number] = load(choice, beside=same[0])
+            made[number] = load(choice, share_with=same[0])
         else:
-            made[number] = paired(choice, beside=alike[0] if alike else engine)
+            made[number] = paired(choice, share_with=alike[0] if alike else engine)
     return [made[number] for number in range(len(choices))]
 
 

@@ -124,7 +124,7 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
     # A separate store: phrases of this proof are used in it, and nothing of it is saved.
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", reporter.notice) as store:
         plain = Engine(replace(choice, drafter="none", nodes=0), store=store, reporter=reporter)
-        speculative = Engine(choice, store=store, reporter=reporter, beside=plain)
+        speculative = Engine(choice, store=store, reporter=reporter, share_with=plain)
         replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
         reporter.progress(f"reply 1 of {replies}")
         for case, expected, found in _pairs(plain, speculative, prompts, max_tokens):

@@ -147,7 +147,7 @@ def racers(
 
     alone = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
     tokens = drafting.target.encode(messages, think)
-    engines = [Engine(alone, phrases="off", beside=drafting), drafting]
+    engines = [Engine(alone, phrases="off", share_with=drafting), drafting]
     for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights may still come from disk
         pass
     engines[0].session.rewind(0)
@@ -165,8 +165,8 @@ def opponents(
     limits = Limits(settings.max_tokens or LONGEST, settings.stop)
     asked: list[Message] = [{"role": "system", "content": system}] if system else []
     asked.append({"role": "user", "content": prompt})
-    beside = Engine(that_drafts(engine.choice), phrases="off", beside=engine)
-    return racers(beside, asked, engine.sampling(settings), limits, engine.thinking(settings, system))
+    drafting = Engine(that_drafts(engine.choice), phrases="off", share_with=engine)
+    return racers(drafting, asked, engine.sampling(settings), limits, engine.thinking(settings, system))
 
 
 def sentences(lanes: Sequence[Lane], found: RaceResult) -> Iterator[str]:

@@ -61,7 +61,7 @@ def listed() -> str:
     return "\n".join(f"{name:{width}}{does}" for name, does in shown)
 
 
-class Said(NamedTuple):
+class ParsedLine(NamedTuple):
     """The meaning of a line: a command with its argument, or a prompt, whose command name is empty."""
 
     command: str
@@ -73,12 +73,12 @@ def is_command(line: str) -> bool:
     return line.startswith("/") and not line.startswith("//")
 
 
-def read(line: str) -> Said:
+def read(line: str) -> ParsedLine:
     """Parse a line that begins with a slash as a command, and //text as the prompt /text. Raises UsageMistake."""
     if not line.startswith("/"):
-        return Said("", line)
+        return ParsedLine("", line)
     if line.startswith("//"):
-        return Said("", line[1:])
+        return ParsedLine("", line[1:])
     word, *rest = line.rstrip().split(maxsplit=1)
     name = ALIASES.get(word[1:], word[1:])
     if name == "set" and rest and rest[0].split(maxsplit=1)[0] == "system":  # as in Ollama
@@ -91,7 +91,7 @@ def read(line: str) -> Said:
         raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text says /text.")
     if rest and not found.argument:
         raise UsageMistake(f"{word} takes no text, but you wrote {_quoted(rest[0])}; leave it out.")
-    return Said(found.name, "".join(rest))
+    return ParsedLine(found.name, "".join(rest))
 
 
 def _quoted(text: str) -> str:
@@ -172,7 +172,7 @@ def choices(before: str, known: Known) -> list[Completion]:
     ]
 
 
-def is_begun(before: str) -> bool:
+def starts_command(before: str) -> bool:
     """Return whether a command or a path begins in this text, even an unknown one."""
     return _is_command(before) or _PATH.search(before) is not None
 

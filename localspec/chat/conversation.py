@@ -314,9 +314,9 @@ class Conversation:
             try:
                 self._keep_rest(self._history)
                 turn = replace(turn, id=self._say(self._history, turn))
-                self._all_is_kept()
+                self._report_saved()
             except StoreTrouble as trouble:
-                self._not_kept(len(self.turns), trouble)
+                self._report_unsaved(len(self.turns), trouble)
         self.turns.append(turn)
         if about:
             self._save(turn)
@@ -381,13 +381,13 @@ class Conversation:
         try:
             if behind:
                 self._keep_rest(self._history)
-                self._all_is_kept()
+                self._report_saved()
             else:
                 there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
                 if turn.reason is not None and not there:
                     self._notice("This turn was deleted while it was written, so it is not saved.")
         except StoreTrouble as trouble:
-            self._not_kept(len(self.turns) - 1, trouble)
+            self._report_unsaved(len(self.turns) - 1, trouble)
         return self.turns[-1]
 
     def keep_rest(self) -> None:
@@ -396,7 +396,7 @@ class Conversation:
             try:
                 self._history.reach_file()
                 self._keep_rest(self._history)
-                self._all_is_kept()
+                self._report_saved()
             except StoreTrouble as trouble:
                 self._trouble = str(trouble)
 
@@ -427,16 +427,16 @@ class Conversation:
             self._unsaved_from = len(self.turns)
             self.turns += rest
 
-    def _all_is_kept(self) -> None:
+    def _report_saved(self) -> None:
         if self._unsaved_from is not None:
             self._unsaved_from, self._trouble = None, ""
             self._notice("The whole conversation is saved now.")
 
-    def _not_kept(self, turn: int, trouble: StoreTrouble) -> None:
+    def _report_unsaved(self, turn: int, trouble: StoreTrouble) -> None:
         self._trouble = str(trouble)
         if self._unsaved_from is None:
             self._unsaved_from = turn
-            if trouble.told:
+            if trouble.reported:
                 return
             kept = "" if self.id is None else f" What was saved before remains as conversation {self.id}."
             self._notice(f"This is not saved: {trouble}{kept}")

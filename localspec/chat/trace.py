@@ -187,7 +187,7 @@ class Pieces:
 
     def __init__(self, trace: Trace) -> None:
         self._trace, self._detokenizer = trace, Detokenizer(self._decode)
-        self._taken = 0  # tokens
+        self._added = 0  # tokens
         self._first, self._text = 0, ""  # of those that do not yet end with a whole character
         self.all: list[Piece] = []
 
@@ -195,21 +195,21 @@ class Pieces:
         return self._trace.decode(tokens)  # the server may send it later
 
     @property
-    def behind(self) -> bool:
+    def has_more(self) -> bool:
         """Return whether there is text that `grow` has not added yet."""
-        open_end = self._trace.ended and self._first < self._taken
-        return self._taken < len(self._trace.tokens) or open_end
+        open_end = self._trace.ended and self._first < self._added
+        return self._added < len(self._trace.tokens) or open_end
 
     def grow(self) -> int:
         """Add new text. Return the number of new pieces. Use this from one thread at a time."""
         before, trace = len(self.all), self._trace
         ended, end = trace.ended, len(trace.tokens)  # in this order
-        for token in trace.tokens[self._taken : end]:
-            self._taken += 1
+        for token in trace.tokens[self._added : end]:
+            self._added += 1
             self._text += self._detokenizer.add(token)
             if self._text and not self._detokenizer.pending:
                 self._close()
-        if ended and self._first < self._taken:
+        if ended and self._first < self._added:
             self._text += self._detokenizer.flush()
             self._close()
         return len(self.all) - before
@@ -219,8 +219,8 @@ class Pieces:
         return bisect_right(self.all, token, key=lambda piece: piece.first) - 1
 
     def _close(self) -> None:
-        self.all.append(Piece(self._first, self._taken, self._text))
-        self._first, self._text = self._taken, ""
+        self.all.append(Piece(self._first, self._added, self._text))
+        self._first, self._text = self._added, ""
 
 
 UNTOLD = "A server answers, and servers do not report who proposed each token."

@@ -141,7 +141,7 @@ def rm(
     with store_if_any(WHAT) as store:
         history = store.history if store else None
         infos = _to_delete(history, conversations, before)
-        drafts = store.drafts.left() if store and everything else 0
+        drafts = store.drafts.orphaned() if store and everything else 0
         report_files_set_aside(WHAT)
         if store is None or not (infos or drafts):
             if everything and copied.exists() and may_delete("the text that was copied last", yes):

@@ -65,7 +65,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _LONGEST = 1500  # characters of a sentence: names and values may be of any length
 
 
-class Commands(TyperGroup):
+class LazyCommands(TyperGroup):
     """A command group that imports localspec/cli/<command>.py only when that command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -127,7 +127,7 @@ def _without_pydantic(param: Any) -> Any:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=LazyCommands,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -78,7 +78,7 @@ def race_command(
 
         drafting = Engine.open(quiet, card, store=store, notice=progress.notice, progress=progress.show)
         if not drafting.choice.nodes:
-            drafting = Engine(that_drafts(drafting.choice), phrases="off", beside=drafting)
+            drafting = Engine(that_drafts(drafting.choice), phrases="off", share_with=drafting)
         sampling = drafting.sampling(quiet)
         progress.show("warming up")
         messages = [{"role": "user", "content": question}]

@@ -146,10 +146,10 @@ def train(
         examples = [] if own else read_examples(files)
 
         # torch is needed from here on; importing it takes seconds.
-        from localspec.training.job import Job, Request
+        from localspec.training.job import Job, TrainingRequest
         from localspec.training.options import parse_options
 
-        request = Request(
+        request = TrainingRequest(
             kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,
             data=[own] if own else [file.name for file in files], directory=directory,
             command=_command(kind, card, [own] if own == HISTORY else files, option or [], given),

@@ -119,7 +119,7 @@ class Budget:
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
         self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
         # Seconds of recent steps outside of draft and forward, with trees and without.
-        self._beside_trees, self._beside_plain = (deque[float](maxlen=REMEMBERED) for _ in range(2))
+        self._tree_overheads, self._plain_overheads = (deque[float](maxlen=REMEMBERED) for _ in range(2))
         self._lately = (0.0, 0.0)  # recent tokens, and their seconds by the costs
         self._allowed = LOSS
         self.plain = PlainTime(costs if most else None)
@@ -140,7 +140,7 @@ class Budget:
         """
         if self._costs is None:
             return None
-        plain = (self._costs.at(1, context) + self._beside(False)) / self._costs.slowness
+        plain = (self._costs.at(1, context) + self._overhead(False)) / self._costs.slowness
         tokens, seconds = self._lately
         return (seconds + plain) / (tokens + 1)
 
@@ -197,12 +197,12 @@ class Budget:
         worth *= self._costs.slowness
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
-        kept, most = 0, -self._costs.at(1, context) - self._beside(False)
+        kept, most = 0, -self._costs.at(1, context) - self._overhead(False)
         tokens, rows = 0.0, 1 + hosts.count(0)
         for size, node in enumerate(order[1:], start=1):
             tokens += chances[node]
             rows += 1 + hosts.count(node)
-            saved = tokens * worth - self._costs.at(rows, context) - self._beside(True)
+            saved = tokens * worth - self._costs.at(rows, context) - self._overhead(True)
             if saved > most:
                 kept, most = size, saved
         if not kept:
@@ -211,20 +211,20 @@ class Budget:
         nodes = [node for node in range(tree.size) if node in best or hosts[node] in best]
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
-    def observe(self, step: Step, beside: float = 0.0) -> None:
+    def observe(self, step: Step, overhead: float = 0.0) -> None:
         """Judge the last draft, including pruned nodes, by the committed tokens, as far down as it agreed with them.
 
-        `beside` are the seconds of the step outside of draft and forward.
+        `overhead` are the seconds of the step outside of draft and forward.
         """
         if self._costs and step.tree:
             rows, drafted = step.tree.size, self._draft.size > 1
             self._costs.observe(rows, self._context, step.verify_seconds)
-            (self._beside_trees if rows > 1 else self._beside_plain).append(beside)
-            plain = self._costs.at(1, self._context) + self._beside(False)
+            (self._tree_overheads if rows > 1 else self._plain_overheads).append(overhead)
+            plain = self._costs.at(1, self._context) + self._overhead(False)
             drafting = step.draft_seconds
             if drafted and self._catches_up and drafting > READING * plain:
                 drafting, self._catches_up = 0.0, False
-            took = drafting + self._costs.at(rows, self._context) + beside
+            took = drafting + self._costs.at(rows, self._context) + overhead
             tokens, seconds = self._lately
             self._lately = RECENT * tokens + len(step.committed), RECENT * seconds + took / self._costs.slowness
             self._weigh(len(step.committed) - 1, took / plain - 1, self._costs.slowness)
@@ -281,13 +281,13 @@ class Budget:
             )
             self._lost = self._gained = self._paid = 0.0
 
-    def _beside(self, tree: bool) -> float:
+    def _overhead(self, tree: bool) -> float:
         """Return the expected seconds of a step outside of draft and forward, with a tree or without one.
 
         If only one of them was seen, the other follows from it: on a CPU, Python takes twice as long with a tree as
         without.
         """
-        known, other = self._beside_trees, self._beside_plain
+        known, other = self._tree_overheads, self._plain_overheads
         if not tree:
             known, other = other, known
         return median(known) if known else median(other or (0.0,)) * (2.0 if tree else 0.5)

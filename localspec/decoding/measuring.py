@@ -9,7 +9,7 @@ Step = TypeVar("Step")
 Result = TypeVar("Result")
 
 
-class Progress(NamedTuple):
+class MeasuringProgress(NamedTuple):
     """The progress of a measurement: `done` of `total` parts, and the share of the work that is done."""
 
     done: int
@@ -17,7 +17,7 @@ class Progress(NamedTuple):
     share: float
 
 
-Measuring = Generator[Progress, None, Result]
+Measuring = Generator[MeasuringProgress, None, Result]
 
 
 def finished(steps: Generator[Step, None, Result], show: Callable[[Step], object] = lambda _: None) -> Result:

@@ -8,7 +8,7 @@ import numpy as np
 
 from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import DraftableModel
-from localspec.decoding.measuring import Measuring, Progress, finished
+from localspec.decoding.measuring import Measuring, MeasuringProgress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.models.s3d_prediction import MeasuredLayers, symmetric
@@ -87,7 +87,7 @@ def probing_layers(
                 result: list[MeasuredLayers] = end.value
                 return result
             done += 1
-            yield Progress(done, max(work, done), min(1.0, done / work))
+            yield MeasuringProgress(done, max(work, done), min(1.0, done / work))
 
     while len(kept) > least:
         tried = order if len(kept) == count else order[:TRIED]
@@ -146,7 +146,7 @@ def agreeing(
                 for row, candidates in enumerate(logits.candidates(positions, RANKS, greedy)):
                     hits[index] += [token == said[row] for token, _ in candidates]
                 reads += 1
-                yield Progress(reads, len(subsets) * reads_in(replies), 0.0)
+                yield MeasuringProgress(reads, len(subsets) * reads_in(replies), 0.0)
             target.forward(DraftTree.chain(tokens), cache)
             cache.keep(range(len(tokens)))
     shares = (hits / max(seen, 1)).round(4).tolist()

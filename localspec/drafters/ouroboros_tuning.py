@@ -12,7 +12,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardOutput
-from localspec.decoding.measuring import Measuring, Progress
+from localspec.decoding.measuring import Measuring, MeasuringProgress
 from localspec.decoding.numpy_logits import NumpyHidden, NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
@@ -157,7 +157,7 @@ class SimulatedBudget(Budget):
         self.drafting = self.verifying = 0.0
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
-    def observe(self, step: Step, beside: float = 0.0) -> None:
+    def observe(self, step: Step, overhead: float = 0.0) -> None:
         """Observe a step. Its drafting time is the predicted cost of the small model's forwards, so a busy machine
         does not matter."""
         before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
@@ -242,7 +242,7 @@ def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuri
             except StopIteration as end:
                 seconds = end.value.seconds
                 break
-            yield Progress(done, total, (done + share) / total)
+            yield MeasuringProgress(done, total, (done + share) / total)
         done += 1
         if seconds < BETTER * least:
             best, least = tried, seconds

@@ -11,7 +11,7 @@ from localspec.choosing.measure import Quantity
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
-from localspec.decoding.measuring import Measuring, Progress, finished
+from localspec.decoding.measuring import Measuring, MeasuringProgress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
@@ -164,7 +164,7 @@ def replying(target: Target, asked: Sequence[str], budget: Budget | None = None)
         prompt = target.encode([{"role": "user", "content": question}])
         if len(prompt) + REPLY <= target.context:
             for _ in session.generate(prompt, Sampling(), Limits(REPLY)):
-                yield Progress(number, len(asked), 0.0)
+                yield MeasuringProgress(number, len(asked), 0.0)
             reply = session.tokens[len(prompt) :]
             said.append((prompt, reply[: until_it_goes_round(reply)]))
     return [(prompt, reply) for prompt, reply in said if reply]

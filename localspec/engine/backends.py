@@ -32,8 +32,8 @@ class Target(DraftableModel[Any], Protocol):
         """Leave a core to another thread of this process while it is `lent`; any thread may call this."""
 
 
-def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
-    """Load a model. On a CPU it shares the threads of the model `beside`; only one of the two computes at a time.
+def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None = None) -> Target:
+    """Load a model. On a CPU it shares the threads of the model `share_with`; only one of the two computes at a time.
 
     Raises LocalspecError for a broken model, UsageMistake for a context that it cannot have, and the backend's errors
     if memory runs out.
@@ -41,13 +41,13 @@ def open_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
     if choice.engine == "native":
         from localspec.native.target import NativeTarget
 
-        threads = beside.threads if isinstance(beside, NativeTarget) else None
+        threads = share_with.threads if isinstance(share_with, NativeTarget) else None
         return NativeTarget.open(
             choice.target.path,
             packing=choice.precision,
             context=choice.context,
             threads=threads,
-            tokenizer=beside.tokenizer if beside else None,
+            tokenizer=share_with.tokenizer if share_with else None,
             name=choice.target.name,
             reporter=reporter,
             drafts=choice.drafts,

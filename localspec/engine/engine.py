@@ -93,8 +93,8 @@ class Engine:
 
     With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved there
     unless `phrases` is "readonly" or "off". The `reporter` gets problems that do not affect the text, such as a
-    read-only store, and the progress of a slow first load. An engine shares the models of the engine `beside`, as far
-    as both choices agree; the target must be the same, and only one of them may answer at a time.
+    read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`,
+    as far as both choices agree; the target must be the same, and only one of them may answer at a time.
 
     Unknown costs are estimated until `measure` measures them; with `measured` that happens here. With `tune`,
     hyperparameters are searched here too; otherwise `measure` searches them. With `park`, texts that were read are
@@ -109,7 +109,7 @@ class Engine:
         store: Store | None = None,
         phrases: Phrases = "user",
         reporter: Reporter | None = None,
-        beside: "Engine | None" = None,
+        share_with: "Engine | None" = None,
         measured: bool = False,
         tune: bool = False,
         park: bool = False,
@@ -117,14 +117,14 @@ class Engine:
         began = time.perf_counter()
         self.choice, self._reporter = choice, reporter or Reporter()
         # Engines that take turns share this, so that both use the same number of threads.
-        self._idle_cores: IdleCores = beside._idle_cores if beside else IdleCores(LOOK)
+        self._idle_cores: IdleCores = share_with._idle_cores if share_with else IdleCores(LOOK)
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
         # The target and its measurements.
         settle_kernels(choice.device, cache)
-        self.target: Target = beside.target if beside else load_target(choice, self._reporter)
+        self.target: Target = share_with.target if share_with else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
-        if beside is None:
+        if share_with is None:
             settle_step_form(choice.device, self.target, cache, self.profile.subject)  # before all measurements
         self.exactness = known_exactness(choice, self.target, self.profile)
         self._costs = self.profile.costs(choice, self.target) if auto else None
@@ -135,7 +135,7 @@ class Engine:
             *([self._layers] if self._layers else []),
             *load_trained(choice, self.target, self.profile),
         ]
-        pair = beside if beside and beside.choice.draft == choice.draft else None
+        pair = share_with if share_with and share_with.choice.draft == choice.draft else None
         self.draft_model: LoadedDraftModel | None = (
             pair.draft_model if pair else load_draft_model(choice.draft, self.target, cache)
         )

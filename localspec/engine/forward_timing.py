@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.choosing.cost import ForwardCostModel, ForwardCosts
 from localspec.choosing.fit import STATIC_ROWS
-from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress
+from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, MeasuringProgress
 from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target, fills_rows
 from localspec.events import Reporter, Statistics
@@ -65,7 +65,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
                 part, done = part + WEIGHT_ROWS + n, done + 1
                 turn = repetition + part / (len(contexts) * sum(WEIGHT_ROWS + one for one in rows))
                 turns = max(_turns(spent / turn), repetition + 1)
-                yield Progress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
+                yield MeasuringProgress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
             if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                 del rows[rows.index(n) + 1 :]
         if repetition == 1 and spent <= ENOUGH_SECONDS and rows[-1] == ROWS[-1]:  # all shapes are recorded by then

@@ -36,11 +36,11 @@ from localspec.models.small_model import compare_tokens
 from localspec.quantities import distinct, gib
 
 
-def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = None) -> Target:
+def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None = None) -> Target:
     """Return the model of a choice, in its precision, on its device.
 
-    `beside` is a model that computes only when this one does not. Raises DoesNotFit, and LocalspecError for a broken
-    model.
+    `share_with` is a model that computes only when this one does not. Raises DoesNotFit, and LocalspecError for a
+    broken model.
     """
     free = free_memory(choice.device)
     if choice.loaded_bytes > free:  # otherwise the system would end some process, probably this one
@@ -50,7 +50,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, beside: Target | None = No
             "other programs, or choose a smaller model."
         )
     try:
-        return open_target(choice, reporter, beside)
+        return open_target(choice, reporter, share_with)
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import DeltaNet
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.families.family import LayerSizes, Names
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES
@@ -56,7 +56,7 @@ class TransformerConfig:
     gated: bool = False  # the output of attention has a sigmoid factor, projected with the queries
     borrows: bool = False  # all layers read keys and values of another model, from its layers `keys_of`
     delta: DeltaNet | None = None  # layers with a recurrent state instead of attention
-    experts: Experts | None = None  # instead of the MLP
+    experts: MixtureSizes | None = None  # instead of the MLP
     sinks: bool = False  # each head has one more score, without a value, in its softmax
 
     @classmethod

@@ -28,7 +28,7 @@ KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_
 
 
 @dataclass(frozen=True)
-class Experts:
+class MixtureSizes:
     """The sizes of a layer's mixture of experts.
 
     With `beside`, the layer also has an MLP of `intermediate_size` channels for all tokens, and its output is added. If
@@ -45,7 +45,7 @@ class Experts:
     norms: bool = False
 
 
-def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> Experts:
+def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
     """Return the sizes that a config.json has under these keys. Raises ValueError for impossible sizes."""
     for name in (count, used, size):
         check(found, name, positive)
@@ -53,7 +53,7 @@ def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, nor
         raise ValueError(f"{used} = {found[used]} is more than {count} = {found[count]}")
     if found[size] % SIZE or found["hidden_size"] % WIDTH:
         raise NotComputed(f"experts of {found[size]} channels on states of {found['hidden_size']}")
-    return Experts(found[count], found[used], found[size], normalised)
+    return MixtureSizes(found[count], found[used], found[size], normalised)
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:

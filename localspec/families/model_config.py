@@ -6,7 +6,7 @@ from typing import Any
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import LINEAR, DeltaNet
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.families.family import LayerSizes
 from localspec.families.reading import ORIGINAL, NotComputed, check, number, positive, rope_parameters
 from localspec.families.supported import nearest_model, text_config
@@ -60,7 +60,7 @@ class ModelConfig:
     per_layer_inputs: tuple[int, int]
     logit_cap: float  # tanh keeps logits below it; 0 for none
     delta: DeltaNet | None  # of layers with a recurrent state instead of attention
-    experts: Experts | None  # instead of the MLP
+    experts: MixtureSizes | None  # instead of the MLP
     gate_limit: float  # of a clamped gate; else 0
     partial_rotary: bool  # a part of a head may be rotated even if positions are not scaled
     query_growth: tuple[float, int] | None  # (b, p): queries at position i are multiplied by 1 + b log(1 + i // p)

@@ -49,11 +49,11 @@ def fetch(
         with warnings.catch_warnings(), owner_only_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, and the plan did so already
             for part in planned.parts:
-                with localspec_errors(part.source, fetching.kept), _own_locks(part.source):
+                with localspec_errors(part.source, fetching.in_words), _own_locks(part.source):
                     fetching.part(part)
                     fetching.notices += _finish(part, paths)
     except KeyboardInterrupt:
-        raise Interrupted(fetching.kept()) from None
+        raise Interrupted(fetching.in_words()) from None
     return fetching.notices
 
 
@@ -77,7 +77,7 @@ class _Fetching:
     of_coming: int = 0
     notices: list[str] = field(default_factory=list)
 
-    def kept(self) -> str:
+    def in_words(self) -> str:
         """Return a sentence about the data that are still there; empty before the first file."""
         said = []
         if self.whole:

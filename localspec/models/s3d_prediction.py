@@ -23,7 +23,7 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class MeasuredAcceptance:
     """Measured acceptance: the share `beta` of the model that drafts, and the acceptance rate of each token, given
     all before it."""
 
@@ -115,7 +115,7 @@ def improvement(gamma: int, beta: float, constants: Constants) -> float:
     return acceptance_length(gamma, beta, constants) / (constants.delta + beta + 1)
 
 
-def fit(measured: Sequence[Acceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
+def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
     """Return the constants nearest to the measurements, by least squares; without measurements, those of `start`.
 
     δ includes every cost of an iteration beyond the paper's (β + 1) plain steps, such as the verification of many rows.
@@ -177,7 +177,7 @@ def propose(
     return Proposal(taken, best[1], table[best], table)
 
 
-def beside(constants: Constants, measured: Acceptance, timing: Timing, generated: float | None = None) -> str:
+def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing, generated: float | None = None) -> str:
     """Return prediction and measurement in a sentence: acceptance by depth, tokens per iteration and speedup.
 
     `generated` is the tokens per iteration of the verified tree in replies of the model. Both speedups are calculated,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.families.delta_net import DeltaNet
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.families.family import Family, LayerSizes
 from localspec.families.model_config import with_defaults
 from localspec.families.table import FAMILIES
@@ -49,7 +49,7 @@ class Shape:
     tied: bool = False
     gated: bool = False  # attention also projects a gate for each query
     delta: DeltaNet | None = None  # recurrent layers instead of attention
-    experts: Experts | None = None  # instead of each MLP
+    experts: MixtureSizes | None = None  # instead of each MLP
     layer_sizes: tuple[LayerSizes, ...] = ()  # if layers differ; () if all have the widths above
     layer_inputs: tuple[int, int] = (0, 0)  # (channels, tokens of the table) of the additional input of each layer
 

@@ -66,8 +66,8 @@ class Tokenizer:
             raise cannot_read(Path(error.filename or path), error) from error
 
     @classmethod
-    def decoded(cls, files: Mapping[str, bytes], path: Path, beside: Self | None = None) -> Self:
-        """Read the tokenizer in files by name, or share the vocabulary of `beside` if it has the same files.
+    def decoded(cls, files: Mapping[str, bytes], path: Path, share_with: Self | None = None) -> Self:
+        """Read the tokenizer in files by name, or share the vocabulary of `share_with` if it has the same files.
 
         Raises the errors of the constructor.
         """
@@ -76,7 +76,7 @@ class Tokenizer:
             texts = {name: files[name].decode("utf-8") for name in known}
         except UnicodeDecodeError as error:
             raise _damaged(path, error) from error
-        others: list[Any] = [beside, _handed_on.pop() if _handed_on else None]
+        others: list[Any] = [share_with, _handed_on.pop() if _handed_on else None]
         found = (other._with_template(texts, path) for other in others if other is not None)
         return next(filter(None, found), None) or cls(texts, path)
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.decoding.exactness import Exactness
-from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, Progress
+from localspec.decoding.measuring import WEIGHT_ROWS, Measuring, MeasuringProgress
 from localspec.decoding.tree import DraftTree
 from localspec.machine.hardware import physical_cores
 from localspec.native.cache import NativeCache
@@ -49,7 +49,7 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
         finally:
             target.set_threads(threads)
         done += WEIGHT_ROWS + width
-        yield Progress(number, len(trials), done / work)
+        yield MeasuringProgress(number, len(trials), done / work)
     return Exactness(largest == 0.0, widest, largest=largest)
 
 

@@ -37,7 +37,7 @@ class TorchHidden:
 
     def take(self, rows: Sequence[int]) -> "TorchHidden":
         """Return these rows, in this order."""
-        return TorchHidden(taken(self.rows, rows))
+        return TorchHidden(selected(self.rows, rows))
 
     def part(self, start: int, stop: int) -> "TorchHidden":
         """Return the channels [start, stop)."""
@@ -56,7 +56,7 @@ class TorchLogits(HeldLogits):
 
     def take(self, rows: Sequence[int]) -> "TorchLogits":
         """Return these rows, in this order."""
-        return TorchLogits(taken(self.rows, rows))
+        return TorchLogits(selected(self.rows, rows))
 
     def numpy(self) -> npt.NDArray[np.float32]:
         """Return all logits in main memory."""
@@ -91,7 +91,7 @@ class TorchLogits(HeldLogits):
         return _numpy(scores), _numpy(ids)
 
 
-def taken(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+def selected(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return a copy of these rows, in this order."""
     if all(row == place for place, row in enumerate(rows)):  # needs no indices on the device
         return tensor[: len(rows)].clone()

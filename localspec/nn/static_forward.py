@@ -56,7 +56,7 @@ class StaticRows(NamedTuple):
     summary: torch.Tensor | None
     once_seconds: float = 0.0  # preparation that later forwards of this shape do not need
 
-    def kept(self) -> "StaticRows":
+    def copied(self) -> "StaticRows":
         """Return the result with copies of the states."""
         return self._replace(hidden=self.hidden.clone(), inner=None if self.inner is None else self.inner.clone())
 

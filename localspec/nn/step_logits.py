@@ -9,7 +9,7 @@ import torch
 from localspec.decoding.logits import Candidate, Picks, PicksOnRequest
 from localspec.decoding.sampling import Ids, Sampling
 from localspec.nn.contenders import SHOWN, Contenders, contenders, findable, keys_of, narrows
-from localspec.nn.logits import TorchHidden, TorchLogits, taken
+from localspec.nn.logits import TorchHidden, TorchLogits, selected
 from localspec.nn.transfer import brought, uploaded
 
 LIKELIEST, STATES_FINITE, LOGITS_FINITE = range(3)  # columns of a summary
@@ -53,7 +53,7 @@ class StepHidden(TorchHidden):
 
     def take(self, rows: Sequence[int]) -> TorchHidden:
         """Return a copy of these rows, in this order."""
-        return StepHidden(taken(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
+        return StepHidden(selected(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
 
     def finite(self) -> bool:
         """Return whether all states are finite numbers."""

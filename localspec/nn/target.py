@@ -304,7 +304,7 @@ class Target:
 def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
     """Return the result of a step, with the logits of all rows or of the last one."""
     if last:  # the rows of a prompt are not copied, and the next step would overwrite them
-        rows = rows.kept()
+        rows = rows.copied()
     assert rows.logits is not None and rows.summary is not None
     numbers = StepNumbers(rows.summary)
     hidden = StepHidden(rows.hidden, lambda some: bool(numbers[0][list(some), STATES_FINITE].all()))

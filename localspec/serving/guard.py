@@ -50,7 +50,7 @@ class Guard:
         if refused:
             await refuse(send, *refused, rest=receive if refused[1] == TOO_LONG else None)
             return
-        await self._app(scope, _Reader(receive), send)
+        await self._app(scope, _BodyReader(receive), send)
 
     def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
         headers = headers_of(scope)
@@ -74,7 +74,7 @@ class BadBody(HTTPException):
     """An error: a body is too long or arrives too slowly. `detail` is a sentence."""
 
 
-class _Reader:
+class _BodyReader:
     """A reader of a body. It limits length and time."""
 
     def __init__(self, receive: Receive) -> None:

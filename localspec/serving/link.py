@@ -88,7 +88,7 @@ class BrokenOff(LocalspecError):
     """An error: the connection ended, or the server sent nothing more, before the end of the answer."""
 
 
-class Silent(BrokenOff):
+class SilentServer(BrokenOff):
     """An error: the server sent nothing more."""
 
 

@@ -138,7 +138,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
             engine.choice = engine.choice.with_figures_of(again)
             return engine
         kept = phrases_allowed(settings)
-        return Engine(again, store=store, phrases=kept, reporter=reporter, beside=engine, park=True)
+        return Engine(again, store=store, phrases=kept, reporter=reporter, share_with=engine, park=True)
     except LocalspecError:  # this is optional: the present engine continues
         return engine
 
@@ -200,7 +200,7 @@ class LoadedModels:
         found = self._of(card)
         return found, time.monotonic() - began
 
-    def taken(self, name: str, path: str) -> "ServedChoice":
+    def choice_of(self, name: str, path: str) -> "ServedChoice":
         """Return how that engine chose settings that were left open, or would choose them.
 
         No model is loaded for this. Raises the errors of `exactly`.

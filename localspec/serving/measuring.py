@@ -25,7 +25,7 @@ WARM_UP = ("Hi", 4)  # not a prompt of the bench: a server may cache it
 class TimedReply(NamedTuple):
     """The times of one reply. `at_first` of its tokens came with the first text.
 
-    If the server did not report tokens (`told`), pieces of the stream are counted instead.
+    If the server did not report tokens (`reported`), pieces of the stream are counted instead.
     """
 
     text: str
@@ -33,7 +33,7 @@ class TimedReply(NamedTuple):
     at_first: int
     first: float  # seconds until the first text
     rest: float  # and from then on
-    told: bool = True
+    reported: bool = True
 
     @property
     def speed(self) -> float:
@@ -118,12 +118,12 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
     *events, done = engine.chat(asked, sampling, Limits(max_tokens))
     assert isinstance(done, Done)
     texts = [one for one in events if isinstance(one, Text)]
-    told = done.statistics.tokens
+    reported = done.statistics.tokens
     if not texts:
-        return TimedReply("", told, 0, 0.0, 0.0)
+        return TimedReply("", reported, 0, 0.0, 0.0)
     text, began = "".join(one.reasoning + one.text for one in texts), texts[0].seconds
-    at_first, tokens = len(texts[0].tokens) or 1, told or len(texts)
-    return TimedReply(text, tokens, at_first, began, texts[-1].seconds - began, told > 0)
+    at_first, tokens = len(texts[0].tokens) or 1, reported or len(texts)
+    return TimedReply(text, tokens, at_first, began, texts[-1].seconds - began, reported > 0)
 
 
 def _figures(
@@ -142,7 +142,7 @@ def _figures(
     return {
         "prompts": prompts,
         "tokens": sum(one.tokens for one in replies),
-        "counted": "tokens" if all(one.told for one in replies) else "pieces",
+        "counted": "tokens" if all(one.reported for one in replies) else "pieces",
         "reply_tokens_per_second": rounded(whole),
         "reply_tokens_per_second_quartiles": whole_quartiles,
         "first_token_s": rounded(first),

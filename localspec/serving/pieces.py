@@ -120,9 +120,9 @@ def _tool(said: Mapping[str, Any], reason: object) -> str | None:
 class ThinkingInText:
     """A separator of thoughts and answer, for servers that leave both in the text, with the usual marks."""
 
-    def __init__(self, told_apart: bool) -> None:
-        """Begin a reply. `told_apart` means that this server separates thoughts itself."""
-        self._parting = None if told_apart else Parting(KNOWN[0])
+    def __init__(self, separated: bool) -> None:
+        """Begin a reply. `separated` means that this server separates thoughts itself."""
+        self._parting = None if separated else Parting(KNOWN[0])
         self._handed_on = 0  # up to here
 
     def part(self, piece: ServerPiece, final: bool) -> ServerPiece:

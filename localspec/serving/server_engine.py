@@ -20,7 +20,7 @@ from localspec.events import Event, Reporter
 from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
 from localspec.models.registry import TargetCard
-from localspec.serving.link import EmptyReply, Head, Link, Patience, Silent
+from localspec.serving.link import EmptyReply, Head, Link, Patience, SilentServer
 from localspec.serving.pieces import (
     number,
     word,
@@ -233,7 +233,7 @@ class ServerEngine:
                 self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
             yield one
             if patience.over:
-                raise Silent(f"{self.server.address.url} has sent nothing for {patience.limit:.0f} s; try again.")
+                raise SilentServer(f"{self.server.address.url} has sent nothing for {patience.limit:.0f} s; try again.")
 
 
 def _place(model: str) -> Path | None:

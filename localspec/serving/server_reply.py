@@ -8,7 +8,7 @@ from localspec.engine.report import figures_of, sampling_facts
 from localspec.errors import LocalspecError
 from localspec.events import Done, Event, Prefill, Statistics, Text
 from localspec.serving import pieces
-from localspec.serving.link import BrokenOff, EmptyReply, Head, Silent
+from localspec.serving.link import BrokenOff, EmptyReply, Head, SilentServer
 from localspec.serving.pieces import (
     END,
     Broken,
@@ -65,7 +65,7 @@ class ServerReply:
         self._thoughts, self._said = 0, False
         self._thought_until = 0.0
         self._piece = ServerPiece()  # what was reported so far in addition to the text
-        self._thinking = pieces.ThinkingInText(told_apart=engine.server.ours)
+        self._thinking = pieces.ThinkingInText(separated=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
         engine, where = self._engine, self._engine.server.address.url
@@ -104,7 +104,7 @@ class ServerReply:
         except Broken as wrong:
             raise LocalspecError(f"{where} broke the protocol: {wrong}.") from None
         except BrokenOff as gone:
-            if begun or isinstance(gone, Silent):
+            if begun or isinstance(gone, SilentServer):
                 raise (_broken_off(where) if begun else gone) from None
             raise EmptyReply(str(gone)) from None
         except GaveUp as failed:

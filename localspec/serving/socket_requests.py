@@ -87,7 +87,7 @@ class OpenRequest:
         for name in other:
             if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:
                 raise Differs(f"The server was started with another {name}.")
-        taken = models.taken(self.model, self.path) if other else None
+        taken = models.choice_of(self.model, self.path) if other else None
         for name in other:
             if taken is not None and not taken.agrees(name, self.settings):
                 raise Differs(f"The server uses another {name}.")

@@ -52,11 +52,11 @@ class StoreTrouble(LocalspecError):
     """An error: the database cannot be written or read now, because the disk is full, read-only, or locked for too
     long.
 
-    `told` says that this was reported when the database was opened.
+    `reported` says that this was reported when the database was opened.
     """
 
     exit_code = 1
-    told = False
+    reported = False
 
 
 class NoRoom(StoreTrouble):
@@ -161,7 +161,7 @@ class Database:
         if self.read_only:
             kind = NoRoom if self._remedy == _MAKE_ROOM else StoreTrouble
             trouble = kind(f"{self.path} was not changed: {self._remedy}.")
-            trouble.told = True  # the reason was reported when it was opened
+            trouble.reported = True  # the reason was reported when it was opened
             raise trouble
 
         def whole(connection: sqlite3.Connection) -> Result:

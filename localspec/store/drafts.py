@@ -64,20 +64,22 @@ class Drafts:
         if text and (why := self._database.why_lost):
             raise StoreTrouble(why)
 
-    def left(self) -> int:
+    def orphaned(self) -> int:
         """Return the number of drafts of processes that have ended."""
-        return len(self._database.read(_left))
+        return len(self._database.read(_orphaned))
 
     def take_orphaned(self, server: str | None = None, conversation: int | None = None) -> list[str]:
         """Delete the drafts of ended processes for this server and conversation. Return them, the oldest process first.
 
         A draft of a deleted conversation counts as a draft of a new conversation, which is None.
         """
-        return self._database.save(lambda connection: _taken(connection, lambda row: row[3:] == (server, conversation)))
+        return self._database.save(
+            lambda connection: _remove(connection, lambda row: row[3:] == (server, conversation))
+        )
 
     def waiting(self, server: str | None = None) -> list[int]:
         """Return the conversations that have a draft of an ended process for this server."""
-        found = self._database.read(_left)
+        found = self._database.read(_orphaned)
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
     def remove_orphaned(self) -> int:
@@ -85,22 +87,22 @@ class Drafts:
 
         Return their number. Raises StoreTrouble.
         """
-        removed = len(self._database.delete(lambda connection: _taken(connection, lambda _: True)))
+        removed = len(self._database.delete(lambda connection: _remove(connection, lambda _: True)))
         self._database.overwrite_deleted("The unsent drafts were removed")
         return removed
 
 
-def _left(connection: sqlite3.Connection) -> list[_Row]:
+def _orphaned(connection: sqlite3.Connection) -> list[_Row]:
     there = "SELECT id FROM conversation WHERE conversation.id = draft.conversation"
     query = f"SELECT process, began, text, server, ({there}) FROM draft ORDER BY began"
     rows = connection.execute(query).fetchall()
     return [row for row in rows if not _lives(*row[:2])]
 
 
-def _taken(connection: sqlite3.Connection, wanted: Callable[[_Row], bool]) -> list[str]:
-    left = [row for row in _left(connection) if wanted(row)]
-    connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in left))
-    return [row[2] for row in left]
+def _remove(connection: sqlite3.Connection, wanted: Callable[[_Row], bool]) -> list[str]:
+    orphaned = [row for row in _orphaned(connection) if wanted(row)]
+    connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in orphaned))
+    return [row[2] for row in orphaned]
 
 
 def _lives(process: int, began: float) -> bool:

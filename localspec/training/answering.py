@@ -59,7 +59,7 @@ class Reply:
     finished: bool
 
 
-class Answerer(Protocol):
+class BatchAnswerer(Protocol):
     """A model that answers up to `at_once` conversations together. `model` identifies it and its precision."""
 
     at_once: int
@@ -83,7 +83,7 @@ class Answerer(Protocol):
 
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
-) -> Answerer:
+) -> BatchAnswerer:
     """Return a model that answers with these settings, `batch` prompts at once if that is given.
 
     On a CPU, transformers needs dense weights. Raises UsageMistake for an impossible batch, and the errors of choosing
@@ -159,7 +159,7 @@ class Native:
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
     ) -> list[Reply]:
         sampling = Sampling(temperature=generation.temperature, seed=_number(generation, draw))
-        texts = [self._begun(self.encode(messages), generation, sampling) for messages in conversations]
+        texts = [self._first_token(self.encode(messages), generation, sampling) for messages in conversations]
         while under_way := [text for text in texts if text.goes_on]:
             tokens, caches = [text.tokens[-1] for text in under_way], [text.cache for text in under_way]
             picks = self._target.forward_each(tokens, caches).logits.picks([one.length + 1 for one in caches], sampling)
@@ -168,20 +168,22 @@ class Native:
                 text.take(picks[row])
         return [text.reply for text in texts]
 
-    def _begun(self, prompt: Sequence[int], generation: GenerationSettings, sampling: Sampling) -> "_Text":
+    def _first_token(
+        self, prompt: Sequence[int], generation: GenerationSettings, sampling: Sampling
+    ) -> "_ReplyInProgress":
         """Read a prompt, and return the text with its first picked token."""
         cache = self._target.cache(len(prompt) + generation.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]
             output = self._target.forward(DraftTree.chain(part), cache, last=True)
             cache.keep(range(len(part)))
-        text = _Text(cache, generation, self._target.stop_tokens)
+        text = _ReplyInProgress(cache, generation, self._target.stop_tokens)
         text.take(output.logits.picks([cache.length], sampling)[0])
         return text
 
 
 @dataclass
-class _Text:
+class _ReplyInProgress:
     """A conversation in progress: its cache, and the `tokens` of its reply. The last token is not read yet."""
 
     cache: NativeCache

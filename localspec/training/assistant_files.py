@@ -16,7 +16,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.families.architecture import weight_map
 from localspec.nn.target import Target
 from localspec.published_heads import ASSISTANT, kind_of_heads
-from localspec.training.published_files import Published, fitted, tensors_in
+from localspec.training.published_files import ConvertedDrafter, fitted, tensors_in
 from localspec.weights.checkpoint import read_config
 
 _NAMES = {  # by our names
@@ -25,7 +25,7 @@ _NAMES = {  # by our names
 }  # fmt: skip
 
 
-def read_published(path: Path, target: Target) -> Published:
+def read_published(path: Path, target: Target) -> ConvertedDrafter:
     """Return the assistant in a directory for this target, in the precision of its files.
 
     Raises NotHere if there is none, and LocalspecError for another model or form, or for damaged files.
@@ -48,7 +48,7 @@ def read_published(path: Path, target: Target) -> Published:
     found = fitted(expected, stored, {**layers, **_NAMES, "head.weight": head}, "the assistant", path)
     if "members" in found:
         found["members"] = found["members"].long()
-    return Published(Drafter.kind, options, found)
+    return ConvertedDrafter(Drafter.kind, options, found)
 
 
 def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:

@@ -30,14 +30,14 @@ from localspec.paths import Paths, file_stem, private_directory
 from localspec.quantities import speedup
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
-from localspec.training.answering import Answerer, GenerationSettings, answerer, answering_choice, at_once
+from localspec.training.answering import BatchAnswerer, GenerationSettings, answerer, answering_choice, at_once
 from localspec.training.course_state import CoursePlan, CourseState, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, has_unfinished, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, saved_replies
 from localspec.training.examples import Example, Question, read_examples
 from localspec.training.from_history import Past, read_past
 from localspec.training.generated import SECONDS
-from localspec.training.job import Clock, Job, Request
+from localspec.training.job import Clock, Job, TrainingRequest
 from localspec.training.prompts import held_out_prompts, shipped_questions
 from localspec.training.readings import Readings
 from localspec.training.result import report_of
@@ -106,7 +106,7 @@ class Course(Clock):
 
     def __init__(
         self,
-        request: Request,
+        request: TrainingRequest,
         options: CourseOptions,
         settings: Settings,
         lock: Lock,
@@ -128,7 +128,7 @@ class Course(Clock):
         found = None if request.force else read(self.directory)
         self._began, self._kept, self._prepared = time.monotonic() if began is None else began, 0.0, False
         self.resumed = found is not None
-        self._state = self._begun() if found is None else self._resumed(found)
+        self._state = self._new_state() if found is None else self._resumed(found)
         self._before = self._state.spent
 
     # -- before anything is computed ----------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ class Course(Clock):
         if self.options.source == "prompts":
             return Past((), (), ())
         past = read_past(self._store.history, registry.reference(self.request.card))
-        if not past.own and not past.asked:
+        if not past.own and not past.questions:
             raise UsageMistake(
                 "There are no saved conversations to learn from; chat first, or leave --data out to use the prompts "
                 "that come with localspec."
             )
         return past
 
-    def _begun(self) -> CourseState:
+    def _new_state(self) -> CourseState:
         """Return the state of a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
@@ -227,7 +227,7 @@ class Course(Clock):
 
     @property
     def _questions(self) -> list[Question]:
-        return [*self._past.asked, *shipped_questions()]
+        return [*self._past.questions, *shipped_questions()]
 
     @property
     def _held_out(self) -> list[BenchPrompt]:
@@ -380,7 +380,7 @@ class Course(Clock):
         del model
         _free()
 
-    def _chunks(self, model: Answerer) -> Iterator[tuple[list[Question], GenerationSettings]]:
+    def _chunks(self, model: BatchAnswerer) -> Iterator[tuple[list[Question], GenerationSettings]]:
         """Yield groups of prompts with settings, without end: all prompts greedily, then all of them again at a
         temperature."""
         room = min(model.context, self._job.length)
@@ -462,7 +462,7 @@ class Course(Clock):
             "rate": self.options.rate or round(min(max(RATE, rate), MOST_RATE), 6),
         }
 
-    def _sized(self, batch: int) -> Request:
+    def _sized(self, batch: int) -> TrainingRequest:
         return replace(self.request, batch=batch)
 
     @property

@@ -18,7 +18,7 @@ from localspec.drafters import dflash, dspark
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import DSPARK, kind_of_heads
-from localspec.training.published_files import Published, fitted, tensors_in
+from localspec.training.published_files import ConvertedDrafter, fitted, tensors_in
 from localspec.weights.checkpoint import read_config
 
 _LAYER_KEYS = (
@@ -47,7 +47,7 @@ _NAMES = {  # by our names, if they differ
 _CALLED = {"dflash": "DFlash", DSPARK: "DSpark"}
 
 
-def read_published(path: Path, target: Target) -> Published:
+def read_published(path: Path, target: Target) -> ConvertedDrafter:
     """Return the drafter in a directory for this target, in the precision of its files.
 
     Raises NotHere if there is none, and LocalspecError for another model, an unsupported form, or damaged files.
@@ -68,7 +68,9 @@ def read_published(path: Path, target: Target) -> Published:
     if "confidence.weight" in expected and "confidence_head.proj.weight" in stored:  # some have no bias
         stored.setdefault("confidence_head.proj.bias", stored["confidence_head.proj.weight"].new_zeros(1))
     ignored = "rotary_emb" if kind == "dflash" else r"rotary_emb|^(embed_tokens|lm_head)\.weight$"
-    return Published(kind, options, fitted(expected, stored, _NAMES, f"the {_CALLED[kind]} drafter", path, ignored))
+    return ConvertedDrafter(
+        kind, options, fitted(expected, stored, _NAMES, f"the {_CALLED[kind]} drafter", path, ignored)
+    )
 
 
 def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.messages import Message
 from localspec.outside_files import DATA_LIMIT, parse_json, read_bytes
-from localspec.training.answering import Answerer, GenerationSettings, Reply
+from localspec.training.answering import BatchAnswerer, GenerationSettings, Reply
 from localspec.training.examples import Question
 
 PROBE = 16  # tokens that are generated to estimate the duration
@@ -56,7 +56,7 @@ class Distiller:
     """
 
     def __init__(
-        self, questions: Sequence[Question], file: Path, model: Answerer, generation: GenerationSettings
+        self, questions: Sequence[Question], file: Path, model: BatchAnswerer, generation: GenerationSettings
     ) -> None:
         self._file, self._model, self._generation = file, model, generation
         lengths = {question.id: len(model.encode(question.messages)) for question in questions}

@@ -22,7 +22,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import is_eagle3
 from localspec.training.published_files import (
-    Published,
+    ConvertedDrafter,
     Stored,
     Tensors,
     check_numbers,
@@ -53,7 +53,7 @@ _IGNORED = r"^(verifier_(norm|lm_head)\.weight|t2d|d2t|embed_tokens\.weight|inpu
 _PREFIX = re.compile(r"^(model\.)?(midlayer\.|layers\.0\.)?")
 
 
-def read_published(path: Path, target: Target, stored: Stored) -> Published:
+def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDrafter:
     """Return the head in a directory for this target, in the precision of its files.
 
     The embedding is read from the target's `stored` weights: a head with the same embedding shares it. Pickles are read
@@ -80,7 +80,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> Published:
             tensors.setdefault(name, weight.new_zeros(len(weight)))
     norms = tuple(name for name in _EACH if name in tensors) or (_JOINED,)
     found = fitted(expected, tensors, {**_NAMES, "states_norm": norms}, "the EAGLE-3 head", path, _IGNORED)
-    return Published(Drafter.kind, options, found)
+    return ConvertedDrafter(Drafter.kind, options, found)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:

@@ -70,7 +70,7 @@ def read_questions(file: Path) -> list[Question]:
     content = _content(file)
     if _is_json(file, content):
         found = [
-            Question(str(entry.get("id", number)), *_asked(entry, place))
+            Question(str(entry.get("id", number)), *_prompts(entry, place))
             for number, (entry, place) in enumerate(_entries(file, content), start=1)
         ]
     else:
@@ -89,7 +89,7 @@ def read_questions(file: Path) -> list[Question]:
     return found
 
 
-def _asked(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
+def _prompts(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Return the first prompt of a line, and the prompts after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)

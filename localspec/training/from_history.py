@@ -29,7 +29,7 @@ class Past:
     again, and held-out prompts, which are not in either."""
 
     own: Sequence[PastConversation]
-    asked: Sequence[Question]
+    questions: Sequence[Question]
     held_out: Sequence[BenchPrompt]
 
 
@@ -41,7 +41,7 @@ def read_past(history: History, model: str) -> Past:
     saved = [found for info in history.conversations() if (found := history.read(info.id)) is not None]
     apart = {one.turns[0].prompt for one in saved if _is_held_out(one.turns[0].prompt)}
     own: list[PastConversation] = []
-    asked: list[Question] = []
+    questions: list[Question] = []
     for one in saved:
         turns = [turn for turn in one.turns if turn.prompt.strip()]
         if not turns or apart & {turn.prompt for turn in turns}:
@@ -51,10 +51,10 @@ def read_past(history: History, model: str) -> Past:
             own.append(PastConversation(name, messages))
         else:
             first, *following = [turn.prompt for turn in turns]
-            asked.append(Question(name, (*_system(one), {"role": "user", "content": first}), tuple(following)))
+            questions.append(Question(name, (*_system(one), {"role": "user", "content": first}), tuple(following)))
     benched = sorted(apart, key=_digest)[:BENCHED]
     return Past(
-        own, asked, [BenchPrompt(f"yours-{number}", "yours", text) for number, text in enumerate(benched, start=1)]
+        own, questions, [BenchPrompt(f"yours-{number}", "yours", text) for number, text in enumerate(benched, start=1)]
     )
 
 

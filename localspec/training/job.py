@@ -47,7 +47,7 @@ CHANGING = ("joint", "first", "full")  # options of forms that change the target
 
 
 @dataclass(frozen=True)
-class Request:
+class TrainingRequest:
     """The settings of a training. None means that localspec chooses the value."""
 
     kind: str
@@ -111,7 +111,7 @@ class Job:
 
     def __init__(
         self,
-        request: Request,
+        request: TrainingRequest,
         settings: Settings,
         say: Callable[[str], None],
         progress: Callable[[str], None] = lambda _: None,
@@ -446,7 +446,7 @@ def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
     return choice
 
 
-def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resumed(request: TrainingRequest, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the choices of a stopped training in this directory; empty if there is none, or if it will be replaced.
 
     Raises UsageMistake if the directory has another training, or a finished one.
@@ -467,7 +467,7 @@ def _resumed(request: Request, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _clear(request: Request, lock: Lock) -> None:
+def _clear(request: TrainingRequest, lock: Lock) -> None:
     """Take the lock. With --force, remove an old checkpoint and log; an old result stays until a new one exists."""
     try:
         request.directory.mkdir(parents=True, exist_ok=True)

@@ -31,10 +31,10 @@ from localspec.training.published_files import (
     check_numbers,
     convert,
     damage_in_words,
+    errors_in_words,
     first_file,
     read_tensors,
     table_of,
-    told,
     unpickled,
 )
 from localspec.training.trainable import TrainableDrafter, make_drafter
@@ -66,7 +66,7 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
     with suppress(LocalspecError):
         if target.is_dir() and read_drafter(directory / "drafter").about.get("published") == about["published"]:
             return
-    with told(directory):
+    with errors_in_words(directory):
         private_directory(directory)
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()

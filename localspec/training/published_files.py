@@ -41,7 +41,7 @@ _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # the types of drafte
 
 
 @dataclass(frozen=True)
-class Published:
+class ConvertedDrafter:
     """A published drafter, ready to be written."""
 
     kind: str
@@ -70,7 +70,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
     read: Callable[..., Saveable] = import_module(f"localspec.training.{_READERS[kind]}").read_published
     drafter = read(path, target, *(() if kind_of(kind).by_shapes else (partial(stored_matrix, model),)))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
-    with told(directory):
+    with errors_in_words(directory):
         private_directory(directory)
         save_drafter(drafter, new, more)
 
@@ -87,7 +87,7 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
 
 
 @contextmanager
-def told(directory: Path) -> Iterator[None]:
+def errors_in_words(directory: Path) -> Iterator[None]:
     """Turn errors of writing into a sentence, and remove incomplete files."""
     try:
         with private_files():

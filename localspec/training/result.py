@@ -65,7 +65,7 @@ class Result:
 
         Raises DoesNotFit if the disk is full, and LocalspecError for other failures.
         """
-        with _told(directory):
+        with _errors_in_words(directory):
             self._write(directory)
 
     def _write(self, directory: Path) -> None:
@@ -112,7 +112,7 @@ def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Pa
     """
     new = directory / NEW_TARGET
     shutil.rmtree(new, ignore_errors=True)
-    with _told(directory):
+    with _errors_in_words(directory):
         if drafter.adapters is None:
             drafter.target.save(new)
         else:
@@ -186,7 +186,7 @@ def _read(stored: StoredTensor) -> torch.Tensor:
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
+def _errors_in_words(directory: Path) -> Iterator[None]:
     """Report in a sentence why something cannot be written, and remove what was written in part."""
     try:
         yield

@@ -105,9 +105,9 @@ def judge(
     texts = [prompt for prompt in prompts[:MOST] if len(first.target.encode(message(prompt.text))) <= room]
     if not texts:
         raise UsageMistake(f"No prompt leaves room for {TOKENS} tokens in a context of {first.context}.")
-    firsts = [first, *(load(choice, beside=first) for choice in choices[1:])]
+    firsts = [first, *(load(choice, share_with=first) for choice in choices[1:])]
     engines: list[Callable[[], Engine]] = [
-        partial(load, choice, beside=own) for choice, own in zip(choices, firsts, strict=True)
+        partial(load, choice, share_with=own) for choice, own in zip(choices, firsts, strict=True)
     ]
     asked, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
     turning = time.monotonic()

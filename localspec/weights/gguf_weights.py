@@ -20,7 +20,7 @@ from localspec.weights.packed_file import BLOCKS as IN_BLOCKS
 from localspec.weights.packed_file import BlockPart, Header, Origin, PackedFile, read
 from localspec.weights.packed_files import FILED
 from localspec.weights.recipe import KEPT_AS_NUMBERS, Recipe, stand_in
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 from localspec.weights.stored import StoredTensor
 
 _TYPES = {block.name: block for block in BLOCKS.values()}
@@ -42,7 +42,7 @@ def is_filed(header: Header) -> bool:
     return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
 
 
-def gguf_source(model: GgufModel) -> Source:
+def gguf_source(model: GgufModel) -> PackingSource:
     """Return a model as the packer reads it, from headers only. Raises LocalspecError if it is not supported."""
     config = model.config
     if least_parameters(config) > model.parameters:
@@ -61,15 +61,15 @@ def _source(
     files: Sequence[Path],
     texts: Mapping[str, bytes],
     parameters: int,
-) -> Source:
+) -> PackingSource:
     every = {name: [*parts] for name, parts in made_of.items()}
     every.setdefault("lm_head.weight", every["embed_tokens"])
     architecture, size = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
     checkpoint = Checkpoint(files[0], config.content, architecture, (*files,), parameters, size)
-    return Source(checkpoint, config, sizes, every, texts)
+    return PackingSource(checkpoint, config, sizes, every, texts)
 
 
-def registration(source: Source, origin: Origin, answers: str = IN_BLOCKS) -> Header:
+def registration(source: PackingSource, origin: Origin, answers: str = IN_BLOCKS) -> Header:
     """Return the header of a registration: a packed file with a model's texts and the places of its weights.
 
     `answers` is the packing in which the model is loaded by default.
@@ -109,7 +109,7 @@ def files_of(found: PackedFile) -> list[Path]:
     return [*known]
 
 
-def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> Source:
+def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> PackingSource:
     """Return a registered model as the packer reads it, without reading weights.
 
     Raises LocalspecError for a bad header.
@@ -173,7 +173,7 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
         ) from None
 
 
-def gguf_recipe(source: Source, packing: str, drafts: bool = False) -> Recipe:
+def gguf_recipe(source: PackingSource, packing: str, drafts: bool = False) -> Recipe:
     """Return the recipe of a model in GGUF files.
 
     In int8, Q8_0 keeps its groups of 32, so that packing reproduces its numbers.

@@ -60,7 +60,7 @@ from localspec.weights.packed_files import (
     remove_outdated,
 )
 from localspec.weights.recipe import Recipe
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 PAUSE = 1.0  # seconds between two reports of packing progress
 _ROOM = 320 * MIB  # the most address space that threads and the tokenizer take; without it the process ends, or hangs
@@ -87,12 +87,14 @@ def load(
     if is_packed(path):
         return _all_there_is(path, packing, threads, reporter, paths or Paths(home()), drafts)
     if packing not in FILED:
-        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
+        return _in_memory(PackingSource.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
     try:
         origin = Origin(name, revision(path))
         return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
     except (CannotWrite, DoesNotFit) as error:
-        return _in_memory(Source.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter, error)
+        return _in_memory(
+            PackingSource.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter, error
+        )
 
 
 def _opened(file: Path) -> PackedModel:
@@ -157,18 +159,19 @@ def _registration(path: Path) -> PackedFile | None:
     return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
 
 
-def _source(registered: PackedFile) -> Source:
+def _source(registered: PackedFile) -> PackingSource:
     files, texts = files_of(registered), {name: registered.text(name) for name in registered.header.texts}
     return registered_source(registered.header, texts, files)
 
 
-def source_of(path: Path) -> Source:
+def source_of(path: Path) -> PackingSource:
     """Return the source of a model's original weights, by reading headers only: its directory, or its GGUF files.
 
-    If the model is here only packed, `made_of` is empty. Raises the errors of `Source.open` and `registered_source`.
+    If the model is here only packed, `made_of` is empty. Raises the errors of `PackingSource.open` and
+    `registered_source`.
     """
     if not is_packed(path):
-        return Source.open(path)
+        return PackingSource.open(path)
     registered = _registration(path)
     if registered and not (registered.header.missing and {*forms(path).values()} != {registered.path}):
         return _source(registered)
@@ -176,7 +179,7 @@ def source_of(path: Path) -> Source:
         packed = _opened(path)
     except DamagedFile as error:
         raise damaged(path, error) from None
-    return Source(inspect(path), packed.config, TransformerConfig.of(packed.config), {}, packed.texts)
+    return PackingSource(inspect(path), packed.config, TransformerConfig.of(packed.config), {}, packed.texts)
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
@@ -201,7 +204,7 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
 
 
 def pack_gguf(
-    source: Source,
+    source: PackingSource,
     packing: str,
     origin: Origin,
     threads: int,
@@ -342,7 +345,7 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
 
 
 def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
-    source = Source.open(path)
+    source = PackingSource.open(path)
     origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
     header = source.header(origin, packing, Recipe(packing))
     write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
@@ -362,7 +365,7 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
 
 
 def _in_memory(
-    source: Source,
+    source: PackingSource,
     recipe: Recipe,
     packing: str,
     origin: Origin,

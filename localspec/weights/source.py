@@ -29,7 +29,7 @@ Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for
 
 
 @dataclass(frozen=True)
-class Source:
+class PackingSource:
     """The input of packing: a model's sizes, the tensors that each parameter is stacked from, and its texts."""
 
     checkpoint: Checkpoint
@@ -40,7 +40,7 @@ class Source:
     ahead: Mapping[str, list[GgufTensor]] = field(default_factory=dict)  # like `made_of`, of an MTP layer
 
     @classmethod
-    def open(cls, path: Path) -> "Source":
+    def open(cls, path: Path) -> "PackingSource":
         """Open a directory in the Hugging Face layout. Weights are read only to compare a head with the embedding.
 
         Raises NotHere and LocalspecError for files that are missing, damaged, or unsupported.

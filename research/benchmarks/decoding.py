@@ -81,14 +81,14 @@ def _ours(model: Model, packing: str, plain: Engine, store: Store, wanted: Wante
     for column, drafter in named.items():
         wanted.progress(f"loading localspec {packing}, {column}")
         choice = _choice(model, packing, drafter)
-        first = plain if column == PLAIN else Engine(choice, store=store, phrases="off", beside=plain)
+        first = plain if column == PLAIN else Engine(choice, store=store, phrases="off", share_with=plain)
         answers[cell(f"localspec {packing}", column)] = partial(_our_reply, choice, first, store, wanted.max_tokens)
     return answers
 
 
 def _our_reply(choice: Choice, first: Engine, store: Store, limit: int, text: str) -> Reply:
     """Return a reply of a new engine, because phrases of one reply would speed up the next one."""
-    engine = Engine(choice, store=store, phrases="off", beside=first)
+    engine = Engine(choice, store=store, phrases="off", share_with=first)
     *_, done = engine.chat(message(text), Sampling(), Limits(limit))
     assert isinstance(done, Done)
     told = done.statistics

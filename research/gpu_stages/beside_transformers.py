@@ -109,7 +109,7 @@ class Everybody:
             return compare_peers.Ours(self._plain, self._limits)
         if kind != name:
             return compare_peers.Ours(
-                Engine(self._choice(kind), store=self._store, phrases="off", beside=self._plain, measured=True),
+                Engine(self._choice(kind), store=self._store, phrases="off", share_with=self._plain, measured=True),
                 self._limits,
             )
         if name == EAGER:

@@ -90,7 +90,7 @@ def one_alone(plain: Any, asked: Asked, card: TargetCard, precision: str, name: 
     first = plain()
     choice = choose(card, without_phrases(settings_of(asked, precision), name))
     watch_peak(asked.device)
-    engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", beside=first, measured=True)
+    engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", share_with=first, measured=True)
     loaded = peak_bytes(asked.device)
     if name != PLAIN:
         replies(engine, asked)  # which take longer, for what they record

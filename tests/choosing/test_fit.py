@@ -15,12 +15,12 @@ from s3d_tables import TABLES, Line
 from localspec.choosing import fit
 from localspec.choosing.fit import BUCKET, CHUNK, ITEM, STATIC_ROWS, packed, weights
 from localspec.choosing.plans import cost_effectiveness
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.models.entries import PACKAGE
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import Origin
 from localspec.weights.recipe import Recipe, in_four_bits
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 MISPRINTED = (2, "S3D (Phi-3, fp16)")
 LINES = [(table, name) for table, lines in TABLES.items() for name in lines]
@@ -89,7 +89,7 @@ def test_a_head_that_is_the_embedding_is_there_once(dtype: str, item: int) -> No
 @each("packing", ["int8", "int4", "bf16", "fp32"])
 def test_a_packed_file_holds_what_is_predicted(packing: str) -> None:
     """To the byte, where no matrix has to be padded."""
-    source = Source.open(DEMO)
+    source = PackingSource.open(DEMO)
     shape = Shape.of(source.config.content)
     assert shape is not None
     header = source.header(Origin("demo", ""), packing, Recipe(packing))
@@ -208,7 +208,7 @@ def test_the_cpu_engine_keeps_what_256_rows_need_and_parts_of_attention_as_long_
 
 def test_of_a_mixture_each_pair_of_a_row_and_an_expert_has_an_input_an_activation_and_an_output() -> None:
     dense = fit.workspace(SEVEN, "bf16", "int8", "native", 256, 0)
-    mixture = fit.workspace(replace(SEVEN, experts=Experts(64, 8, 512)), "bf16", "int8", "native", 256, 0)
+    mixture = fit.workspace(replace(SEVEN, experts=MixtureSizes(64, 8, 512)), "bf16", "int8", "native", 256, 0)
     pairs = 256 * 8
     # Of a pair an output in fp32, an input in int8 with scales and sums, an activation; of a row an output, and logits.
     least = pairs * (4096 * (4 + 1 + 20 / 32) + 512 * 4) + 256 * (4096 + 64) * 4

@@ -29,7 +29,7 @@ from localspec.weights import fingerprint
 from localspec.weights.fingerprint import file_fingerprint
 from localspec.weights.gguf_model import GgufModel
 from localspec.weights.packed_file import read
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2}
 
@@ -94,14 +94,14 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch:
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_what_a_signal_ends_is_cleared_up(name, monkeypatch, tmp_path, gguf):
     before = signal.getsignal(number := getattr(signal, name))
-    filled = Source.filler
+    filled = PackingSource.filler
 
-    def ending(self: Source, known: Any) -> Any:
+    def ending(self: PackingSource, known: Any) -> Any:
         os.kill(os.getpid(), number)
         return filled(self, known)
 
     raised: list[int] = []
-    monkeypatch.setattr(Source, "filler", ending)
+    monkeypatch.setattr(PackingSource, "filler", ending)
     monkeypatch.setattr("localspec.cli.interrupt.signal.raise_signal", raised.append)
     with pytest.raises(SystemExit) as ended:
         called(tmp_path, "import", str(gguf), "--quantize", "int8")

@@ -224,7 +224,7 @@ def test_a_pair_is_tuned_only_where_that_is_asked(home, model, small, monkeypatc
         fixed = engine(store, model, f"ouroboros:{small}", draft_max=8)
         assert len(asked) == 2 and fixed.hyperparameters == found[1], "what was found serves a fixed tree, too"
         first = engine(store, model, f"ouroboros:{small}")
-        assert engine(store, model, f"ouroboros:{small}", beside=first).draft_model is first.draft_model
+        assert engine(store, model, f"ouroboros:{small}", share_with=first).draft_model is first.draft_model
 
 
 def test_parts_that_are_left_out_are_not_searched_for_and_not_used(home, model, small, monkeypatch):

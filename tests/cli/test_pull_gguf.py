@@ -22,7 +22,7 @@ from transformers import Qwen3Config
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
 NAME = "org/tiny-GGUF:Q8_0"
-MIXTURE = replace(SEVEN, experts=Experts(8, 2, 64))
+MIXTURE = replace(SEVEN, experts=MixtureSizes(8, 2, 64))
 
 
 @pytest.fixture(scope="module")

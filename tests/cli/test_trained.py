@@ -209,5 +209,5 @@ def test_what_confidence_is_worth_is_remembered(tmp_path, model, trained, monkey
         assert engine.session.drafter.calibration.as_json() == []
         list(engine.chat([{"role": "user", "content": "hello"}], engine.sampling(Settings(max_tokens=20))))
         learned = engine.session.drafter.calibration.as_json()
-        again = Engine(choice, store=store, phrases="readonly", beside=engine)
+        again = Engine(choice, store=store, phrases="readonly", share_with=engine)
     assert learned and sorted(again.session.drafter.calibration.as_json()) == sorted(learned)

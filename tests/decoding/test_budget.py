@@ -634,7 +634,7 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
             tree = budget.prune(chain(4), 100)
             taken = step(tree, *[RIGHT] * 4)
             seconds = times * PROCESSOR.at(tree.size, 100)
-            budget.observe(replace(taken, draft_seconds=times * 0.2, verify_seconds=seconds), beside=times * 0.1)
+            budget.observe(replace(taken, draft_seconds=times * 0.2, verify_seconds=seconds), overhead=times * 0.1)
         found = budget.token_seconds(100)
         assert found is not None
         return found

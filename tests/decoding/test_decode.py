@@ -99,7 +99,7 @@ class Halving(Budget):
         self.whole.append((tree, context))
         return tree
 
-    def observe(self, step: Step, beside: float = 0.0) -> None:
+    def observe(self, step: Step, overhead: float = 0.0) -> None:
         self.observed.append(step)
 
 

@@ -11,7 +11,7 @@ from tiny_models import END, FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.measuring import Progress, finished
+from localspec.decoding.measuring import MeasuringProgress, finished
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -185,7 +185,7 @@ class Scripted:
     def agreeing(self, target, replies, subsets):
         self.asked += subsets
         for _ in subsets:
-            yield Progress(1, 1, 1.0)
+            yield MeasuringProgress(1, 1, 1.0)
         return [MeasuredLayers(tuple(kept), (self.worth(tuple(kept)),)) for kept in subsets]
 
 
@@ -221,7 +221,7 @@ def test_a_probe_keeps_within_its_bound(count: int, monkeypatch: pytest.MonkeyPa
     def agreeing(target, replies, subsets):
         scripted.asked += [None] * (len(subsets) * layer_probe.reads_in(replies))
         for number in range(len(subsets) * layer_probe.reads_in(replies)):
-            yield Progress(number, number + 1, 0.5)
+            yield MeasuringProgress(number, number + 1, 0.5)
         return [MeasuredLayers(tuple(kept), (scripted.worth(tuple(kept)),)) for kept in subsets]
 
     monkeypatch.setattr(layer_probe, "agreeing", agreeing)

@@ -21,7 +21,7 @@ from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.measuring import Progress, finished
+from localspec.decoding.measuring import MeasuringProgress, finished
 from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
@@ -703,7 +703,7 @@ def test_the_search_is_deterministic_and_counts_what_it_tries(tiny: Make) -> Non
         tried: list[list[Hyperparameters]] = [[], []]
         found = []
         for times in range(2):
-            build, shown = builder(model.target, model.target, **form), list[Progress]()
+            build, shown = builder(model.target, model.target, **form), list[MeasuringProgress]()
 
             def recorded(chosen: Hyperparameters, build: Any = build, log: Any = tried[times]) -> Any:
                 log.append(chosen)

@@ -7,7 +7,7 @@ import pytest
 from localspec.drafters import eagle3, parallelspec
 from localspec.families.architecture import TransformerConfig
 from localspec.families.delta_net import DeltaNet
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.families.family import LayerSizes
 
 # A target with something in each field that no other target's plain layer has.
@@ -18,7 +18,7 @@ TARGET = TransformerConfig(
     logit_scale=0.25, local_layers=(False, True), layer_sizes=(LayerSizes(2, 16, 64), LayerSizes(1, 32, 64)),
     per_layer_inputs=(8, 320), value_norm=True, layer_scalars=True, logit_cap=20.0, gated=True,
     interleaved=True, borrows=True,
-    delta=DeltaNet((True, False), 1, 1, 8, 8, 4), experts=Experts(4, 2, 16), gate_limit=7.0, sinks=True,
+    delta=DeltaNet((True, False), 1, 1, 8, 8, 4), experts=MixtureSizes(4, 2, 16), gate_limit=7.0, sinks=True,
 )  # fmt: skip
 WIDTHS = {"hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim", "rms_norm_eps"}
 ALIKE = WIDTHS | {

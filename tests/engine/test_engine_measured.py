@@ -19,7 +19,7 @@ from localspec.choosing.measure import REPLIES
 from localspec.choosing.plans import AUTO_NODES
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
-from localspec.decoding.measuring import Progress
+from localspec.decoding.measuring import MeasuringProgress
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
@@ -116,7 +116,7 @@ def test_measuring_goes_on_where_it_was_paused(measured, store, monkeypatch):
     def in_steps(target):
         for step in range(4):
             measured.append(f"step {step}")
-            yield Progress(step + 1, 4, (step + 1) / 4)
+            yield MeasuringProgress(step + 1, 4, (step + 1) / 4)
         return COSTS
 
     monkeypatch.setattr(model_profile, "timing_forwards", in_steps)
@@ -263,7 +263,7 @@ def test_a_pair_is_tuned_after_its_first_reply_while_nobody_waits(measured, stor
     def searching(build, workload, names):
         searched.append(names)
         for done in range(4):
-            yield Progress(done, 4, (done + 0.5) / 4)
+            yield MeasuringProgress(done, 4, (done + 0.5) / 4)
         return found
 
     def said(engine):
@@ -355,7 +355,7 @@ def test_exact_is_refused_where_it_cannot_be_had(monkeypatch):
 @pytest.mark.slow
 def test_engines_that_share_a_target_take_turns(measured):
     first = Engine(choice(draft_max=8))
-    plain = Engine(replace(first.choice, drafter="none", nodes=0), beside=first)
+    plain = Engine(replace(first.choice, drafter="none", nodes=0), share_with=first)
     assert plain.target is first.target
     replies = []
     for engine in (first, plain, first):
@@ -383,7 +383,7 @@ def test_engines_that_take_turns_compute_with_as_many_threads(measured, monkeypa
     looks = []
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: looks.append(self) or 1)
     plain = Engine(choice(drafter="none"))
-    for engine in (plain, Engine(choice(draft_max=4), beside=plain), Engine(choice(drafter="none"))):
+    for engine in (plain, Engine(choice(draft_max=4), share_with=plain), Engine(choice(drafter="none"))):
         for _ in engine.chat([{"role": "user", "content": "a"}], Sampling(), Limits(1)):
             pass
     assert looks[0] is looks[1] and looks[2] is not looks[0]

@@ -19,7 +19,7 @@ from localspec.engine.importing import import_gguf
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
-from localspec.families.experts import Experts
+from localspec.families.experts import MixtureSizes
 from localspec.families.model_config import ModelConfig
 from localspec.models.drafter_kinds import TABLE
 from localspec.models.registry import TargetCard, resolve
@@ -56,7 +56,7 @@ def test_the_number_of_experts_has_the_name_of_published_files_or_of_saved_ones(
     said = {**QWEN3, key: 6}
     if key == "num_local_experts":
         del said["num_experts"]
-    assert ModelConfig.of(said).experts == Experts(6, 2, 32, normalised=True)
+    assert ModelConfig.of(said).experts == MixtureSizes(6, 2, 32, normalised=True)
 
 
 @each(
@@ -148,4 +148,4 @@ def test_experts_that_are_stored_in_one_tensor_are_those_that_are_stored_one_by_
 
 
 def test_sizes_of_the_library_are_those_of_the_config() -> None:
-    assert TransformerConfig.of(ModelConfig.of(QWEN3)).experts == Experts(8, 2, 32)
+    assert TransformerConfig.of(ModelConfig.of(QWEN3)).experts == MixtureSizes(8, 2, 32)

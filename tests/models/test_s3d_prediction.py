@@ -5,14 +5,14 @@ from each import each
 from golden import wording
 
 from localspec.models.s3d_prediction import (
-    Acceptance,
     Constants,
+    MeasuredAcceptance,
     MeasuredLayers,
     Timing,
     acceptance,
     acceptance_at,
     acceptance_length,
-    beside,
+    compared,
     fit,
     improvement,
     propose,
@@ -97,7 +97,7 @@ def test_a_draft_reads_the_head_whatever_it_skips() -> None:
 @each("true", [PAPER, Constants(0.3, 0.05, 0.5), Constants(5.0, 0.4, 0.1), Constants(1e-6, 0.3, 2.0)])
 def test_constants_are_found_again_in_what_follows_from_them(true: Constants) -> None:
     measured = [
-        Acceptance(beta, [acceptance_at(place, beta, true) for place in range(1, gamma + 1)])
+        MeasuredAcceptance(beta, [acceptance_at(place, beta, true) for place in range(1, gamma + 1)])
         for beta, gamma in ((0.3, 3), (0.5, 2), (0.7, 3))
     ]
     timings = [Timing(beta, beta * 0.2, 0.2 * (1 + true.delta), 0.2) for beta in (0.4, 0.6)]
@@ -114,17 +114,17 @@ def test_what_was_not_measured_stays_as_it_was() -> None:
     assert fit([], []) == PAPER
     start = Constants(0.5, 0.1, 0.9)
     assert fit([], [], start) == start
-    found = fit([Acceptance(0.5, [0.8])], [], start)  # one token a draft says nothing of a second one
+    found = fit([MeasuredAcceptance(0.5, [0.8])], [], start)  # one token a draft says nothing of a second one
     assert found.discount == 0.1
     assert acceptance(0.5, found.u) == pytest.approx(0.8)
 
 
 def test_prediction_and_measurement_stand_side_by_side() -> None:
     """By hand: 1 + 0.8 + 0.8 · 0.5 tokens; generated tokens over a draft and its verification; 2.55 / 1.54."""
-    known = Acceptance(0.5, [0.8, 0.5])
-    text = beside(PAPER, known, Timing(0.5, 1.2, 2.8, 2.0), 2.4)
+    known = MeasuredAcceptance(0.5, [0.8, 0.5])
+    text = compared(PAPER, known, Timing(0.5, 1.2, 2.8, 2.0), 2.4)
     assert text == (wording("token_draft_where_all_before"))
-    assert wording("should_1_10_times_fast") in beside(PAPER, known, Timing(0.5, 1.2, 2.8, 2.0))
+    assert wording("should_1_10_times_fast") in compared(PAPER, known, Timing(0.5, 1.2, 2.8, 2.0))
 
 
 def test_where_acceptance_was_measured_the_proposal_goes_by_it_and_by_the_tree() -> None:

@@ -43,7 +43,7 @@ from localspec.training.trainable import make_drafter
 from localspec.weights.opened import PackedModel
 from localspec.weights.packed_file import Origin
 from localspec.weights.recipe import Recipe
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 Make = Callable[..., Tiny]
 NAMES = list(RECURRENT)
@@ -323,7 +323,7 @@ def test_the_self_test_finds_every_bit_and_a_state_that_is_not_taken_back(tiny, 
 def test_a_packed_model_holds_what_is_predicted(tiny, name, packing):
     """To the byte, but for matrices that are padded to whole panels and groups, which is most of so small a one."""
     model = tiny(name)
-    source = Source.open(model.path)
+    source = PackingSource.open(model.path)
     shape = Shape.of(source.config.content)
     assert shape is not None and shape.matrices + (not shape.tied) * shape.embedding < source.checkpoint.parameters
     header = source.header(Origin(name, ""), packing, Recipe(packing))

@@ -70,7 +70,7 @@ class Plays:
         engine = Engine.open(self.settings("none"), self.card, store=store, notice=pytest.fail)
 
         def answer(situation: str, messages: Sequence[str], sampling: Sampling) -> Said:
-            new, roles = Engine(engine.choice, store=store, beside=engine), ("user", "assistant")
+            new, roles = Engine(engine.choice, store=store, share_with=engine), ("user", "assistant")
             turns = [{"role": roles[n % 2], "content": text} for n, text in enumerate(messages)]
             return collected(situation, new.chat(turns, sampling, Limits(TOKENS)))
 
@@ -111,7 +111,7 @@ class Plays:
         said.append(ask("edited", edited, engine, self.edited, HOW[self.how]))
         saved = saved_conversation(store.history, edited.id)
         resumed = Conversation.resume(store.history, saved, self.card.name, notice=pytest.fail)
-        new = Engine(engine.choice, store=store, beside=engine)
+        new = Engine(engine.choice, store=store, share_with=engine)
         said.append(ask("resumed", resumed, new, self.second, HOW[self.how]))
         return said, accepted
 

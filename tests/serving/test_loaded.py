@@ -230,7 +230,7 @@ def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch,
     monkeypatch.setattr(loaded, "inspect", lambda _: None)
     monkeypatch.setattr(loaded, "read_config", lambda _: SimpleNamespace(context_for=lambda _: 0))
     for card in cards.values():
-        told = found.taken(card.name, str(card.path)).choice
+        told = found.choice_of(card.name, str(card.path)).choice
         found._of(card)
         assert taken[card.name] == (told.device, told.quantize) and told.device == "cuda:0"
     assert found.names == left

@@ -51,7 +51,7 @@ def test_what_was_typed_for_one_server_is_for_no_other_and_is_lost_to_none(path)
             store.drafts.keep(text, server)
         for server, text in typed.items():
             assert store.drafts.take_orphaned(server) == [text]
-        assert store.drafts.left() == 0
+        assert store.drafts.orphaned() == 0
 
 
 def test_all_that_is_left_is_removed_whomever_it_was_for(path):
@@ -59,7 +59,7 @@ def test_all_that_is_left_is_removed_whomever_it_was_for(path):
         for process, server in enumerate((None, "http://one:8000/v1")):
             store.drafts._owner = (os.getpid(), float(process))
             store.drafts.keep("typed", server)
-        assert store.drafts.remove_orphaned() == 2 and store.drafts.left() == 0
+        assert store.drafts.remove_orphaned() == 2 and store.drafts.orphaned() == 0
 
 
 def test_an_empty_draft_is_none_and_what_was_sent_is_overwritten(path):

@@ -22,7 +22,7 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.published_heads import base_model, is_eagle3, kind_of_heads
 from localspec.training.drafters.eagle3 import Trainable
 from localspec.training.eagle3_files import read_published
-from localspec.training.published_files import Published, convert
+from localspec.training.published_files import ConvertedDrafter, convert
 
 Make = Callable[[str], Tiny]
 Tensors = dict[str, torch.Tensor]
@@ -100,7 +100,7 @@ def embedding(model: Tiny) -> torch.Tensor:
     return found
 
 
-def found_in(path: Path, model: Tiny) -> Published:
+def found_in(path: Path, model: Tiny) -> ConvertedDrafter:
     return read_published(path, model.target, lambda names: embedding(model))
 
 

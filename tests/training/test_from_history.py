@@ -36,7 +36,7 @@ def test_replies_of_the_same_model_are_its_own_and_others_prompts_are_asked_anew
     mine = talk(store, "mine", ("a", "b", "stop"), ("c", "d", "length"), system="short")
     other = talk(store, "other", ("e", "f", "stop"), ("g", "h", "stop"), system="long")
     found = read_past(store.history, "mine")
-    (own,), (asked,) = found.own, found.asked
+    (own,), (asked,) = found.own, found.questions
     assert own.id.startswith(f"history-{mine}-") and asked.id.startswith(f"history-{other}-")
     assert own.messages == (
         said("system", "short"), said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d"),
@@ -48,11 +48,11 @@ def test_replies_of_the_same_model_are_its_own_and_others_prompts_are_asked_anew
 @pytest.mark.usefixtures("none_held_out")
 def test_a_conversation_that_has_gone_on_is_another_text(store):
     conversation = talk(store, "other", ("a", "b", "stop"))
-    (before,) = read_past(store.history, "mine").asked
-    assert read_past(store.history, "mine").asked == [before]
+    (before,) = read_past(store.history, "mine").questions
+    assert read_past(store.history, "mine").questions == [before]
     _, turn = store.history.say(conversation, "c", model="other", system=None)
     store.history.write(turn, "d", "stop")
-    (after,) = read_past(store.history, "mine").asked
+    (after,) = read_past(store.history, "mine").questions
     assert after.id != before.id and after.following == ("c",)
 
 
@@ -62,7 +62,7 @@ def test_a_conversation_counts_up_to_a_reply_that_was_stopped(store):
     talk(store, "mine", ("g", "half", "interrupted"))
     found = read_past(store.history, "mine")
     assert [one.messages for one in found.own] == [(said("user", "a"), said("assistant", "b"))]
-    assert [one.messages for one in found.asked] == [(said("user", "g"),)], "the model may answer what it was asked"
+    assert [one.messages for one in found.questions] == [(said("user", "g"),)], "the model may answer what it was asked"
 
 
 def test_what_is_held_out_stays_so_when_others_have_come_and_is_in_nothing_else(store):

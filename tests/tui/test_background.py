@@ -95,7 +95,7 @@ def test_nothing_is_asked_where_there_is_no_terminal_or_the_theme_is_known(monke
     if theme == "auto":
         monkeypatch.setattr(background.os, "isatty", lambda _: False)
     monkeypatch.setattr(background.os, "write", pytest.fail)
-    with background.asked(theme) as answer:
+    with background.queried(theme) as answer:
         assert not answer.awaited
 
 

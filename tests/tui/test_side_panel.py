@@ -8,7 +8,7 @@ from tui.scripted_engine import talked, until
 
 from localspec.chat.figures import Figures, HeldMemory
 from localspec.marks import wrapped
-from localspec_tui.widgets.side_panel import Section, SidePanel, sparkline
+from localspec_tui.widgets.side_panel import PanelSection, SidePanel, sparkline
 
 FIGURES = Figures(
     tokens=248, seconds=4.1, tokens_per_second=61.3, speedup=2.4, saved_seconds=4.9, acceptance_length=3.1,
@@ -116,7 +116,7 @@ async def test_only_what_changed_is_drawn(chat, monkeypatch):
         panel(talk).show(FIGURES)
         await pilot.pause()
         drawn = []
-        monkeypatch.setattr(Section, "refresh", lambda section, **how: drawn.append(section))
+        monkeypatch.setattr(PanelSection, "refresh", lambda section, **how: drawn.append(section))
         panel(talk).show(FIGURES)
         assert drawn == []
         panel(talk).show(replace(FIGURES, tokens_per_second=70.0))

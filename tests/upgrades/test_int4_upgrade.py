@@ -16,12 +16,12 @@ from localspec.weights.opening import load, with_files
 from localspec.weights.packed_file import SUFFIX, Header, Origin, Tensor
 from localspec.weights.packed_files import in_all_formats, packed_files
 from localspec.weights.recipe import Recipe
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 
 def former_file(path, paths, only_copy):
     """Write the packed file of an earlier version for a directory, and return it."""
-    source = Source.open(path)
+    source = PackingSource.open(path)
     origin = with_files(Origin(str(path), revision(path)), path, paths)
     tensors, content = {}, {}
     for name, parts in source.made_of.items():

@@ -21,7 +21,7 @@ from localspec.native.cache import cache_format
 from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
 from localspec.weights.gguf_weights import gguf_recipe
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 FILES = ["llama-biases-llama3", "qwen2-tied-yarn", "phi3-longrope"]
 
@@ -43,7 +43,7 @@ def sound(tmp_path: Path, name: str) -> Header:
     return Header(tmp_path / "sound.gguf")
 
 
-def computed(source: Source) -> None:
+def computed(source: PackingSource) -> None:
     """Pack a tiny model and read three tokens with it."""
     model = packed(source, "int8", gguf_recipe(source, "int8"))
     rope = Rope.of(source.config, source.config.contexts[0])

@@ -58,7 +58,7 @@ from localspec.weights.gguf_weights import gguf_recipe, gguf_source
 from localspec.weights.matrices import BlockMatrix, PackedMatrix
 from localspec.weights.opened import PackedModel
 from localspec.weights.packed_file import Origin
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 SHAPE = {**_SHAPE, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_key_value_heads": 2}
 LONGROPE = {
@@ -153,7 +153,7 @@ def dequantised(path: Path, kind: str, to: Path) -> Path:
     return to
 
 
-def packed(source: Source, packing: str, recipe: Any) -> PackedModel:
+def packed(source: PackingSource, packing: str, recipe: Any) -> PackedModel:
     header = source.header(Origin("a", "0" * 40), packing, recipe)
     return PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
 
@@ -170,7 +170,7 @@ def test_packed_weights_are_those_of_the_same_numbers(tmp_path, directory, name,
     ours = gguf_source(GgufModel.open(write_model(tmp_path / "a.gguf", path, kind)))
     recipe = gguf_recipe(ours, packing)
     found = packed(ours, packing, recipe)
-    expected = packed(Source.open(dequantised(path, kind, tmp_path / "same")), packing, recipe)
+    expected = packed(PackingSource.open(dequantised(path, kind, tmp_path / "same")), packing, recipe)
     assert found.header.tensors.keys() == expected.header.tensors.keys()
     for tensor in found.header.tensors:
         parameter, _, number = tensor.partition(" ")
@@ -227,7 +227,7 @@ def test_configurations_mean_the_same(tmp_path, directory, name):
 @each("name", CONFIGS)
 def test_logits_are_those_of_the_directory(tmp_path, directory, name):
     model = GgufModel.open(write_model(tmp_path / "a.gguf", directory(name), "F32"))
-    sources, tokens = (gguf_source(model), Source.open(directory(name))), tiny_models.prompt_ids(60)
+    sources, tokens = (gguf_source(model), PackingSource.open(directory(name))), tiny_models.prompt_ids(60)
     found = []
     for source in sources:
         held = packed(source, "fp32", gguf_recipe(source, "fp32"))

@@ -38,7 +38,7 @@ from localspec.weights.opened import PackedModel
 from localspec.weights.opening import load, with_files
 from localspec.weights.packed_file import Origin, Tensor
 from localspec.weights.packed_files import in_all_formats, packed_files, partial_of
-from localspec.weights.source import Source
+from localspec.weights.source import PackingSource
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 TIED = "llama-one-key-head-tied-linear"
@@ -373,10 +373,10 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
     ],
 )
 def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_path, content, said):
-    source = Source.open(tiny(FAMILIES[0]).path)
+    source = PackingSource.open(tiny(FAMILIES[0]).path)
     config = {**source.config.content, "intermediate_size": 41}
     texts = {**source.texts, "config.json": content or json.dumps(config).encode()}
-    source = Source(source.checkpoint, source.config, source.sizes, source.made_of, texts)
+    source = PackingSource(source.checkpoint, source.config, source.sizes, source.made_of, texts)
     header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", opening.Recipe("int8"))
     model = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
     with pytest.raises(LocalspecError, match=said):

@@ -35,7 +35,7 @@ def chat(
     are raised after the terminal is restored and the conversation saved.
     """
     gc.disable()  # until the first paint, which would come a tenth of a second later
-    with background.asked(settings.theme) as answer:
+    with background.queried(settings.theme) as answer:
         return _chat(settings, prompt, files, resume, answer, hint)
 
 
@@ -57,19 +57,19 @@ def _chat(
         if hint:
             notice(hint)
         if settings.elsewhere is not None:
-            return behind().start(resume, at_the_end, notice, tell_what_is_kept=False)
+            return named_server().start(resume, at_the_end, notice, tell_what_is_kept=False)
         from localspec.chat.start import start_chat  # on the engine's thread: the first paint does not wait for it
 
         return start_chat(settings, resume, at_the_end, notice, tell_what_is_kept=False)
 
     @cache
-    def behind() -> "NamedServer":
+    def named_server() -> "NamedServer":
         from localspec.serving.server_engine import NamedServer  # opens connections
 
         return NamedServer(settings)
 
     def load(*asked: Any, **how: Any) -> "Answerer":
-        engine = loading.load(*asked, **how) if settings.elsewhere is None else behind().load(*asked, **how)
+        engine = loading.load(*asked, **how) if settings.elsewhere is None else named_server().load(*asked, **how)
         gc.freeze()  # otherwise a scan of all objects would delay keys in the middle of a reply
         return engine
 

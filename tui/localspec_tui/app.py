@@ -28,7 +28,7 @@ from localspec.text import one_line, safe
 from localspec_tui import clipboard, keymap, messages, terminal, themes
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
-from localspec_tui.screens.palette import Commands, Palette
+from localspec_tui.screens.palette import MatchingCommands, Palette
 from localspec_tui.suspending import StoppableApp
 from localspec_tui.widgets.status_line import whole_names
 
@@ -40,7 +40,7 @@ class ChatApp(StoppableApp):
 
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
-    COMMANDS = {Commands}  # noqa: RUF012  # Textual declares it so
+    COMMANDS = {MatchingCommands}  # noqa: RUF012  # Textual declares it so
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide")]  # noqa: RUF012  # Textual declares it so
     VERTICAL_BREAKPOINTS = [(0, "-low"), (14, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [

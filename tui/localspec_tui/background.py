@@ -82,7 +82,7 @@ def _is_light(*channels: str) -> bool:
 
 
 @contextmanager
-def asked(theme: str) -> Iterator[Answer]:
+def queried(theme: str) -> Iterator[Answer]:
     """Ask if the theme depends on the background and a terminal can be asked.
 
     Hide the answer until the end of this context.

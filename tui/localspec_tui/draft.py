@@ -61,7 +61,7 @@ class UnsentText:
 
     def _now(self) -> tuple[str, int | None]:
         """Return the unsent text, and the conversation that it belongs to."""
-        here = [*self._outbox.unsent(self._engine.buffer.begun), self._prompt.text]
+        here = [*self._outbox.unsent(self._engine.buffer.accepted), self._prompt.text]
         text = "\n\n".join(text for text in [*self._aside.values(), *here] if text.strip())
         if not text:
             return "", None

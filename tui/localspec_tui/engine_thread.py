@@ -19,7 +19,7 @@ from localspec_tui.messages import Outlet
 from localspec_tui.reply_buffer import ReplyBuffer
 
 
-class _Left(BaseException):
+class _ChatClosed(BaseException):
     """A signal that the chat was closed while a model was loading. It must not be handled as a failure."""
 
 
@@ -91,7 +91,7 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         """Open the chat, then run jobs until it is closed."""
         try:
-            with suppress(_Left), ExitStack() as at_the_end:
+            with suppress(_ChatClosed), ExitStack() as at_the_end:
                 self._open(at_the_end)  # before jobs requested by keys since the first paint
                 while not self._leaving.is_set():
                     self.model.measure(self._is_idle)
@@ -130,5 +130,5 @@ class EngineThread(threading.Thread):
 
     def _progress(self, stage: str) -> None:
         if self._leaving.is_set():
-            raise _Left
+            raise _ChatClosed
         self.outlet.post(messages.StageReached(stage))

@@ -22,17 +22,17 @@ class ReplyBuffer:
         self._thoughts: deque[str] = deque()
         self._figured_at = 0.0
         self.figures: Figures | None = None  # None while nothing is known of the reply
-        self.begun = False  # whether the engine has accepted the prompt
+        self.accepted = False  # whether the engine has accepted the prompt
 
     def begin(self) -> None:
         """Discard the previous reply. It may be called only while no thread adds anything."""
         self._texts.clear()
         self._thoughts.clear()
-        self.figures, self.begun = None, False
+        self.figures, self.accepted = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
         """Add an event, which `live` has counted already."""
-        self.begun = True
+        self.accepted = True
         match event:
             case Prefill(done, total, _) if done < total:
                 self.figures = live.figures()

@@ -17,7 +17,7 @@ from localspec.drafters.trained import draft_vocabulary
 from localspec.engine.assemble import greedy_replies
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
-from localspec.models.s3d_prediction import Acceptance, MeasuredLayers, Proposal, beside, fit, propose, share
+from localspec.models.s3d_prediction import MeasuredAcceptance, MeasuredLayers, Proposal, compared, fit, propose, share
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
 from localspec.nn.losses import cross_entropy
@@ -273,7 +273,7 @@ class Trainable(TrainableDrafter):
             with suppress(UsageMistake):  # an edited file, or one of another version
                 kept = cls.Drafter.parse_options(one.options).layers(layers)
                 if one.right_after_right:
-                    measured.append(Acceptance(share(layers, len(kept), head), one.right_after_right))
+                    measured.append(MeasuredAcceptance(share(layers, len(kept), head), one.right_after_right))
         timed = {rows: timings(model, rows=rows) for rows in ROWS}
         priced = {rows: fit(measured, found) for rows, found in timed.items()}
         said = greedy_replies(model) if layers > 1 else []
@@ -316,4 +316,4 @@ class Trainable(TrainableDrafter):
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])
-        return beside(fit([], [timing]), Acceptance(self.beta, right_after_right), timing, generated)
+        return compared(fit([], [timing]), MeasuredAcceptance(self.beta, right_after_right), timing, generated)

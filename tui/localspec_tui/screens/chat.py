@@ -171,7 +171,7 @@ class ChatScreen(StableLayout, Screen[None]):
     async def on_find_line_searched(self, wanted: FindLine.Searched) -> None:
         await self.finder.search(wanted)
 
-    async def on_find_line_left(self, left: FindLine.Left) -> None:
+    async def on_find_line_closed(self, left: FindLine.Closed) -> None:
         if (back := self.finder.leave()) is not None and left.back:
             self.type_here()
             await back()

@@ -56,7 +56,7 @@ class OpenConversation:
     nothing: str  # the text if no conversation is saved
 
 
-class _Search(OneLine):
+class _ConversationSearch(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Resume", id="conversations.choose")]
 
 
@@ -75,7 +75,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     ]
 
     def __init__(self, history: History, chat: OpenConversation) -> None:
-        super().__init__(_Search(placeholder="Search in conversations", compact=True))
+        super().__init__(_ConversationSearch(placeholder="Search in conversations", compact=True))
         self._history, self._chat = history, chat
         self._entries: list[_Entry] = []
         self._listed: str | None = None  # the words that were searched

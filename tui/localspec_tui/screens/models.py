@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
     fetch: bool
 
 
-class _Search(OneLine):
+class _ModelSearch(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Choose", id="models.choose")]
 
 
@@ -69,7 +69,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         download: DownloadLine,
         rule: "DrafterRule" = "auto",
     ) -> None:
-        super().__init__(_Search(placeholder="Which model answers? Type to search", compact=True))
+        super().__init__(_ModelSearch(placeholder="Which model answers? Type to search", compact=True))
         self._current, self._held, self._pace = current, held, pace  # the present model, if there is one
         self._rule = rule  # the rule for drafters
         self._download, self._line = download, Static("", id="download", markup=False)

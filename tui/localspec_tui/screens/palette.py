@@ -42,7 +42,7 @@ ALSO = {
 }
 
 
-class Commands(SystemCommandsProvider):
+class MatchingCommands(SystemCommandsProvider):
     """A provider of commands that contain all typed words: first those with the words in their name, then the
     others."""
 
@@ -67,7 +67,7 @@ class Commands(SystemCommandsProvider):
         return marked
 
 
-class _Words(KeysInOrder, CommandInput):
+class _CommandField(KeysInOrder, CommandInput):
     """The field for the words, with the same behaviour as other one-line fields."""
 
 
@@ -85,7 +85,7 @@ class Palette(ClosesOnce, CommandPalette):
     def compose(self) -> ComposeResult:
         for widget in super().compose():
             own = isinstance(widget, CommandInput)
-            yield _Words(placeholder=self._words, select_on_focus=False) if own else widget
+            yield _CommandField(placeholder=self._words, select_on_focus=False) if own else widget
 
     @on(Input.Changed)
     def _ignore_late_letters(self, event: Input.Changed) -> None:

@@ -28,7 +28,7 @@ LISTED = 200
 NOTHING = "No phrases are saved for this model yet."
 
 
-class _Left(Exception):
+class _OtherSearch(Exception):
     """A signal that the user has searched for something else meanwhile."""
 
 
@@ -77,7 +77,7 @@ class PhrasesScreen(AskingScreen[None]):
         self._superseded = threading.Event()
         try:
             found, stories = await asyncio.to_thread(self._find, words, self._superseded)
-        except _Left:
+        except _OtherSearch:
             return
         except LocalspecError as error:
             self._tell(str(error))
@@ -108,7 +108,7 @@ class PhrasesScreen(AskingScreen[None]):
 
             def decode(tokens: Sequence[int], use: Decode = self._readers[pool.pool][0]) -> str | None:
                 if left.is_set():
-                    raise _Left
+                    raise _OtherSearch
                 return use(tokens)
 
             phrases = readable_phrases(pool, self._store.phrases.most_useful(pool.pool), decode, words)

@@ -116,7 +116,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
             return
         view, chosen = self.query_one(XRayView), self._chosen
         pieces = view.pieces
-        if chosen is not None and pieces.behind:
+        if chosen is not None and pieces.has_more:
             async with self._one_at_a_time:
                 await asyncio.to_thread(pieces.grow)
             if pieces is view.pieces:

@@ -12,7 +12,7 @@ from localspec.text import one_line
 from localspec_tui.widgets.typed_text import OneLine
 
 
-class _Text(OneLine):
+class _AnswerField(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "submit", "Take it", id="asking.take"),
         Binding("escape", "screen.leave_question", "Leave it", id="asking.leave"),
@@ -36,7 +36,11 @@ class AskingLine(Vertical):
 
     def __init__(self) -> None:
         super().__init__()
-        self._question, self._text, self._decision = Static(markup=False), _Text(compact=True), _Decision(markup=False)
+        self._question, self._text, self._decision = (
+            Static(markup=False),
+            _AnswerField(compact=True),
+            _Decision(markup=False),
+        )
         self._asked: Future[str | None] | None = None
 
     def compose(self) -> ComposeResult:

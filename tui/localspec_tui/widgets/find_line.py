@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 0.1  # after the last key, before a message is shown
 
 
-class _Words(OneLine):
+class _FindField(OneLine):
     proposed = False  # whether the selection was proposed
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -38,7 +38,7 @@ class _Words(OneLine):
         self._look(step)
 
     def action_leave(self) -> None:
-        self.post_message(FindLine.Left(back=True))
+        self.post_message(FindLine.Closed(back=True))
 
     def propose(self) -> None:
         """Put these words into the field as a proposal."""
@@ -60,7 +60,7 @@ class _Words(OneLine):
     def on_blur(self, _: events.Blur) -> None:
         """End the search when the focus moves to another widget of this window."""
         if self.app.app_focus:
-            self.post_message(FindLine.Left(back=False))
+            self.post_message(FindLine.Closed(back=False))
 
 
 class FindLine(Horizontal):
@@ -74,7 +74,7 @@ class FindLine(Horizontal):
             super().__init__()
             self.words, self.step = words, step
 
-    class Left(Message):
+    class Closed(Message):
         """The search has ended. `back` says that the user wants to return to the earlier place."""
 
         def __init__(self, back: bool) -> None:
@@ -83,7 +83,7 @@ class FindLine(Horizontal):
 
     def __init__(self) -> None:
         super().__init__()
-        self._words, self._count = _Words(self.step), Static(markup=False)
+        self._words, self._count = _FindField(self.step), Static(markup=False)
         self._searched = ""
         self._quiet: Timer | None = None
         self.display = False

@@ -119,7 +119,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         """Return False for Tab and Escape if there is nothing to complete."""
         if action in ("complete", "close_list"):
             self._suggestions.typed(self.before)  # the event of the last letters may still be on its way
-            return self._suggestions.is_open if action == "close_list" else self._suggestions.is_begun
+            return self._suggestions.is_open if action == "close_list" else self._suggestions.starts_command
         return True
 
     async def action_complete(self) -> None:

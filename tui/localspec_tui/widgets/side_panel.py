@@ -27,7 +27,7 @@ SEE_DRAFTS = "To see drafts: localspec chat --drafter phrases; /race shows both"
 Line = tuple[str, str]  # a text and its style
 
 
-class Section(Widget):
+class PanelSection(Widget):
     """Lines under a heading, invisible without lines. It is drawn again only if they have changed."""
 
     def __init__(self, heading: str) -> None:
@@ -59,9 +59,9 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._speed, self._proposers = Section("this reply"), Section("who proposed it")
-        self._depths, self._memory = Section("drafts that were right"), Section("memory")
-        self._model, self._sampling = Section("model"), Section("sampling")
+        self._speed, self._proposers = PanelSection("this reply"), PanelSection("who proposed it")
+        self._depths, self._memory = PanelSection("drafts that were right"), PanelSection("memory")
+        self._model, self._sampling = PanelSection("model"), PanelSection("sampling")
         self._figures: Figures | None = None
         self.add_class("-empty")  # until there is something to show: a server may report nothing
         self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
@@ -113,7 +113,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         self._model.show([*_model(figures, width)])
         self._memory.show([*_memory(figures, width)])
         self._sampling.show([(line, "dim") for line in wrapped(figures.sampling, width) if line])
-        self.set_class(not any(section.shown for section in self.query(Section)), "-empty")
+        self.set_class(not any(section.shown for section in self.query(PanelSection)), "-empty")
 
     def _rates(self) -> list[float]:
         """Return the tokens/s between consecutive measurements."""

@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from localspec.chat.commands import Completion, Suggestion, choices, is_begun, needed
+from localspec.chat.commands import Completion, Suggestion, choices, needed, starts_command
 
 LookUp = Callable[[str], Sequence[Suggestion]]
 
@@ -41,9 +41,9 @@ class Suggestions(OptionList, can_focus=False):
         return bool(self._choices) and not self._dismissed
 
     @property
-    def is_begun(self) -> bool:
+    def starts_command(self) -> bool:
         """Whether there may be something to choose when the list has been read."""
-        return is_begun(self._before)
+        return starts_command(self._before)
 
     async def fetched(self) -> None:
         """Wait a moment for the needed list."""
