@@ -9,14 +9,14 @@ import numpy as np
 
 from localspec.decoding.compute import Array
 from localspec.errors import LocalspecError, cannot_read
-from localspec.models.drafter_cards import FACTORS, GROUP, REMEDY
+from localspec.models.drafter_cards import FACTORS, GROUP, INT4, REMEDY, stored_shape
 from localspec.weights.checkpoint import tensor_headers, tensor_start
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # By the names of types in files: the types that drafters have, and those that numpy reads.
-_NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64", "I8": "float32"}
+_NAMES = {**FLOATS, "BOOL": "bool", "I64": "int64", INT4: "float32"}
 _READ_AS = {
-    "BF16": np.uint16, "F16": np.float16, "F32": np.float32, "BOOL": np.bool_, "I64": np.int64, "I8": np.int8,
+    "BF16": np.uint16, "F16": np.float16, "F32": np.float32, "BOOL": np.bool_, "I64": np.int64, INT4: np.uint8,
 }  # fmt: skip
 
 
@@ -53,17 +53,18 @@ def _named(names: list[str]) -> str:
 class StoredTensors(Mapping[str, Array]):
     """The tensors of a safetensors file. Each is read when it is accessed; floating-point numbers become fp32.
 
-    A tensor in int8 (`research/ship_drafter.py` writes them) becomes floating-point numbers: each `GROUP` of integers
-    on its last axis is multiplied by a factor in fp16. The factors are the tensor of the same name with `FACTORS` at
-    its end. Raises LocalspecError if the file cannot be read or is damaged, or if it has NaN or inf.
+    A tensor in int4 (`research/ship_drafter.py` writes them) becomes floating-point numbers. A byte has two integers
+    from 0 to 15, the lower four bits first. Each integer minus 8 is multiplied by a factor in fp16, which `GROUP` of
+    them on the last axis share. The factors are the tensor of the same name with `FACTORS` at its end. Raises
+    LocalspecError if the file cannot be read or is damaged, or if it has NaN or inf.
     """
 
     def __init__(self, file: Path) -> None:
         self._file, self._entries, self._start = file, tensor_headers(file, REMEDY), tensor_start(file)
-        in_int8 = {name: entry for name, entry in self._entries.items() if entry["dtype"] == "I8"}
-        self._factors = {name: self._entries.pop(name + FACTORS, None) for name in in_int8}
-        for name, entry in in_int8.items():
-            *outer, inner = entry["shape"] or [0]
+        in_int4 = {name: entry for name, entry in self._entries.items() if entry["dtype"] == INT4}
+        self._factors = {name: self._entries.pop(name + FACTORS, None) for name in in_int4}
+        for name, entry in in_int4.items():
+            *outer, inner = stored_shape(entry) or [0]
             factors = self._factors[name]
             if not factors or factors["dtype"] != "F16" or factors["shape"] != [*outer, -(-inner // GROUP)]:
                 raise LocalspecError(f"'{name}' of {file} lacks its factors; {REMEDY}.")
@@ -71,7 +72,7 @@ class StoredTensors(Mapping[str, Array]):
     def specs(self) -> dict[str, TensorSpec]:
         """Return the shapes and types that the file states."""
         return {
-            name: TensorSpec(tuple(entry["shape"]), _NAMES.get(entry["dtype"], entry["dtype"]))
+            name: TensorSpec(stored_shape(entry), _NAMES.get(entry["dtype"], entry["dtype"]))
             for name, entry in self._entries.items()
         }
 
@@ -79,8 +80,10 @@ class StoredTensors(Mapping[str, Array]):
         numbers = self._read(name, self._entries[name])
         if (factors := self._factors.get(name)) is None:
             return numbers
-        factor_of_each: Array = np.repeat(self._read(name + FACTORS, factors), GROUP, -1)[..., : numbers.shape[-1]]
-        return numbers.astype(np.float32) * factor_of_each
+        integers = np.stack((numbers & 15, numbers >> 4), -1).reshape(*numbers.shape[:-1], -1).astype(np.float32) - 8
+        factor_of_each = np.repeat(self._read(name + FACTORS, factors), GROUP, -1)[..., : integers.shape[-1]]
+        product: Array = integers * factor_of_each
+        return product
 
     def _read(self, name: str, entry: Mapping[str, Any]) -> Array:
         first, end = entry["data_offsets"]

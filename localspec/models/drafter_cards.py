@@ -105,8 +105,8 @@ ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
 BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
 SHIPPED = Path(__file__).parents[1] / "trained"  # drafters for published models that come with localspec
-# In a tensor in int8 this many numbers share a factor; the factors are the tensor of the same name with this end.
-GROUP, FACTORS = 32, ".factors"
+# In a tensor in int4 this many numbers share a factor; the factors are the tensor of the same name with this end.
+GROUP, FACTORS, INT4 = 64, ".factors", "U8"
 REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
 
 
@@ -145,6 +145,12 @@ class DrafterCard:
         """
         known = self.about.get(RIGHT_AFTER_RIGHT)
         return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
+
+
+def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a drafter's tensor by its header: a byte holds two numbers in int4."""
+    shape = tuple(header["shape"])
+    return (*shape[:-1], 2 * shape[-1]) if header["dtype"] == INT4 and shape else shape
 
 
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
@@ -293,8 +299,8 @@ def read_drafter(path: Path) -> DrafterCard:
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
-    shapes = {name: tuple(entry["shape"]) for name, entry in tensor_headers(weights, REMEDY).items()}
-    shapes = {name: shape for name, shape in shapes.items() if not name.endswith(FACTORS)}
+    headers = {name: one for name, one in tensor_headers(weights, REMEDY).items() if not name.endswith(FACTORS)}
+    shapes = {name: stored_shape(one) for name, one in headers.items()}
     parameters = sum(map(math.prod, shapes.values()))
     others = sum(
         math.prod(shape)

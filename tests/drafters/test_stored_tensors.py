@@ -37,22 +37,23 @@ def test_only_a_file_that_is_damaged_is_called_so(tmp_path: Path, monkeypatch: p
         stored["one"]
 
 
-def test_a_tensor_in_int8_is_multiplied_by_the_factors_of_its_groups(tmp_path: Path) -> None:
-    file, steps = tmp_path / "model.safetensors", np.arange(-100, 110, dtype=np.int8).reshape(3, 70)
+def test_a_tensor_in_int4_is_multiplied_by_the_factors_of_its_groups(tmp_path: Path) -> None:
+    file, integers = tmp_path / "model.safetensors", np.arange(3 * 140).reshape(3, 140) * 7 % 16
+    stored_bytes = (integers[:, 0::2] + 16 * integers[:, 1::2]).astype(np.uint8)
     factors = np.array([[1, 2, 4], [0.5, 0.25, 0], [3, 1, 1]], np.float16)
-    save_file({"one": steps, "one.factors": factors, "two": np.ones(2, np.float16)}, file)
+    save_file({"one": stored_bytes, "one.factors": factors, "two": np.ones(2, np.float16)}, file)
     stored = StoredTensors(file)
     assert {*stored} == {*stored.specs()} == {"one", "two"} and "one.factors" not in stored
-    assert stored.specs()["one"] == TensorSpec((3, 70))
-    expected = steps * np.repeat(factors.astype(np.float32), 32, 1)[:, :70]
+    assert stored.specs()["one"] == TensorSpec((3, 140))
+    expected = (integers - 8) * np.repeat(factors.astype(np.float32), 64, 1)[:, :140]
     np.testing.assert_array_equal(stored["one"], expected)
     assert stored["one"].dtype == np.float32
 
 
 @each("factors", [None, np.ones((3, 2), np.float16), np.ones((3, 3), np.float32), np.ones((1, 3), np.float16)])
-def test_int8_without_its_factors_is_damaged(tmp_path: Path, factors: np.ndarray | None) -> None:
+def test_int4_without_its_factors_is_damaged(tmp_path: Path, factors: np.ndarray | None) -> None:
     file = tmp_path / "model.safetensors"
-    save_file({"one": np.ones((3, 70), np.int8)} | ({} if factors is None else {"one.factors": factors}), file)
+    save_file({"one": np.ones((3, 70), np.uint8)} | ({} if factors is None else {"one.factors": factors}), file)
     with pytest.raises(LocalspecError, match=matching("lacks_its_factors")):
         StoredTensors(file)
 
@@ -60,6 +61,6 @@ def test_int8_without_its_factors_is_damaged(tmp_path: Path, factors: np.ndarray
 @pytest.mark.parametrize("factor", [np.nan, np.inf])
 def test_factors_that_are_no_numbers_are_refused(tmp_path: Path, factor: float) -> None:
     file = tmp_path / "model.safetensors"
-    save_file({"one": np.ones((1, 32), np.int8), "one.factors": np.array([[factor]], np.float16)}, file)
+    save_file({"one": np.ones((1, 32), np.uint8), "one.factors": np.array([[factor]], np.float16)}, file)
     with pytest.raises(LocalspecError, match="NaN"):
         StoredTensors(file)["one"]
