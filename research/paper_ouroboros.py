@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from experiment import GREEDY, NOT_RUN, Bench, OutOfTime, Reply, Rows, always, common, page, parser, positive
 from figures import difference, figure, length, table, with_interval
@@ -116,6 +117,20 @@ class Pairing:
             return self._shared(prompt, letters_, chosen or own, sampling, most)
 
         return self.bench.rows(title, list(rows), answer, asked)
+
+    def across(self, rows: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Rows]:
+        """Return the replies of each row with each of the settings, to the prompts that have all of these replies.
+
+        All settings take a prompt before the next one begins. Settings are arguments of `replies`, by title.
+        """
+        found: dict[str, Rows] = {title: {row: [] for row in rows} for title in settings}
+        for prompt in in_turn(self.tasks.values()):
+            here = {title: self.replies(rows, [prompt], title, **setting) for title, setting in settings.items()}
+            if all(replies for own in here.values() for replies in own.values()):
+                for title, own in here.items():
+                    for row, replies in own.items():
+                        found[title][row] += replies
+        return found
 
     def _shared(
         self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, sampling: Sampling, most: int
@@ -235,38 +250,38 @@ def cell(replies: Sequence[Reply]) -> str:
 
 def grid(pairing: Pairing) -> str:
     """Return tokens per step (draft forwards per step) by γ and β."""
-    lines = []
-    for draft in DRAFTS:
-        cells = []
-        for phrase in PHRASE:
-            chosen = replace(SMALL, draft=draft, phrase=phrase)
-            found = pairing.replies([PAPER], in_turn(pairing.tasks.values()), f"grid {draft} {phrase}", chosen=chosen)
-            cells.append(cell(found[PAPER]))
-        lines.append([f"γ = {draft}", *cells])
-    return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines)
+    settings = {
+        f"grid {draft} {phrase}": {"chosen": replace(SMALL, draft=draft, phrase=phrase)}
+        for draft in DRAFTS
+        for phrase in PHRASE
+    }
+    found = {title: rows[PAPER] for title, rows in pairing.across([PAPER], settings).items()}
+    lines = [[f"γ = {draft}", *(cell(found[f"grid {draft} {phrase}"]) for phrase in PHRASE)] for draft in DRAFTS]
+    return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines) + prompts_of(next(iter(found.values())))
 
 
 def sampled(pairing: Pairing) -> str:
     """Return tokens per step by temperature, with top-p 0.8."""
-    lines: dict[str, list[str]] = {row: [] for row in COMPARED}
-    for temperature in TEMPERATURES:
-        by_seed = []
-        for seed in pairing.bench.asked.seeds if temperature else (0,):
-            sampling = Sampling(temperature, top_p=0.8, seed=seed) if temperature else GREEDY
-            title = f"sampling {temperature} {seed}"
-            by_seed.append(pairing.replies(COMPARED, in_turn(pairing.tasks.values()), title, sampling))
-        for row in COMPARED:
-            runs = [found[row] for found in by_seed]
-            count = min(map(len, runs))
-            lines[row].append(with_interval(length([run[:count] for run in runs])) if count else NOT_RUN)
-    return table(["", *(f"temperature {one:g}" for one in TEMPERATURES)], [[row, *own] for row, own in lines.items()])
+    seeds = {one: pairing.bench.asked.seeds if one else (0,) for one in TEMPERATURES}
+    settings = {
+        f"sampling {one} {seed}": {"sampling": Sampling(one, top_p=0.8, seed=seed) if one else GREEDY}
+        for one, some in seeds.items()
+        for seed in some
+    }
+    found = pairing.across(COMPARED, settings)
+    lines = []
+    for row in COMPARED:
+        runs = [[found[f"sampling {one} {seed}"][row] for seed in some] for one, some in seeds.items()]
+        lines.append([row, *(with_interval(length(own)) if own[0] else NOT_RUN for own in runs)])
+    heads = ["", *(f"temperature {one:g}" for one in TEMPERATURES)]
+    return table(heads, lines) + prompts_of(next(iter(found.values()))[PAPER])
 
 
 def lengths(pairing: Pairing) -> str:
     """Return tokens per step by the most tokens of a reply."""
-    asked = in_turn(pairing.tasks.values())
-    found = {most: pairing.replies(COMPARED, asked, f"length {most}", most=most) for most in LENGTHS}
-    return table(["", *map(str, LENGTHS)], [[row, *(cell(own[row]) for own in found.values())] for row in COMPARED])
+    found = pairing.across(COMPARED, {f"length {most}": {"most": most} for most in LENGTHS})
+    lines = [[row, *(cell(own[row]) for own in found.values())] for row in COMPARED]
+    return table(["", *map(str, LENGTHS)], lines) + prompts_of(next(iter(found.values()))[PAPER])
 
 
 def locality(pairing: Pairing) -> str:
@@ -287,12 +302,16 @@ def locality(pairing: Pairing) -> str:
 
 def by_phrases(pairing: Pairing) -> str:
     """Return tokens per step by K, without history, as in the paper."""
-    lines = []
-    for count in (1, 2, 3, 4, 5):
-        chosen = replace(SMALL, phrases=count)
-        found = pairing.replies([PAPER], in_turn(pairing.tasks.values()), f"phrases {count}", chosen=chosen)[PAPER]
-        lines.append([str(count), str(len(found)), cell(found)])
-    return table(["K", "prompts", "tokens a step (draft forwards)"], lines)
+    counts = (1, 2, 3, 4, 5)
+    found = pairing.across([PAPER], {f"phrases {one}": {"chosen": replace(SMALL, phrases=one)} for one in counts})
+    rows = [own[PAPER] for own in found.values()]
+    lines = [[str(count), cell(replies)] for count, replies in zip(counts, rows, strict=True)]
+    return table(["K", "tokens a step (draft forwards)"], lines) + prompts_of(rows[0])
+
+
+def prompts_of(replies: Sequence[Reply]) -> str:
+    """Return a paragraph with the number of prompts of a table."""
+    return f"\n\n{len(replies)} prompts." if replies else ""
 
 
 def letters(chosen: Hyperparameters) -> str:
