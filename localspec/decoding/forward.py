@@ -161,8 +161,9 @@ class ForwardModel(Protocol[CacheT]):
 def nan_words(name: str, model: ForwardModel[Any]) -> str:
     """Return the sentence about a model that computes NaN; it begins with `name`."""
     again = f"delete {model.file}, which is made again; if that does not help, " if model.file else ""
+    form = "the blocks of its GGUF files" if model.precision == "blocks" else model.precision
     return (
-        f"{name} computes NaN ({model.precision}); its weights are damaged, or too large for this format: {again}"
+        f"{name} computes NaN in {form}; its weights are damaged, or too large for this format: {again}"
         "try --dtype fp32, or fetch the model again."
     )
 
