@@ -113,7 +113,7 @@ def result(plain: Lane, speculative: Lane) -> RaceResult:
         parted = next((at for at, (a, b) in enumerate(pairs, start=1) if a != b), min(len(one), len(other)) + 1)
     speeds = plain.tokens_per_second, speculative.tokens_per_second
     if not all(speeds):
-        return RaceResult(None, parted, "no second token came")
+        return RaceResult(None, parted, "there was no second token")
     if not speculative.statistics.drafted:
         return RaceResult(None, parted, "no draft was checked")
     fewest = min(sum(moment.tokens for moment in lane.moments[1:]) for lane in (plain, speculative))

@@ -191,7 +191,7 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
 
 
 def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine if no other program ran. If none is known to fit, return the first."""
+    """Return the best model for this machine, as if it were idle. If none is known to fit, return the first."""
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine

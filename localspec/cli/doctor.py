@@ -323,7 +323,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
     if (chosen := survey.chosen) is not None and (plan := chosen.plan) is not None:
         yield (
             f"{plan.precision.device.name}: of the memory that {chosen.card.name} leaves, caches of earlier "
-            f"conversations keep up to {_gib(plan.parked)}"
+            f"conversations may take up to {_gib(plan.parked)}"
         )
     if _busy(survey):
         yield (

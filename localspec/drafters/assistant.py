@@ -120,7 +120,7 @@ class Drafter(TrainedDrafter):
     def tensor_specs(cls, target: DraftableModel[Any], options: AssistantOptions) -> dict[str, TensorSpec]:
         """Return the tensors by our names: the layers, the projections before and after them, the head, the clusters.
 
-        Raises UsageMistake for a vocabulary that the clusters do not divide evenly, and what `layers_of` raises.
+        Raises UsageMistake for a vocabulary that the clusters do not divide evenly, and the errors of `layers_of`.
         """
         target_sizes, vocabulary = target.compute.target.sizes, target.compute.target.sizes.vocab_size
         sizes, _ = layers_of(options, target_sizes, target.context)

@@ -155,7 +155,7 @@ class _Proposals:
 
     def add(self, number: int, tree: DraftTree) -> None:
         """Add the tree of one drafter. Of equal siblings only the first is added."""
-        assert not any(tree.probe or ()), "what is a probe of one drafter is none of another"
+        assert not any(tree.probe or ()), "a probe of one drafter is not a probe of another"
         self.drafted |= 1 << number
         places = {0: 0}
         for parent, below in enumerate(tree.children):

@@ -67,7 +67,7 @@ class StoredTensors(Mapping[str, Array]):
             *outer, inner = stored_shape(entry) or [0]
             factors = self._factors[name]
             if not factors or factors["dtype"] != "F16" or factors["shape"] != [*outer, -(-inner // GROUP)]:
-                raise LocalspecError(f"'{name}' of {file} lacks its factors; {REMEDY}.")
+                raise LocalspecError(f"'{name}' of {file} has no valid scale factors; {REMEDY}.")
 
     def specs(self) -> dict[str, TensorSpec]:
         """Return the shapes and types that the file states."""

@@ -139,7 +139,7 @@ def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
             f"{flags[engine.name]}."
         )
     if kind.takes == "draft model":  # ouroboros
-        nearest_one = f"its small model alone, draft_model{drafter.removeprefix(kind.name)}"
+        nearest_one = f"only its small model, draft_model{drafter.removeprefix(kind.name)}"
     elif "medusa heads" in engine.forms and kind.name != "medusa":
         nearest_one = "heads, which `localspec train medusa` makes, or a small model, draft_model:MODEL"
     else:

@@ -233,7 +233,7 @@ def _kept_by_a_layer(one: DrafterSize) -> int:
 
 
 def _mtp_parameters(shape: Shape) -> int:
-    """Return the parameters of one layer of the target, and of the map of an embedding and a state."""
+    """Return the number of parameters of a layer like the target's and of the matrix that joins embedding and state."""
     return shape.layer + 2 * shape.hidden_size**2
 
 

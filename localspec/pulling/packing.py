@@ -92,7 +92,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         TransformerConfig.of(config)
         Rope.of(config, config.contexts[0])
         if least_parameters(config) > model.weights:  # each takes a byte at least
-            trouble = f"config.json promises more weights than {model.weights} bytes can hold"
+            trouble = f"config.json describes more weights than {model.weights} bytes can hold"
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
     shape = Shape.of(model.config)

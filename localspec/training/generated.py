@@ -81,10 +81,10 @@ def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
 def measured_text(
     target: DraftableModel[Any], drafter: TrainedDrafter, held_out: Sequence[Row], seconds: float = SECONDS
 ) -> dict[str, dict[str, Any]]:
-    """Return the acceptance in text that the target generated, for drafter.json.
+    """Return acceptance measured in text that the target generated, for drafter.json.
 
-    `acceptance` belongs to text like the training text. `acceptance_elsewhere` belongs to replies to the held-out
-    prompts of all kinds that come with localspec.
+    `acceptance` is measured in text like the training text, `acceptance_elsewhere` in replies to localspec's held-out
+    prompts of all kinds.
     """
     shipped = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
     found = {

@@ -163,7 +163,7 @@ class _Reader:
             )
         count, keys = self._number("<Q"), self._number("<Q")
         if count > _MOST_TENSORS or keys > _MOST_KEYS:
-            raise ValueError(f"it promises {count} tensors and {keys} keys")
+            raise ValueError(f"its header announces {count} tensors and {keys} keys")
         metadata: dict[str, Value] = {}
         for _ in range(keys):
             key = self._text(_LONGEST_NAME)

@@ -259,7 +259,7 @@ NEUTRAL_ELSEWHERE: Mapping[str, str] = {
     "tokenizer.ggml.precompiled_charsmap": _OTHER_KIND,
     "tokenizer.ggml.normalizer.lowercase": _OTHER_KIND,
     "tokenizer.ggml.normalizer.strip_accents": _OTHER_KIND,
-    "tokenizer.ggml.suppress_tokens": "llama.cpp lends the list to programs, and none of its own uses it",
+    "tokenizer.ggml.suppress_tokens": "llama.cpp offers the list to programs, but no program of llama.cpp uses it",
     "tokenizer.huggingface.json": "the keys of tokenizer.ggml say the same",
     "tokenizer.rwkv.world": _OTHER_KIND,
     "tokenizer.ggml.fim_pre_token_id": _FILL,

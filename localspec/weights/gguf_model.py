@@ -369,7 +369,7 @@ class GgufModel:
         if "_exps." in name:  # a matrix, or a vector, of each expert
             stacked = (prod(stacked),) if len(shape) == 1 else (prod(stacked[:-1]), stacked[-1])
         if stacked != shape:
-            raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is promised")
+            raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is expected")
         if len(shape) == 1 and place.block.weights > 1:
             raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")
         return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows, change)

@@ -46,7 +46,7 @@ def gguf_source(model: GgufModel) -> PackingSource:
     """Return a model as the packer reads it, from headers only. Raises LocalspecError if it is not supported."""
     config = model.config
     if least_parameters(config) > model.parameters:
-        raise damaged(model.path, f"it promises {config.num_hidden_layers} layers and has {model.parameters} weights")
+        raise damaged(model.path, f"it claims {config.num_hidden_layers} layers, but has {model.parameters} weights")
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
     files = [part.path for part in model.parts]

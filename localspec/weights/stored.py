@@ -195,7 +195,7 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
     # Check this before anything is allocated for layers that do not exist.
     if least_parameters(config) > checkpoint.parameters:
         raise LocalspecError(
-            f"{checkpoint.path / 'config.json'} promises {config.num_hidden_layers} layers and a vocabulary of "
+            f"{checkpoint.path / 'config.json'} claims {config.num_hidden_layers} layers and a vocabulary of "
             f"{config.vocab_size}, more than its {checkpoint.parameters} weights; fetch the model again."
         )
     return config

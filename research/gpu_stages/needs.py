@@ -41,13 +41,13 @@ def told(data: Path | None, prompts: Path | None) -> str:
     parts = {"repository with the native library": packed(repository()), "packages": sum_}
     parts |= {what: packed(every(place)) for what, place in places.items() if place is not None}
     return "\n".join([
-        "Beside torch and transformers, and what those require, the run needs (MB installed, MB as a wheel, about):",
+        "In addition to torch and transformers, and what those require, the run needs (MB installed, MB as a wheel, about):",
         table(["package", "version", "installed", "wheel", "for"], lines),
         *(f"- {what}: {size / 1e6:.1f} MB" for what, size in parts.items()),
         f"- and one library of bitsandbytes, {CUDA}NNN.so, where NNN is torch.version.cuda without its point (130 for 13.0), or "
         "the newest below it of the same first number. The whole kit with it:",
         *(whole(name, size, sum(parts.values())) for name, size in libraries.items()),
-        "torch.compile in stage e needs triton, which comes with torch for CUDA, and a C compiler; without one it is told so.",
+        "torch.compile in stage e needs triton, which comes with torch for CUDA, and a C compiler; without one, a sentence says so.",
     ])  # fmt: skip
 
 

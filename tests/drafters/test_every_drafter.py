@@ -84,7 +84,7 @@ DRAFTERS: dict[str, Made] = {
     "s3d, untrained": skipping(0.0),
     "s3d, few tokens": skipping(vocabulary=40),
     "s3d, one layer skipped": skipping(skip="0-0", adapters="vko", depth=1),
-    "s3d, masks alone": behind_phrases(skipping(kept="1", adapters="none", depth=7)),
+    "s3d, only masks": behind_phrases(skipping(kept="1", adapters="none", depth=7)),
     "layers": lambda model, _: layers(model.target),
     "layers, one": lambda model, _: layers(model.target, (1,)),
     "layers, phrases": behind_phrases(lambda model, _: layers(model.target, fixed=False, share=0.9)),

@@ -27,7 +27,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.I
 
 
 def askable() -> bool:
-    """Return whether there is a terminal that neither prints the question nor sends unrequested answers."""
+    """Return whether the terminal can be asked for its background colour, without printing the escape sequence."""
     if sys.platform == "win32" or environment.terminal_kind() in ("", "dumb", "linux") or environment.in_screen():
         return False
     if sys.__stdin__ is None or sys.__stderr__ is None:

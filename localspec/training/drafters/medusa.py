@@ -186,7 +186,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def fits(self) -> bool:
-        """Whether the linear path starts from least squares."""
+        """Whether least squares find the linear map before training begins."""
         return self.reads_once and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
@@ -332,7 +332,7 @@ def _linears(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch
 
 
 def _predicting(loss_mask: torch.Tensor) -> torch.Tensor:
-    """Return bool [texts, n]: which positions predict a token in the loss."""
+    """Return bool [texts, n]: True where a position predicts a token that counts in the loss."""
     return F.pad(loss_mask[:, 1:], (0, 1))
 
 

@@ -63,7 +63,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
             self._begin(self._prompt)
         else:
             self.query_one("#question", Static).update(
-                "One prompt, answered without drafts and with them. Enter begins."
+                "One prompt, answered without drafts and with them. Press Enter to begin."
             )
             self._field.focus()
 

@@ -26,14 +26,14 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
     def __init__(self, search: Input) -> None:
         super().__init__()
         self._search, self._options = search, OptionList(markup=False)
-        self._told = Static("", id="told", markup=False)
+        self._sentence = Static("", id="sentence", markup=False)
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="panel"):
             yield from self._above()
             yield self._search
             yield self._options
-            yield self._told
+            yield self._sentence
             yield from self._below()
         yield KeysFooter(show_command_palette=False)
 
@@ -47,8 +47,8 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
 
     def _tell(self, sentence: str) -> None:
         """Replace the sentence. An empty one takes no room."""
-        self._told.update(one_line(sentence))
-        self._told.display = bool(sentence)
+        self._sentence.update(one_line(sentence))
+        self._sentence.display = bool(sentence)
 
     def action_move(self, step: int) -> None:
         if step > 0:

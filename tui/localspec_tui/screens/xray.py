@@ -32,7 +32,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
     """
 
     AUTO_FOCUS = ""  # the tokens get it if there are any
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-beside")]  # noqa: RUF012  # Textual declares it so
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-broad")]  # noqa: RUF012  # Textual declares it so
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,ctrl+t", "dismiss", "Back", id="xray.back"),
         Binding("alt+up", "reply(-1)", "Reply before", id="xray.reply_before"),
@@ -53,7 +53,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         yield Static("", id="which", markup=False)
         with Container(id="both"):
             yield XRayView()
-            with Vertical(id="beside"):
+            with Vertical(id="chosen"):
                 yield XRayLegend()
                 with VerticalScroll(id="about", can_focus=False):
                     yield Static("", markup=False)

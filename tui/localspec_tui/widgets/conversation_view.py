@@ -132,7 +132,7 @@ class ConversationView(MountedTurns):
                 for turn in turns
             ]
         )
-        self.screen.remove_class("-told")
+        self.screen.remove_class("-noticed")
         self.anchor()
         await self._show_memory()
         await self._mount_newest()
@@ -312,7 +312,7 @@ class ConversationView(MountedTurns):
             self._exchanges[-1].views.append(view)
         if self.is_attached:  # otherwise the chat is ending
             await self.mount(view)
-            self.screen.add_class("-told")
+            self.screen.add_class("-noticed")
         return view
 
     async def forget(self, notice: NoticeView | None) -> None:

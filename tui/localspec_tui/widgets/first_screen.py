@@ -35,7 +35,7 @@ class FirstScreen(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._starters: tuple[str, ...] = ()
-        self._model, self._beside = Static(markup=False, id="model"), Static(markup=False, id="beside")
+        self._model, self._facts = Static(markup=False, id="model"), Static(markup=False, id="facts")
         self._choices = [_Starter(number) for number in (1, 2, 3)]
         self._kept = ""
         self._known: Sequence[str] = ()
@@ -45,7 +45,7 @@ class FirstScreen(Vertical):
     def compose(self) -> ComposeResult:
         yield self._model
         yield from self._choices
-        yield self._beside
+        yield self._facts
 
     def starter(self, key: str) -> str | None:
         """Return the suggested prompt of a key, while it is visible."""
@@ -87,7 +87,7 @@ class FirstScreen(Vertical):
         if last is not None:
             resumes = keymap.key(self.app, "chat.resume")
             lines.insert(0, f"Last: {one_line(last.title)}, {ago(last.used, time.time())} ({resumes})")
-        self._beside.update("\n".join(lines))
+        self._facts.update("\n".join(lines))
         if self._drafted:
             self._drafted = False
             self._offer(self._known)
