@@ -1,4 +1,4 @@
-"""localspec bench"""
+"""`localspec bench`: compares the speed of plain and speculative decoding."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""localspec chat [PROMPT]"""
+"""`localspec chat [PROMPT]`: opens a conversation in the terminal."""
 
 import sys
 from typing import Annotated, TextIO

@@ -1,4 +1,4 @@
-"""localspec config"""
+"""`localspec config`: shows the settings and where each value comes from."""
 
 import json
 from typing import Annotated, Any

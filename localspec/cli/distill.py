@@ -1,4 +1,4 @@
-"""localspec distill"""
+"""`localspec distill`: writes replies of a model as text to train drafters on."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""localspec doctor"""
+"""`localspec doctor`: says what this machine can run, and how fast."""
 
 import os
 import shlex

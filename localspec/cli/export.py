@@ -1,4 +1,4 @@
-"""localspec export ENGINE DRAFTER"""
+"""`localspec export ENGINE DRAFTER`: writes a trained drafter in the form of another engine."""
 
 import shlex
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""localspec import FILE.gguf, or a folder of them"""
+"""`localspec import FILE.gguf`: registers GGUF files, which stay where they are."""
 
 from pathlib import Path
 from typing import Annotated, Any

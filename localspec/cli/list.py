@@ -1,4 +1,4 @@
-"""localspec list"""
+"""`localspec list`: lists the models that are here."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""localspec path"""
+"""`localspec path`: prints where localspec keeps its files."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""localspec ps"""
+"""`localspec ps`: lists the models that `localspec serve` has loaded."""
 
 from pathlib import Path
 from typing import Annotated, Any

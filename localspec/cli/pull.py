@@ -1,4 +1,4 @@
-"""localspec pull NAME"""
+"""`localspec pull NAME`: fetches a model from the hub, after showing a plan."""
 
 from collections.abc import Iterator
 from contextlib import closing

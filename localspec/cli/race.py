@@ -1,4 +1,4 @@
-"""localspec race PROMPT"""
+"""`localspec race PROMPT`: shows plain and speculative decoding side by side."""
 
 import json
 import shutil

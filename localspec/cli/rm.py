@@ -1,4 +1,4 @@
-"""localspec rm NAME"""
+"""`localspec rm NAME`: deletes a model, after a question."""
 
 import os
 import shutil

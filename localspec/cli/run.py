@@ -1,4 +1,4 @@
-"""localspec run [PROMPT]"""
+"""`localspec run [PROMPT]`: answers one prompt."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""localspec serve"""
+"""`localspec serve`: answers requests over HTTP."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""localspec show NAME"""
+"""`localspec show NAME`: describes a model."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""localspec train KIND"""
+"""`localspec train KIND`: trains a drafter."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""localspec uninstall"""
+"""`localspec uninstall`: lists all that localspec wrote, and deletes it after a question."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""localspec use [NAME]"""
+"""`localspec use [NAME]`: chooses the model that answers without `-m`."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""localspec verify NAME"""
+"""`localspec verify NAME`: compares a model's files with their recorded digests."""
 
 import os
 from collections.abc import Sequence
