@@ -211,7 +211,7 @@ LIBRARIES = Quantity("libraries compute", lambda value: value if isinstance(valu
 
 
 def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: bool, context: int | None) -> str:
-    """Return the subject of a model's measurements: its weights and form, this version, this machine."""
+    """Return the key under which measurements of a model are saved: its weights, precision, version and device."""
     form, longest = "exact" if exact else "fastest", "own context" if context is None else str(context)
     return " · ".join((weights, dtype, quantize, form, longest, f"localspec {__version__}", versions(device)))
 

@@ -49,7 +49,9 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
         return DrafterSpec(name)
     if row is not None and row.takes == "draft model":
         if named.endswith(":"):
-            raise UsageMistake(f"'{name}' names no model; write {first}:MODEL, or {first} for the model's own.")
+            raise UsageMistake(
+                f"'{name}' names no model; write {first}:MODEL, or only {first} for the registry's small model."
+            )
         draft = resolve(full_name(small)) if small else _default_draft(first, card)
         return DrafterSpec(first + phrases, small=small_model_of(draft, drafts=True))
     if "+" in named and not os.path.isdir(os.path.expanduser(named)):

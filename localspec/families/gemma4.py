@@ -102,7 +102,9 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     keys, wide = ((file.by_layer(key) or [None]) for key in ("attention.head_count_kv", "feed_forward_length"))
     keys, wide = (one * layers if len(one) == 1 else one for one in (keys, wide))
     if len(keys) != layers or len(wide) != layers:
-        raise ValueError(f"sizes of {len(keys)} and {len(wide)} layers are those of {layers}")
+        raise ValueError(
+            f"head_count_kv has {len(keys)} and feed_forward_length {len(wide)} numbers for {layers} layers"
+        )
     whole = next((layer for layer, one in enumerate(slides) if not one), layers - 1)
     local = next((layer for layer, one in enumerate(slides) if one), whole)
     return {

@@ -258,5 +258,5 @@ def address(array: npt.NDArray[Any] | None) -> int | None:
 
 
 def int32(values: Any) -> npt.NDArray[np.int32]:
-    """Return numbers in the library's type."""
+    """Return an array of 32-bit integers, as the compiled library reads them."""
     return np.ascontiguousarray(values, np.int32)

@@ -111,7 +111,8 @@ def attention(
 ) -> torch.Tensor:
     """Compute `attention.invariant` in the precision of the keys, with all sums in fp32.
 
-    A row's ancestors must be in the page of `PAGE` slots where they are in plain decoding.
+    The cache is read in pages of `PAGE` slots. Each ancestor of a row must be in the page in which plain decoding has
+    it.
     """
     (heads, rows, width), slots, device = queries.shape[1:], keys.shape[2], keys.device
     queries, mask, pages = queries.to(keys.dtype).contiguous(), mask.to(keys.dtype).contiguous(), -(-slots // PAGE)

@@ -87,11 +87,10 @@ def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Map
 
 @dataclass(frozen=True)
 class Looked:
-    """The result of reading a whole file: its SHA-256, that of its last reading (empty before the first), and its
-    change."""
+    """The result of reading a whole file."""
 
-    digest: str
-    before: str
+    digest: str  # its SHA-256
+    before: str  # its SHA-256 when it was last read; empty if it never was
     unseen: bool  # it differs from the last reading although its stamp or fingerprint does not
 
 

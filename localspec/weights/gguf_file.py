@@ -187,7 +187,9 @@ class _Reader:
         """
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
-            raise ValueError(f"an alignment of {str(step)[:40]} bytes")
+            raise ValueError(
+                f"general.alignment is {str(step)[:40]}, and it must be a power of two from 8 to 1,048,576"
+            )
         start = -(-self._at // step) * step
         places = {name: TensorPlace(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
         end = start

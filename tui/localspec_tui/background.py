@@ -39,9 +39,9 @@ def askable() -> bool:
 
 
 class Answer:
-    """A filter of the terminal's input after the question.
+    """A filter that removes the terminal's answer from the typed keys.
 
-    When the answer arrives, it calls `tell` with True if it is light.
+    When the answer arrives, the filter calls `tell` with True if the background is light.
     """
 
     def __init__(self, awaited: bool = True) -> None:

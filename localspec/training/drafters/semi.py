@@ -162,9 +162,10 @@ class Trainable(TrainableDrafter):
     def _read(
         self, tokens: torch.Tensor, far: torch.Tensor, state: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read one more token [rows], `depth` positions after the root, and return (states, σ(…) [rows, 2 wide]).
+        """Read one more token [rows], `depth` positions after the root.
 
-        far [rows or 1, wide] is W_p h_p.
+        far [rows or 1, wide] is the product with the target's state, W_p h_p. Return the new states of the tiny model,
+        and the input of the head, σ([W_p h_p; near]) [rows, 2 wide].
         """
         # Normalised, because with embeddings as small as those of many targets the tiny model would learn very slowly.
         x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
