@@ -118,7 +118,7 @@ def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
             states = states if along is None else along[:, index].contiguous()
             theirs = target.transformer(states[None], torch.arange(count), causal(count), layers=[index])[0]
             if along is None:
-                ours = model.states(states.numpy(), model.cache(0), [index])
+                ours = model.read_rows(states.numpy(), model.cache(0), [index])
             else:
                 norm = target.transformer.norm + model.sizes.norm_offset
                 ours = along[:, index + 1]
