@@ -2,7 +2,7 @@
 
     python research/ship_drafter.py TRAINED localspec/trained/NAME [--heads 2]
 
-In a matrix, 64 numbers of a row share a factor in fp16, which is searched for the least squared error. Small tensors are in fp16.
+Each 64 numbers of a row share a factor in fp16: of 17 tried, the one with the least squared error. Small tensors are in fp16.
 The script prints the size and the relative error (Frobenius norm) of each matrix. Then it measures the acceptance length
 on the prompts that come with localspec, which `auto` reads. For that the model must be here.
 """
@@ -39,7 +39,7 @@ def in_int4(numbers: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], np
     groups = padded.reshape(*outer, -1, GROUP)
     most = np.abs(groups).max(-1, keepdims=True)
     factors, least = np.ones(most.shape, np.float16), np.full(most.shape, np.inf, np.float32)
-    for share in np.linspace(0.6, 1.0, 17):  # smaller factors cut the largest numbers, and round the others less
+    for share in np.linspace(0.6, 1.0, 17):  # smaller factors clip the largest numbers, and round the others less
         tried = np.maximum(most * share / 7, np.finfo(np.float16).tiny).astype(np.float16)
         error = ((_integers(groups, tried) * tried.astype(np.float32) - groups) ** 2).sum(-1, keepdims=True)
         factors, least = np.where(error < least, tried, factors), np.minimum(error, least)
@@ -58,12 +58,14 @@ def main() -> None:
     parser.add_argument("to", type=Path)
     parser.add_argument("--heads", type=int, default=2, help="how many of medusa's heads to write, from the first on")
     given = parser.parse_args()
+    if given.heads < 1:
+        parser.error("--heads must be at least 1.")
     card = read_drafter(given.trained)
     about = json.loads((card.path / "drafter.json").read_text("utf-8"))
     stored, written = StoredTensors(card.path / "drafter.safetensors"), {}
     heads = min(given.heads, about["options"]["heads"]) if card.kind == "medusa" else None  # None: no tensor is cut
     for name in stored:
-        numbers = np.ascontiguousarray(stored[name][:heads] if name != "kept" else stored[name])
+        numbers = np.ascontiguousarray(stored[name][:heads] if heads and name != "kept" else stored[name])
         if numbers.dtype != np.float32:
             written[name] = numbers
         elif numbers.size < SMALL:

@@ -3,31 +3,31 @@
 import math
 from collections.abc import Mapping
 
-CHANCE_MATCH = 0.1  # how often a wrong drafted token is in a phrase as well
-LEAST = 1e-3  # of what either leaves to tokens that it does not propose
-MOST = 4.0  # of the log of the odds, so that another kind of text is noticed within a few tokens
+CHANCE_MATCH = 0.1  # the chance that phrases propose a wrong drafted token, too
+LEAST = 1e-3  # the least chance left to tokens that are not proposed, so that no logarithm is of zero
+MOST = 4.0  # of the log odds, so that a change in the text shows within a few tokens
 
 
 class JointChances:
-    """Combines two sets of chances for one token: those of a drafter, and those of phrases.
+    """A combination of two sets of chances for the next token: a drafter's, and those of phrases.
 
-    There are two ways, and what the target wrote decides between them while decoding:
+    There are two rules. The committed tokens decide, while decoding, how much each of them counts:
 
-    - Phrases are evidence that the drafter does not have, as for heads that see one state. Chances are multiplied, so
-      a token that both propose rises, and tokens that only one proposes fall. Here phrases leave 0.4, the drafter 0.5,
-      and products are divided by their sum:
+    - Evidence: phrases know more than the drafter, for example more than heads that see one state. Chances are
+      multiplied, so a token that both propose rises, and tokens that only one proposes fall. Products of tokens that
+      only one or neither proposes are multiplied by CHANCE_MATCH, and all are divided by their sum:
 
           token        x     y     z    another
           drafter     0.4   0.1    -      0.5
           phrases     0.3    -    0.3     0.4
-          product     0.12  0.004 0.015   0.02      those of y, z and another were multiplied by CHANCE_MATCH
+          product     0.12  0.004 0.015   0.02
           joint       0.75  0.03  0.09    0.13
 
-    - The drafter has read the same text, as a draft model does. Its chances stay, and phrases share what it leaves.
+    - Rest: the drafter has read the same text, as a draft model has. Its chances stay, and phrases share the rest.
     """
 
     def __init__(self) -> None:
-        self._log_odds = 0.0  # of the first way against the second
+        self._log_odds = 0.0  # of evidence against rest
 
     def combine(self, drafted: Mapping[int, float], phrases: Mapping[int, float]) -> dict[int, float]:
         """Return the joint chance of each token that has a chance in either."""
@@ -37,7 +37,7 @@ class JointChances:
 
     def learn(self, drafted: Mapping[int, float], phrases: Mapping[int, float], token: int) -> None:
         """Record that the target continued with `token`."""
-        likely, otherwise = (_of(way(drafted, phrases), token) for way in (_as_evidence, _as_rest))
+        likely, otherwise = (_of(rule(drafted, phrases), token) for rule in (_as_evidence, _as_rest))
         self._log_odds = max(-MOST, min(self._log_odds + math.log(likely / otherwise), MOST))
 
 

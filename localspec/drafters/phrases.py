@@ -18,12 +18,13 @@ Path = tuple[int, ...]  # tokens from below the root to a node
 
 
 class WithPhrases:
-    """Any drafter, its drafts lengthened by phrases from the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
+    """A drafter whose drafts are lengthened by phrases of the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
 
-    With the empty draft it is the drafter `phrases`, which drafts the phrases at the root. Otherwise the inner drafter
-    gets two thirds of the nodes, and phrases follow at the ends of its draft. If phrases need fewer nodes, the inner
-    drafter gets the rest. `anywhere` is for drafters that know how likely their nodes are, for example trained ones. It
-    takes the best nodes of both by their joint chances, and phrases may start at the root or at an end.
+    With an inner drafter that drafts nothing it is the drafter `phrases`, with phrases at the root. Otherwise the inner
+    drafter gets two thirds of the nodes, and phrases follow at the ends of its draft. If phrases need fewer nodes, the
+    inner drafter gets the rest. `anywhere` is for drafters whose nodes have chances, for example trained ones. Then the
+    likeliest nodes of both are kept, by `JointChances`. Phrases start at the root or at an end, and may leave the inner
+    draft at any node.
 
     At most `max_phrases` phrases follow one end, each of at most `phrase_length` tokens (None: as many as there are
     nodes). A `read_only` pool is written by another drafter, whose text is committed. The text of a draft model is not
@@ -45,7 +46,7 @@ class WithPhrases:
         self.calibration = Calibration()  # of phrases' shares of the weight, by the length of their match
         self._offered: dict[Path, tuple[list[Candidate], int]] = {}  # in the last draft: (token, share), match
         self._joint = JointChances()
-        # In the last draft, where both proposed tokens: the chances of the drafter, and those of phrases.
+        # In the last draft, by path: the chances of the drafter and of phrases, where both proposed tokens.
         self._both: dict[Path, tuple[dict[int, float], dict[int, float]]] = {}
         self._greedy = True
         self._draft = DraftTree((0,), (-1,))  # the last one, of which only part may have been verified
@@ -76,7 +77,7 @@ class WithPhrases:
         self.pool.extend(step.committed)
         node = 0
         for token in step.committed[: max(len(step.path) - 1, 0)]:
-            if token not in self._draft.children[node]:  # below the second of equal siblings, the first one cut off
+            if token not in self._draft.children[node]:  # it was below an equal sibling that the tree does not list
                 break
             node = self._draft.children[node][token]
             if stored := self._stored[node]:
@@ -274,12 +275,14 @@ class _TreeBuilder:
     def drafted(self, parent: int) -> dict[int, float]:
         """Return the drafter's chances of the children of a node by token; empty if one of them is unknown."""
         chances = self._inner.chance
-        below = self._inner.children[parent].items() if chances and parent < self._inner.size else ()
-        known = [(token, chance) for token, child in below if chances and (chance := chances[child]) is not None]
-        return dict(known) if len(known) == len(below) else {}
+        if chances is None or parent >= self._inner.size:
+            return {}
+        below = self._inner.children[parent].items()
+        known = {token: chance for token, child in below if (chance := chances[child]) is not None}
+        return known if len(known) == len(below) else {}
 
     def weigh(self, parent: int, chances: Mapping[int, float]) -> None:
-        """Set the chances of the drafted children of a node, by token."""
+        """Set the chances of the drafted children of a node, and the worth of all nodes below it."""
         for token, child in self._inner.children[parent].items():
             self._chance[child] = chances[token]
             self._reach(child)

@@ -38,11 +38,11 @@ def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, Tensor
     if extra := sorted(found.keys() - expected.keys()):
         raise LocalspecError(f"{_named(extra)} not a part of it; {REMEDY}.")
     for name, tensor in found.items():
-        own = expected[name]
-        if tensor.shape != own.shape:
-            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} instead of {[*own.shape]}; {REMEDY}.")
-        if tensor.dtype != own.dtype and not (own.dtype == "float32" and tensor.dtype in FLOATS.values()):
-            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {own.dtype}; {REMEDY}.")
+        wanted = expected[name]
+        if tensor.shape != wanted.shape:
+            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} instead of {[*wanted.shape]}; {REMEDY}.")
+        if tensor.dtype != wanted.dtype and not (wanted.dtype == "float32" and tensor.dtype in FLOATS.values()):
+            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {wanted.dtype}; {REMEDY}.")
 
 
 def _named(names: list[str]) -> str:
@@ -53,10 +53,10 @@ def _named(names: list[str]) -> str:
 class StoredTensors(Mapping[str, Array]):
     """The tensors of a safetensors file. Each is read when it is accessed; floating-point numbers become fp32.
 
-    A tensor in int4 (`research/ship_drafter.py` writes them) becomes floating-point numbers. A byte has two integers
-    from 0 to 15, the lower four bits first. Each integer minus 8 is multiplied by a factor in fp16, which `GROUP` of
-    them on the last axis share. The factors are the tensor of the same name with `FACTORS` at its end. Raises
-    LocalspecError if the file cannot be read or is damaged, or if it has NaN or inf.
+    A byte of a tensor in int4 (`research/ship_drafter.py` writes them) holds two integers from 0 to 15, the lower four
+    bits first. A number is (integer − 8) × factor, and `GROUP` numbers along the last axis share a factor in fp16. The
+    factors are the tensor of the same name with `FACTORS` at its end. Raises LocalspecError if the file cannot be read
+    or is damaged, or if it has NaN or inf.
     """
 
     def __init__(self, file: Path) -> None:
@@ -64,9 +64,9 @@ class StoredTensors(Mapping[str, Array]):
         in_int4 = {name: entry for name, entry in self._entries.items() if entry["dtype"] == INT4}
         self._factors = {name: self._entries.pop(name + FACTORS, None) for name in in_int4}
         for name, entry in in_int4.items():
-            *outer, inner = stored_shape(entry) or [0]
-            factors = self._factors[name]
-            if not factors or factors["dtype"] != "F16" or factors["shape"] != [*outer, -(-inner // GROUP)]:
+            *outer, inner = stored_shape(entry) or (0,)
+            factors, shape = self._factors[name], [*outer, -(-inner // GROUP)]
+            if not entry["shape"] or not factors or factors["dtype"] != "F16" or factors["shape"] != shape:
                 raise LocalspecError(f"'{name}' of {file} has no valid scale factors; {REMEDY}.")
 
     def specs(self) -> dict[str, TensorSpec]:

@@ -105,7 +105,8 @@ ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
 BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
 SHIPPED = Path(__file__).parents[1] / "trained"  # drafters for published models that come with localspec
-# In a tensor in int4 this many numbers share a factor; the factors are the tensor of the same name with this end.
+# Matrices in int4 are stored as bytes of two numbers (type U8 of safetensors). GROUP numbers of a row share a factor,
+# which is in a tensor whose name ends in FACTORS.
 GROUP, FACTORS, INT4 = 64, ".factors", "U8"
 REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
 
@@ -148,7 +149,7 @@ class DrafterCard:
 
 
 def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a drafter's tensor by its header: a byte holds two numbers in int4."""
+    """Return the shape of a drafter's tensor by its header. In int4 it is twice as wide as the stored bytes."""
     shape = tuple(header["shape"])
     return (*shape[:-1], 2 * shape[-1]) if header["dtype"] == INT4 and shape else shape
 
@@ -241,7 +242,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
     """Return whether a drafter in localspec is for the registered model of `card`, in whatever file it was published.
 
-    Another file has other weights in only their last bits, so the drafter is right a little less often there.
+    Other files round the same weights to other types. How often the drafter is right there was not measured.
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")

@@ -1,4 +1,4 @@
-"""Joint chances: the table of the docstring, sums, and which way is learned from what."""
+"""Joint chances: the docstring's table, sums, and how the rule is learned."""
 
 import random
 
@@ -34,7 +34,7 @@ def test_another_kind_of_text_is_noticed_within_a_few_tokens() -> None:
     assert joint.combine({1: 0.5}, {2: 0.9})[2] > 0.7
 
 
-def test_at_first_both_ways_count_half() -> None:
+def test_at_first_both_rules_count_half() -> None:
     found = JointChances().combine({1: 0.5}, {1: 0.5})[1]
     assert found == pytest.approx((0.5 + 0.25 / (0.25 + 0.1 * 0.25)) / 2)
 

@@ -97,9 +97,7 @@ def test_each_drafter_that_comes_with_localspec_can_be_read_and_has_a_card():
         drafter = read_drafter(place)
         assert drafter.target == place.name and place.name in names and drafter.weights and drafter.generated
         page = (place / "README.md").read_text("utf-8")
-        assert drafter.about["command"] in page and all(
-            word in page for word in ("license:", "## Data", "## Acceptance", "## Speed")
-        )
+        assert all(word in page for word in ("license:", "## Data", "ship_drafter.py", "## Acceptance", "## Speed"))
 
 
 def test_one_that_was_made_for_another_model_is_not_meant_by_its_kind_and_refused_by_its_directory(paths, model):
