@@ -87,11 +87,9 @@ def read_bytes(header: Header) -> tuple[int, int]:
 
 def _bytes_in_blocks(name: str, parts: Sequence[BlockPart]) -> int:
     """Return the bytes that a parameter of a registration takes when it is computed with in blocks."""
-    rows, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1] if len(parts[0].shape) > 1 else None
-    if inputs is None or name.endswith(KEPT_AS_NUMBERS):
-        return Recipe(BLOCKS).tensor(name, rows, inputs).bytes
-    types = [one.type if one.type in RECORDS else stand_in(one.type, inputs) or "" for one in parts]
-    return sum(Tensor(BLOCKS, kind, *part.shape).bytes for kind, part in zip(types, parts, strict=True))
+    inputs = parts[0].shape[1] if len(parts[0].shape) > 1 else None
+    sections = Recipe(BLOCKS).sections(name, [(part.shape[0], part.type) for part in parts], inputs, 0)
+    return sum(tensor.bytes for tensor in sections.values())
 
 
 # The second type of each pair is for widths that the first does not divide.

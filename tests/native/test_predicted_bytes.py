@@ -7,11 +7,14 @@ from pathlib import Path
 
 import gguf_families
 import pytest
+import tiny_models
 from command import ROOT
 from each import each
+from gguf_files import write_model
 from invented_native import invented_target
 from kernel_files import needs_shares
 from machines import cpu
+from transformers import LlamaConfig
 
 from localspec.choosing.drafters import drafter_bytes
 from localspec.choosing.fit import CHUNK, cache, drafter_numbers, unread, weights
@@ -31,6 +34,7 @@ from localspec.models.shape import Shape
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.paths import Paths
+from localspec.weights.matrices import PackedMatrix
 from localspec.weights.packed_file import BLOCKS, read
 from localspec.weights.packed_files import packed_in
 from localspec.weights.recipe import read_bytes
@@ -136,6 +140,14 @@ def test_the_tensors_in_a_header_say_which_bytes_a_step_reads(family, kind, fres
     laid_out = [one for one in every if one.header.origin.files == files]
     assert len(laid_out) == ((family, kind) != ("qwen3", "Q8_0"))
     assert all(read_bytes(one.header) == (always, experts) for one in laid_out)
+
+
+def test_a_width_that_no_block_divides_is_predicted_in_int8(fresh_home, tmp_path):
+    shape = {**tiny_models._SHAPE, "hidden_size": 48, "intermediate_size": 64, "num_key_value_heads": 2}
+    made = tiny_models.write(tmp_path / "narrow", LlamaConfig(**shape), tiny_models.byte_tokenizer(), 0)
+    (always, experts), _, target = step_of(write_model(tmp_path / "narrow.gguf", made, "F16"))
+    assert (always, experts) == (target.read_bytes, 0)
+    assert isinstance(target.model.weights["layers.0.qkv_proj.weight"], PackedMatrix)
 
 
 @pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
