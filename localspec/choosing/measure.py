@@ -14,16 +14,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from localspec import __version__
 from localspec.choosing.cost import CONTEXT, ForwardCostModel, ForwardCosts
+from localspec.environment import home
 from localspec.errors import LocalspecError, first_line
 from localspec.events import Reporter, Statistics
 from localspec.machine.hardware import IdleCores, devices, disk_bandwidth, memory_bandwidth, physical_cores, versions
 from localspec.models.registry import TargetCard
 from localspec.models.s3d_prediction import MeasuredLayers
+from localspec.paths import Paths, disk_of
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
-from localspec.weights.checkpoint import is_packed, weight_files
+from localspec.weights.checkpoint import is_packed, revision, weight_files
 from localspec.weights.fingerprint import Identity
 from localspec.weights.packed_file import read
+from localspec.weights.packed_files import packed_files
 
 LOOK_SECONDS = 0.3  # the least time to watch other programs before the machine counts as idle
 FADING = 0.95  # the sums of earlier replies are multiplied by this for each new one
@@ -87,7 +90,7 @@ class MeasurementSource(Protocol):
         """Return the bandwidth if it was measured earlier, without measuring it now."""
 
     def disk(self, card: TargetCard) -> float | None:
-        """Return the bytes a second that can be read from small parts of a model's files; None if they are unknown."""
+        """Return the bytes a second that can be read from a model's experts on the disk; None if they are unknown."""
 
 
 class NoMeasurements:
@@ -257,12 +260,19 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
     return {**sums, drafter: [*faded, float(lowest), float(memory.drafter)]}
 
 
-def _weights_of(path: Path) -> Path:
-    """Return a file of a model's weights: of its directory, its packed file, or the GGUF file of a registration."""
-    if not is_packed(path):
-        return weight_files(path)[0]
-    header = read(path).header
-    return Path(next(iter(header.origin.files))) if header.registered else path
+def _file_of_experts(path: Path) -> Path | None:
+    """Return the file that experts are read from: the packed copy, or a file on the same disk before there is one; None
+    if there is neither.
+
+    Raises LocalspecError and OSError for a model whose files cannot be read.
+    """
+    paths, own = Paths(home()), read(path) if is_packed(path) else None
+    of_it = [one for one in packed_files(paths) if one.header.origin.revision == revision(path)]
+    copies = [one.path for one in (own, *of_it) if one and not one.header.registered]
+    files = copies or [Path(file) for file in (own.header.origin.files if own else weight_files(path))]
+    largest = max(files, key=lambda file: file.stat().st_size)
+    same_disk = copies or largest.stat().st_dev == disk_of(paths.packed).stat().st_dev
+    return largest if same_disk else None
 
 
 class Measurements:
@@ -279,6 +289,7 @@ class Measurements:
         self._forms = dict.fromkeys(((exact, context), (exact, None), (False, None)))
         self._weights: dict[Path, str] = {}  # fingerprints by path: each precision needs one, and it takes many reads
         self._bandwidths: dict[str, float | None] = {}
+        self._files_of_experts: dict[Path, Path | None] = {}  # by a model's path: finding one takes many reads
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """Return the cost of this model's forwards here, and the figures of its replies."""
@@ -325,14 +336,17 @@ class Measurements:
         return self._bandwidths.get(device) or max(self._readings(device), default=None)
 
     def disk(self, card: TargetCard) -> float | None:
-        """Return the bytes a second that can be read from small parts of a model's files; None if they are unknown.
+        """Return the bytes a second that can be read from a model's experts on the disk; None if they are unknown.
 
         They are measured once for each disk, which takes half a second.
         """
         if not card.here:
             return None
         try:
-            file = _weights_of(card.path)
+            if card.path not in self._files_of_experts:
+                self._files_of_experts[card.path] = _file_of_experts(card.path)
+            if (file := self._files_of_experts[card.path]) is None:
+                return None
             subject = f"disk {file.stat().st_dev}"
         except (LocalspecError, OSError):  # reported when the model is loaded
             return None

@@ -194,6 +194,15 @@ def test_a_disk_is_measured_once_and_only_for_a_model_that_is_here(store: Store,
     assert Measurements(MeasurementCache(store)).disk(unfetched(LITTLE)) is None
 
 
+def test_the_largest_part_of_a_model_is_read(card, tmp_path, monkeypatch) -> None:
+    parts = [tmp_path / name for name in "abc"]
+    for part, size in zip(parts, (1, 3, 2), strict=True):
+        part.write_bytes(bytes(size))
+    monkeypatch.setattr(measure, "weight_files", lambda path: parts)
+    monkeypatch.setattr(measure, "disk_bandwidth", lambda file: 3e8 if file == parts[1] else None)
+    assert Measurements(MeasurementCache(None)).disk(card) == 3e8
+
+
 @each("kept", [None, [30e9]])
 def test_a_reading_of_a_busy_moment_is_not_stored_and_recommends_no_other_model(store, monkeypatch, kept) -> None:
     def recommended(found: Measurements) -> str:

@@ -83,14 +83,24 @@ def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_ho
     assert not [*paths.packed.glob("*")] and not [*paths.imports.glob("*")] and mixture.exists()
 
 
-def test_the_disk_of_its_gguf_file_is_measured(
+def test_the_disk_of_the_copy_is_measured_by_its_gguf_file_only_where_it_will_be_on_the_same_disk(
     mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registered(mixture, [])
-    read_files: list[Path] = []
+    path, read_files = registered(mixture, []), list[Path]()
     monkeypatch.setattr(measure, "disk_bandwidth", lambda file: read_files.append(file) or 3e8)
-    assert measure.Measurements(measure.MeasurementCache(None)).disk(resolve("mixture")) == 3e8
-    assert read_files == [mixture]
+    other = SimpleNamespace(stat=lambda: SimpleNamespace(st_dev=-1))
+
+    def measured(**patches: object) -> float | None:
+        with monkeypatch.context() as patched:
+            for name, value in patches.items():
+                patched.setattr(measure, name, value)
+            return measure.Measurements(measure.MeasurementCache(None)).disk(resolve("mixture"))
+
+    assert measured() == 3e8 and read_files == [mixture]
+    assert measured(disk_of=lambda place: other) is None and read_files == [mixture]
+    logits_of(path, [])
+    (made,) = packed_in(Paths(fresh_home).packed)
+    assert measured(disk_of=lambda place: other) == 3e8 and read_files == [mixture, made.path]
 
 
 @pytest.mark.parametrize(("packing", "kept"), [("fp32", False), ("bf16", False), ("int8", True)])
