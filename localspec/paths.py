@@ -214,6 +214,12 @@ def disk_of(place: Path) -> Path:
     return next(parent for parent in (place, *place.absolute().parents) if parent.exists())
 
 
+def mount_of(place: Path) -> Path:
+    """Return the mount point of the disk of a place that exists. Unlike a device's number, it outlasts a boot."""
+    whole = place.resolve()
+    return next((parent for parent in (whole, *whole.parents) if os.path.ismount(parent)), Path(whole.anchor))
+
+
 def free_disk(place: Path) -> int:
     """Return the free bytes on the disk of a place, which need not exist yet."""
     return shutil.disk_usage(disk_of(place)).free

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from each import each
 
-from localspec.paths import Paths, owner_only_files, private_directory, private_files, write_anew
+from localspec.paths import Paths, mount_of, owner_only_files, private_directory, private_files, write_anew
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 
@@ -37,6 +37,13 @@ def test_asking_makes_nothing(tmp_path):
     paths = Paths(tmp_path / "home")
     assert paths.database and paths.logs and paths.config_file
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_mount_point_is_the_nearest_of_those_above(tmp_path, monkeypatch):
+    (place := tmp_path / "a" / "b").mkdir(parents=True)
+    mounted = {str(tmp_path.resolve()), str(tmp_path.resolve().parent)}
+    monkeypatch.setattr(os.path, "ismount", lambda one: str(one) in mounted)
+    assert mount_of(place) == tmp_path.resolve()
 
 
 @each("mask", [0o000, 0o022, 0o177, 0o277, 0o777])

@@ -20,7 +20,7 @@ from localspec.events import Reporter, Statistics
 from localspec.machine.hardware import IdleCores, devices, disk_bandwidth, memory_bandwidth, physical_cores, versions
 from localspec.models.registry import TargetCard
 from localspec.models.s3d_prediction import MeasuredLayers
-from localspec.paths import Paths, disk_of
+from localspec.paths import Paths, disk_of, mount_of
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 from localspec.weights.checkpoint import is_packed, revision, weight_files
@@ -34,7 +34,7 @@ LEAST_TOKENS = 100  # tokens of replies before their figures count
 EXPECTATION = 600  # tokens of replies that weigh as much as the prediction: a few texts say little about the next
 # A peak above this many times the bytes of model, drafter and cache counts something else that the process held.
 OTHERS = 3
-READINGS = 3  # how often the memory's bandwidth is read; the highest reading counts
+READINGS = 3  # how often the bandwidth of memory or of a disk is read; the highest reading counts
 T = TypeVar("T")
 Step = TypeVar("Step")
 
@@ -205,7 +205,7 @@ def _layers(value: Any) -> list[MeasuredLayers] | None:
 
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
-DISK = Quantity("bandwidth of a disk", lambda value: float(value) if value > 0 else None, float)
+DISK = Quantity("bandwidth of a disk", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
 # steps; then the lowest peak and the drafter's bytes.
@@ -338,7 +338,8 @@ class Measurements:
     def disk(self, card: TargetCard) -> float | None:
         """Return the bytes a second that can be read from a model's experts on the disk; None if they are unknown.
 
-        They are measured once for each disk, which takes half a second.
+        Other programs make a reading slower, so the highest of a few readings of a disk counts. One takes at most half
+        a second.
         """
         if not card.here:
             return None
@@ -347,14 +348,15 @@ class Measurements:
                 self._files_of_experts[card.path] = _file_of_experts(card.path)
             if (file := self._files_of_experts[card.path]) is None:
                 return None
-            subject = f"disk {file.stat().st_dev}"
+            subject = f"disk at {mount_of(file)}"
         except (LocalspecError, OSError):  # reported when the model is loaded
             return None
         if subject not in self._bandwidths:
-            found = self.cache.recall(DISK, subject)
-            if found is None and not self._quiet and (found := disk_bandwidth(file)):
-                self.cache.remember(DISK, subject, found)
-            self._bandwidths[subject] = found
+            readings = self.cache.recall(DISK, subject) or []
+            if not self._quiet and len(readings) < READINGS and (reading := disk_bandwidth(file)):
+                readings = [*readings, reading]
+                self.cache.remember(DISK, subject, readings)
+            self._bandwidths[subject] = max(readings, default=None)
         return self._bandwidths[subject]
 
     def _readings(self, device: str) -> list[float]:
