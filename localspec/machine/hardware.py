@@ -5,6 +5,7 @@ torch takes seconds to import, so it is imported only if there are signs of a GP
 
 import os
 import platform
+import random
 import re
 import sys
 import time
@@ -262,13 +263,15 @@ def _read_of_memory(size: int) -> Callable[[], float]:
 
 
 _PIECE = 2**17  # bytes that Linux reads at once of a mapped file
-_LEAST_PIECES, _MOST_PIECES, _LONGEST = 256, 256, 0.5  # a smaller file may be in the disk's own cache; seconds
+_PIECES = 256  # read in one measurement; a file with fewer may be in the disk's own cache
+_LONGEST = 0.5  # seconds of a measurement
 
 
 def disk_bandwidth(file: Path) -> float | None:
     """Return the bytes per second of reads at random places of a file, as a mapped file is read; None if unknown.
 
-    The reads are made one after another, past the system's cache, which only Linux permits. Measured in half a second.
+    The reads are made one after another, past the system's cache, which only Linux permits. Takes at most half a
+    second.
     """
     direct = getattr(os, "O_DIRECT", 0)
     try:
@@ -277,12 +280,14 @@ def disk_bandwidth(file: Path) -> float | None:
         return None
     try:
         pieces = os.fstat(handle).st_size // _PIECE
-        if not direct or pieces < _LEAST_PIECES:
+        if not direct or pieces < _PIECES:
             return None
-        places = [number * pieces // _MOST_PIECES for number in range(_MOST_PIECES)]
-        places, done, began = places[::2] + places[::-2], 0, time.perf_counter()
+        places = random.sample(
+            range(pieces), _PIECES
+        )  # others each time, since a disk may keep the former ones in its cache
+        done, began = 0, time.perf_counter()
         with mmap(-1, _PIECE) as buffer:  # aligned, as such reads require
-            while done < _MOST_PIECES and time.perf_counter() - began < _LONGEST:
+            while done < _PIECES and time.perf_counter() - began < _LONGEST:
                 done += os.preadv(handle, [buffer], places[done] * _PIECE) // _PIECE
         return done * _PIECE / (time.perf_counter() - began)
     except OSError:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -116,6 +117,7 @@ def test_the_disk_is_read_at_many_places_for_half_a_second_at_most(clock, monkey
     monkeypatch.setattr(hardware.os, "open", lambda path, flags, usual=os.open: usual(path, os.O_RDONLY))
     assert disk_bandwidth(file) == pytest.approx(2**17 / 0.001)
     assert len({*places}) == 256 and max(places) <= 2**26 - 2**17 and all(at % 2**17 == 0 for at in places)
+    assert len({after - before for before, after in pairwise(places)}) > 64, "at random places"
     monkeypatch.setattr(hardware.os, "preadv", lambda *given: setattr(clock, "now", clock.now + 0.2) or 2**17)
     assert disk_bandwidth(file) == pytest.approx(2**17 / 0.2) and clock.now == pytest.approx(100.0 + 0.256 + 0.6)
     (small := tmp_path / "small").write_bytes(bytes(2**20))
