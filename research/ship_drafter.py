@@ -51,19 +51,12 @@ def _integers(groups: npt.NDArray[np.float32], factors: npt.NDArray[np.float16])
     return np.rint(groups / factors.astype(np.float32)).clip(-8, 7)
 
 
-def main() -> None:
-    """Write the drafter and print its size and errors."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trained", type=Path, help="a directory that `localspec train` wrote")
-    parser.add_argument("to", type=Path)
-    parser.add_argument("--heads", type=int, default=2, help="how many of medusa's heads to write, from the first on")
-    given = parser.parse_args()
-    if given.heads < 1:
-        parser.error("--heads must be at least 1.")
-    card = read_drafter(given.trained)
+def write(trained: Path, to: Path, most: int) -> Path:
+    """Write the drafter, of medusa at most this many heads, and print its size and errors. Return its drafter.json."""
+    card = read_drafter(trained)
     about = json.loads((card.path / "drafter.json").read_text("utf-8"))
     stored, written = StoredTensors(card.path / "drafter.safetensors"), {}
-    heads = min(given.heads, about["options"]["heads"]) if card.kind == "medusa" else None  # None: no tensor is cut
+    heads = min(most, about["options"]["heads"]) if card.kind == "medusa" else None  # None: no tensor is cut
     for name in stored:
         numbers = np.ascontiguousarray(stored[name][:heads] if heads and name != "kept" else stored[name])
         if numbers.dtype != np.float32:
@@ -78,24 +71,42 @@ def main() -> None:
         about["options"]["heads"] = heads
         for name in ("accuracy_by_depth", "right_after_right"):
             about[name] = about.get(name, [])[:heads]
-    given.to.mkdir(parents=True, exist_ok=True)
-    file = given.to / "drafter.safetensors"
+    to.mkdir(parents=True, exist_ok=True)
+    file, description = to / "drafter.safetensors", to / "drafter.json"
     save_file(written, file)
     file.chmod(0o644)
-    (given.to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    description.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     shipped = StoredTensors(file)
     print(f"{file.stat().st_size / 1e6:.2f} MB")
-    target = load_target(choose(registry.resolve(card.target), Settings(drafter="none")), Reporter())
-    prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
-    measured = measure_generated(target, load_drafter(read_drafter(given.to), target), prompts, ELSEWHERE, SECONDS)
-    assert measured, "every published model has room for these replies"
-    about["acceptance_elsewhere"] = measured.as_json()
-    (given.to / "drafter.json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    print(f"{measured.length:.2f} tokens a step with {measured.nodes} nodes, in {measured.replies} replies")
     for name in shipped:
         if name + FACTORS in written:
             before = stored[name][:heads]
             print(f"{name}: {np.linalg.norm(shipped[name] - before) / np.linalg.norm(before):.4f}")
+    return description
+
+
+def measure(description: Path) -> None:
+    """Measure the acceptance length of a written drafter, and write it into its drafter.json."""
+    card = read_drafter(description.parent)
+    target = load_target(choose(registry.resolve(card.target), Settings(drafter="none")), Reporter())
+    prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
+    measured = measure_generated(target, load_drafter(card, target), prompts, ELSEWHERE, SECONDS)
+    assert measured, "every published model has room for these replies"
+    about = json.loads(description.read_text("utf-8")) | {"acceptance_elsewhere": measured.as_json()}
+    description.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    print(f"{measured.length:.2f} tokens a step with {measured.nodes} nodes, in {measured.replies} replies")
+
+
+def main() -> None:
+    """Write the drafter and measure it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trained", type=Path, help="a directory that `localspec train` wrote")
+    parser.add_argument("to", type=Path)
+    parser.add_argument("--heads", type=int, default=2, help="how many of medusa's heads to write, from the first on")
+    given = parser.parse_args()
+    if given.heads < 1:
+        parser.error("--heads must be at least 1.")
+    measure(write(given.trained, given.to, given.heads))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def test_every_module_imports_and_every_program_answers_help() -> None:
     assert (tried.returncode, tried.stdout) == (0, ""), tried.stderr
 
 
-# A copy of a drafter in training, and the same drafter with fewer heads in int8, as it would ship.
+# A copy of a drafter in training, and the same drafter with fewer heads in int4, as it would ship.
 COPIES = """
 import json, pathlib, sys
 from types import SimpleNamespace
@@ -161,18 +161,19 @@ print(copy.kind, copy.target, copy.about["step"], bool(copy.revision and copy.we
 about = out / "copy" / "drafter.json"
 about.write_text(json.dumps(json.loads(about.read_text()) | {"acceptance": {"length": 2.0, "nodes": 8}}))
 for heads in (2, 4):
-    sys.argv = ["", str(out / "copy"), str(out / f"{heads}"), "--heads", f"{heads}"]
-    ship_drafter.main()
+    ship_drafter.write(out / "copy", out / f"{heads}", heads)
     small = read_drafter(out / f"{heads}")
     print(small.options["heads"], small.about["accuracy_by_depth"], small.generated)
     found, want = StoredTensors(small.path / "drafter.safetensors")["path.weight"], tensors["path.weight"].numpy()[:heads]
-    print(found.shape, numpy.abs(found - want).max() < 0.03)
+    print(found.shape, numpy.linalg.norm(found - want) < 0.15 * numpy.linalg.norm(want))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
-def test_a_copy_names_its_model_and_a_shipped_drafter_has_no_acceptance_of_other_heads(tmp_path: Path) -> None:
+def test_a_copy_names_its_model_and_a_shipped_drafter_has_no_acceptance_from_before_it_was_packed(
+    tmp_path: Path,
+) -> None:
     model = tmp_path / "model"
     model.mkdir()
     command = [sys.executable, "-c", COPIES, str(ROOT / "research"), str(model), str(tmp_path)]
@@ -183,6 +184,6 @@ def test_a_copy_names_its_model_and_a_shipped_drafter_has_no_acceptance_of_other
         "medusa mine 7 True",
         "2 [[0.5], [0.25]] None",
         "(2, 64, 128) True",
-        "3 [[0.5], [0.25], [0.125]] (2.0, 8)",
+        "3 [[0.5], [0.25], [0.125]] None",
         "(3, 64, 128) True",
     ], tried.stderr
