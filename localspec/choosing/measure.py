@@ -266,8 +266,8 @@ def _file_of_experts(path: Path) -> Path | None:
 
     Raises LocalspecError and OSError for a model whose files cannot be read.
     """
-    paths, own = Paths(home()), read(path) if is_packed(path) else None
-    of_it = [one for one in packed_files(paths) if one.header.origin.revision == revision(path)]
+    paths, own, same = Paths(home()), read(path) if is_packed(path) else None, revision(path)
+    of_it = [one for one in packed_files(paths) if one.header.origin.revision == same]
     copies = [one.path for one in (own, *of_it) if one and not one.header.registered]
     files = copies or [Path(file) for file in (own.header.origin.files if own else weight_files(path))]
     largest = max(files, key=lambda file: file.stat().st_size)
