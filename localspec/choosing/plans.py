@@ -279,9 +279,10 @@ def _plans_in(
         whole = weights + candidate.bytes + program + fit.cache(shape, planned + most + 1, dtype)
         whole += fit.workspace(shape, *how, planned, most)
         on_disk = fit.on_disk(quantize, backend, experts, whole - precision.device.usable)
-        costs = in_memory
+        costs, from_disk = in_memory, None
         if on_disk and known.costs is None:
-            costs = cost.FromDisk(in_memory, shape, on_disk, measurements.disk(model.card) or cost.DISK)
+            from_disk = measurements.disk(model.card)
+            costs = cost.FromDisk(in_memory, shape, on_disk, from_disk or cost.DISK)
         if candidate.acceptance is not None:
             tokens_per_second, nodes = speed(costs, candidate.acceptance, candidate.draft_seconds, most)
         elif replies is None:
@@ -307,7 +308,7 @@ def _plans_in(
         yield RunPlan(
             precision, candidate, nodes, weights + candidate.bytes - on_disk, size, memory, tokens_per_second, measured,
             on_disk=on_disk, active=active, slowed=costs.at(1, CONTEXT) / in_memory.at(1, CONTEXT), most=most,
-            disk_measured=bool(on_disk and measurements.disk(model.card)),
+            disk_measured=from_disk is not None,
         )  # fmt: skip
 
 

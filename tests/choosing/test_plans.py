@@ -458,7 +458,9 @@ def test_only_mapped_experts_stay_on_the_disk_and_torch_packs_none() -> None:
 
 
 @each("gib, on_disk", [(32, False), (14, True), (8, None)])  # None: it does not fit even with half of them there
-def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_slow_that_is(gib, on_disk) -> None:
+def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_slow_that_is(
+    gib, on_disk, monkeypatch
+) -> None:
     model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)
     ranked = run_plans(model, [Precision(cpu(gib), "bf16", "int4")], NoMeasurements())
     plan = next(one for one in ranked if one.candidate.name == "none")
@@ -483,6 +485,9 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     ranked = run_plans(model, [Precision(cpu(gib), "bf16", "int4")], measured)
     quicker = next(one for one in ranked if one.candidate.name == "none")
     assert (plan.slowed - 1) / (quicker.slowed - 1) == pytest.approx(10) and "assumed" not in explained(quicker, ranked)
+    timed = Told(models={("cpu", "int4"): ModelMeasurements(flat(0.1))})
+    monkeypatch.setattr(Told, "disk", lambda self, card: pytest.fail("measured costs include the disk"))
+    assert run_plans(model, [Precision(cpu(gib), "bf16", "int4")], timed)[0].on_disk
 
 
 def test_a_mixture_in_gguf_files_is_never_packed_again_unasked() -> None:
