@@ -25,6 +25,7 @@ from localspec.choosing.plans import (
     RunPlan,
     as_computed,
     best,
+    disk_words,
     explained,
     natural_precisions,
     run_plans,
@@ -488,6 +489,13 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     timed = Told(models={("cpu", "int4"): ModelMeasurements(flat(0.1))})
     monkeypatch.setattr(Told, "disk", lambda self, card: pytest.fail("measured costs include the disk"))
     assert run_plans(model, [Precision(cpu(gib), "bf16", "int4")], timed)[0].on_disk
+
+
+@each("slowed, words", [(1.04, ""), (1.06, ", so a token takes about 1.1 times as long")])
+def test_a_clause_never_says_that_a_token_takes_once_as_long(slowed, words) -> None:
+    model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)
+    (plan, *_) = run_plans(model, [Precision(cpu(14), "bf16", "int4")], NoMeasurements())
+    assert disk_words(replace(plan, slowed=slowed, disk_measured=True)).endswith(f"are read from the disk{words}")
 
 
 def test_a_mixture_in_gguf_files_is_never_packed_again_unasked() -> None:
