@@ -256,7 +256,7 @@ def recommend(
     precision, device = plan.precision, plan.precision.device
     disk = ", with half of its experts on the disk" if plan.on_disk else ""
     needed, usable = distinct(gib, plan.bytes, device.usable)
-    reason = f"does not fit: {needed} GiB in {precision} on {device.name}{disk}, of which {usable} may be used"
+    reason = f"does not fit: it needs {needed} GiB in {precision} on {device.name}{disk}, and {usable} GiB may be used"
     return Recommendation(model.card, plan, reason, quality)
 
 
