@@ -302,8 +302,12 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
     return max(possible, key=lambda one: (one.worth, _speed(one)), default=None)
 
 
-def mixture_words(taken: Recommendation, every: Sequence[Recommendation]) -> str:
-    """Return why no better mixture of experts is taken, in a sentence about the next best; "" if there is none."""
+def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer: Prefer | None = None) -> str:
+    """Return a sentence about a mixture of experts that is better than the model taken; "" if there is none.
+
+    It says why that is not taken: because it does not fit, or because its speed counts for more than its quality.
+    `prefer` is that of `preferred`, which may have taken a model for another reason.
+    """
     better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
     first = max(better, key=lambda one: (one.fits, one.worth, -one.plan.bytes if one.plan else 0), default=None)
     if first is None or first.plan is None:
@@ -313,7 +317,9 @@ def mixture_words(taken: Recommendation, every: Sequence[Recommendation]) -> str
         return f"{name} {first.reason}."
     disk = f" with {size(first.plan.on_disk)} of its experts on the disk" if first.plan.on_disk else ""
     thinks = " and thinks before it answers" if first.thinks else ""
-    return f"{name} should reach {tokens_a_second(first.plan.speed)} here{disk}{thinks}."
+    for_speed = prefer == "speed" or (prefer is None and first.comfort < taken.comfort)
+    counts = ", which counts for more here than its quality" if for_speed else ""
+    return f"{name} should reach {tokens_a_second(first.plan.speed)} here{disk}{thinks}{counts}."
 
 
 def _speed(one: Recommendation) -> float:

@@ -161,7 +161,7 @@ def _survey(settings: Settings) -> _Survey:
         preferred(here, settings.prefer),
         recommended,
         preferred([one for one in every if not one.gated], settings.prefer),
-        mixture_words(recommended, every) if recommended else "",
+        mixture_words(recommended, every, settings.prefer) if recommended else "",
         _Packed.look(Paths(environment.home())),
         _found(Paths(environment.home())),
         others(),

@@ -186,6 +186,22 @@ def test_a_sentence_says_why_a_better_mixture_is_not_taken(gib, free, gigabytes,
     assert found.plan is not None and ("are read for a token" in found.reason) == (found.plan.active is not None)
 
 
+@each("prefer, decides", [(None, True), ("speed", True), ("memory", False)])
+def test_a_sentence_about_a_better_mixture_says_whether_speed_decided(prefer, decides) -> None:
+    every = recommendations(machine(cpu(32, free=22, bandwidth=60e9)), NoMeasurements(), here=False)
+    found = preferred(every, prefer)
+    assert found is not None
+    words = survey.mixture_words(found, every, prefer)
+    assert "should reach" in words and words.endswith(", which counts for more here than its quality.") is decides
+
+
+def test_speed_does_not_decide_between_two_comfortable_models() -> None:
+    every = recommendations(machine(cpu(32, free=22, bandwidth=900e9)), NoMeasurements(), here=False)
+    found = next(one for one in every if one.fits and one.comfort == 1)
+    better = replace(next(one for one in every if one.fits and one.plan.active), quality=99, pace=900.0)
+    assert survey.mixture_words(found, [found, better]).endswith((" here.", " answers."))
+
+
 def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
     registry(best=(SEVEN, 40))
     (found,) = recommendations(machine(cpu(4)), NoMeasurements(), here=False)
