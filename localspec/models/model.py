@@ -128,7 +128,7 @@ def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8
     read = (shape.matrices - shape.in_experts) * bits / 8
-    return read, (entry.bytes or 0) - others
+    return read, max(0.0, (entry.bytes or 0) - others)
 
 
 def draft_form(card: TargetCard) -> str | None:

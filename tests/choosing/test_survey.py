@@ -21,7 +21,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit
 from localspec.models.entries import PACKAGE, Entry
 from localspec.models.model import Model, model_of
-from localspec.models.registry import TargetCard
+from localspec.models.registry import TargetCard, known
 from localspec.models.shape import Shape
 
 TOY = TargetCard("toy", PACKAGE / "demo", None, "", "", Entry("toy", path=PACKAGE / "demo", quality=99))
@@ -193,6 +193,14 @@ def test_a_sentence_about_a_better_mixture_says_whether_speed_decided(prefer, de
     assert found is not None
     words = survey.mixture_words(found, every, prefer)
     assert "should reach" in words and words.endswith(", which counts for more here than its quality.") is decides
+
+
+@each("size, rest", [(10**9, True), (None, False)])
+def test_a_small_size_of_a_mixture_s_file_leaves_no_bytes_for_experts_and_not_less(size, rest) -> None:
+    card = known()["gpt-oss-20b"]
+    assert card.entry is not None and not card.here
+    model = model_of(replace(card, entry=replace(card.entry, bytes=size or card.entry.bytes)))
+    assert model.block_reads is not None and model.block_reads[0] > 0 and (model.block_reads[1] == 0) is rest
 
 
 def test_speed_does_not_decide_between_two_comfortable_models() -> None:
