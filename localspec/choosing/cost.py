@@ -17,8 +17,8 @@ TREE = 4e-5  # of a step with a tree, in addition to STEP
 DRAFT = 5e-5  # of drafting, in addition to matrix products
 BESIDE_PRODUCTS = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
-# Bytes a second of reads of small parts of a disk where they were not measured: those of a cloud machine's disk
-# (docs/figures/experts.md). An NVMe disk is several times as fast.
+# Bytes per second of small reads from a disk, assumed where they were not measured. A cloud machine's disk reads that
+# many (docs/figures/experts.md); an NVMe disk several times as many.
 DISK = 0.27e9
 PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
@@ -239,8 +239,8 @@ class Rates:
 class Estimate:
     """The estimated cost of a model's forwards.
 
-    `reads` are the weights of average size that have as many bytes as a step reads, if those are known: the weights
-    that any row reads, and those of all experts.
+    `reads`, if known, are the weights that every step reads and those of all experts. Both are bytes divided by the
+    average bytes of a weight, because `rates` are per average weight.
     """
 
     shape: Shape

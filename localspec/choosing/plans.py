@@ -348,20 +348,21 @@ def step_bytes(model: Model, precision: Precision) -> float:
 def read_bytes(model: Model, precision: Precision) -> tuple[float, float]:
     """Return the bytes of weights that each step of a model reads in this precision, and those of all experts.
 
-    They are those of the tensors if the weights are in blocks, or else parts of all weights by their number.
+    In blocks they are the sizes of the tensors. Otherwise they are shares of all bytes, in proportion to the number of
+    weights.
     """
     if precision.quantize == BLOCKS and model.block_reads:
         return model.block_reads
     shape = model.shape
-    one = weight_bytes(model, precision) / max(shape.parameters, shape.matrices)
-    return one * (shape.matrices - shape.in_experts), one * shape.in_experts
+    bytes_per_weight = weight_bytes(model, precision) / max(shape.parameters, shape.matrices)
+    return bytes_per_weight * (shape.matrices - shape.in_experts), bytes_per_weight * shape.in_experts
 
 
 def _estimate(model: Model, precision: Precision, measurements: MeasurementSource) -> ForwardCostModel:
-    reads, one = None, precision.device.block_bits / 8
+    reads, bytes_per_weight = None, precision.device.block_bits / 8
     if precision.quantize == BLOCKS and precision.device.engine == "native" and model.block_reads:
         always, experts = model.block_reads
-        reads = always / one, experts / one
+        reads = always / bytes_per_weight, experts / bytes_per_weight
     return Estimate(model.shape, _rates(precision, measurements), reads)
 
 

@@ -18,7 +18,8 @@ from localspec.weights.packed_file import BLOCKS, forms
 from localspec.weights.packed_file import read as read_packed
 from localspec.weights.recipe import read_bytes
 
-_WITHOUT_EXPERTS = {"MXFP4": 8.5}  # type of a file -> bits of the weights that are in no expert, in Q8_0
+# bits of a weight outside of the experts, by type of file: there gpt-oss is in Q8_0
+_WITHOUT_EXPERTS = {"MXFP4": 8.5}
 
 
 @dataclass(frozen=True)
