@@ -83,7 +83,7 @@ async def test_where_nothing_comes_of_another_answer_the_one_before_is_there_aga
         await talked(talk, pilot, "one")
         await pilot.press("f5")
         if how != "refused":
-            await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.begun)
+            await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.accepted)
             await pilot.press(how)
             gate.set()
         await until(pilot, lambda: talk.idle() and talk.replies() == ["First."])
@@ -99,7 +99,7 @@ async def test_where_nothing_comes_of_another_prompt_it_is_being_changed_again(c
     async with chat(["First."], [gate, Prefill(5, 5), "Second."], ["Third."]).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f2", "!", "enter")
-        await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.begun)
+        await until(pilot, lambda: len(talk.engine.asked) == 2 and talk.thread.buffer.accepted)
         await pilot.press("escape")
         gate.set()
         await until(pilot, lambda: talk.idle() and talk.replies() == ["First."])
