@@ -207,7 +207,7 @@ class Engine:
                 engine = load(choice)
                 break
             except LocalspecError as trouble:
-                unasked = auto and choice.draft is not None  # the user did not ask for that small model
+                unasked = auto and (choice.draft is not None or choice.trained)  # the user named neither of them
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} Trying once more with less: {smaller.reason}.")

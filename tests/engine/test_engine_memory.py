@@ -1,5 +1,6 @@
 """Memory that is short: one more try with less, a context that ends earlier, and weights that have moved away."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from each import each
 from golden import matching, wording
 from machines import cpu, flat, machine
 from reply_statistics import said
+from safetensors.torch import load_file, save_file
 
 from localspec.choosing import fit
 from localspec.choosing.choose import choose
@@ -15,7 +17,7 @@ from localspec.decoding.session import Limits
 from localspec.engine import engine as module
 from localspec.engine.engine import Engine
 from localspec.engine.forward_timing import SPILL_FACTOR, SpillWatch
-from localspec.errors import DoesNotFit
+from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Done, Reporter
 from localspec.models.registry import resolve
 
@@ -45,6 +47,20 @@ def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> N
     engine = Engine.open(Settings(), DEMO, notice=told.append)
     assert two == ["phrases", "none"] and engine.choice.drafter == "none"
     assert told == [wording("demo_does_fit_memory_cpu_choose")]
+
+
+@pytest.mark.slow
+def test_a_damaged_drafter_that_nobody_named_costs_a_sentence_and_no_reply(tmp_path, monkeypatch) -> None:
+    damaged = shutil.copytree(DEMO.path / "drafters" / "medusa", tmp_path / "medusa")
+    tensors = load_file(damaged / "drafter.safetensors")
+    save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, damaged / "drafter.safetensors")
+    first, second = choose(DEMO, Settings(drafter=str(damaged))), choose(DEMO, Settings(drafter="phrases"))
+    monkeypatch.setattr(module, "choices", lambda *arguments, **named: [first, second])
+    told: list[str] = []
+    assert Engine.open(Settings(), DEMO, notice=told.append).choice.drafter == "phrases"
+    assert len(told) == 1 and told[0].startswith(str(damaged)) and second.reason in told[0]
+    with pytest.raises(LocalspecError, match="medusa"):
+        Engine.open(Settings(drafter=str(damaged)), DEMO)
 
 
 @pytest.mark.slow
