@@ -103,10 +103,15 @@ def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | Non
 
 
 def step_bytes(path: Path) -> float:
-    """Return the bytes of weights that a step of a model reads, assuming int8 for dense weights."""
+    """Return the bytes of weights that a step of one row reads, assuming int8 for dense weights.
+
+    Of a mixture it reads only the experts that are chosen.
+    """
     found = inspect(path)
     apart = 0 if text_config(found.config).get("tie_word_embeddings") else found.embedding
-    return (found.parameters - apart) * (found.bits / 8 if found.packing else 1.0)
+    shape = Shape.of(found.config)
+    unread = shape.matrices - shape.read(1) if shape else 0
+    return (found.parameters - apart - unread) * (found.bits / 8 if found.packing else 1.0)
 
 
 FILE = "tokenizer.json"

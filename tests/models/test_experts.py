@@ -21,6 +21,8 @@ from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
 from localspec.families.experts import MixtureSizes
 from localspec.families.model_config import ModelConfig
+from localspec.families.supported import text_config
+from localspec.models.default_draft import step_bytes
 from localspec.models.drafter_kinds import TABLE
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape
@@ -82,6 +84,17 @@ def test_a_step_of_more_rows_reads_more_experts_and_never_more_than_all() -> Non
     assert shape.matrices - shape.read(1) == 6 * one
     assert shape.read(1) < shape.read(2) < shape.read(8) < shape.read(10**4) == shape.matrices
     assert shape.read(2) == shape.matrices - round(8 * one * (6 / 8) ** 2)
+
+
+@each("name", MIXTURES)
+def test_a_draft_model_is_compared_with_the_experts_that_a_step_reads(name: str, tiny: Make) -> None:
+    path = tiny(name).path
+    found = inspect(path)
+    shape = Shape.of(found.config)
+    assert shape is not None and shape.experts is not None
+    unread = round(shape.in_experts * (1 - shape.experts.used / shape.experts.count))
+    embedding = 0 if text_config(found.config).get("tie_word_embeddings") else found.embedding
+    assert unread > 0 and step_bytes(path) == found.parameters - embedding - unread
 
 
 @each("name", [*MIXTURES, *RECURRENT_MIXTURES, *FROM_GGUF])
