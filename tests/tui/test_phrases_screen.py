@@ -94,7 +94,7 @@ async def test_a_chat_s_are_deleted(kept):
         await pilot.press("f7")  # the one whose chat is unknown
         await until(pilot, lambda: wording("nobody_knows_which_chat") in kept.screen_text())
         await pilot.press("down", "f7")
-        await until(pilot, lambda: "Delete the 2 phrases last said in “A [fox]?” for good?" in kept.screen_text())
+        await until(pilot, lambda: "Delete the 2 phrases last used in “A [fox]?” for good?" in kept.screen_text())
         await pilot.press("y")
         await until(pilot, lambda: "Deleted 2 phrases." in kept.screen_text() and len(screen._found) == 1)
     assert left(kept) == {"/models/scripted": 1, "other": 1}
