@@ -65,7 +65,7 @@ def write(trained: Path, to: Path, most: int) -> Path:
             written[name] = numbers.astype(np.float16)
         else:
             written[name], written[name + FACTORS] = in_int4(numbers)
-    for name in ("bench", *ACCEPTANCE):  # measured before the drafter was cut and packed
+    for name in ("kept", "bench", *ACCEPTANCE):  # measured before the drafter was cut and packed
         about.pop(name, None)
     if heads is not None and heads < about["options"]["heads"]:
         about["options"]["heads"] = heads
