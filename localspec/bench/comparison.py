@@ -142,14 +142,14 @@ def _firsts(
     made: dict[int, Engine] = {}
     # Fixed sizes come last: they use the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
-        alike = [one for one in made.values() if one.choice.draft == choice.draft]
-        same = [one for one in alike if one.choice.drafter == choice.drafter]
+        same_draft = [one for one in made.values() if one.choice.draft == choice.draft]
+        same = [one for one in same_draft if one.choice.drafter == choice.drafter]
         if choice.draft is None:
             made[number] = load(choice, share_with=engine)
         elif same:
             made[number] = load(choice, share_with=same[0])
         else:
-            made[number] = paired(choice, share_with=alike[0] if alike else engine)
+            made[number] = paired(choice, share_with=same_draft[0] if same_draft else engine)
     return [made[number] for number in range(len(choices))]
 
 

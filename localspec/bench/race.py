@@ -145,9 +145,9 @@ def racers(
     """
     from localspec import Engine, Limits
 
-    alone = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
+    plain_choice = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
     tokens = drafting.target.encode(messages, think)
-    engines = [Engine(alone, phrases="off", share_with=drafting), drafting]
+    engines = [Engine(plain_choice, phrases="off", share_with=drafting), drafting]
     for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights may still come from disk
         pass
     engines[0].session.rewind(0)

@@ -297,15 +297,17 @@ class ThinkingState(NamedTuple):
 
 def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingState:
     """Return whether the model thinks now, and how to change that. Raises UsageMistake if a setting has no effect."""
-    told, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
+    requested, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
     if by_itself is None and model.choice.engine == "server":
-        now = "auto" if told is None else "on" if told else "off"
-        return ThinkingState(f"The server is asked for it and may ignore it: /think {now}.", "off" if told else "on")
+        now = "auto" if requested is None else "on" if requested else "off"
+        return ThinkingState(
+            f"The server is asked for it and may ignore it: /think {now}.", "off" if requested else "on"
+        )
     if by_itself is None:
         # /think is refused in this case.
         return ThinkingState("The chat template of this model has no switch for thinking.", "on")
-    thinks = by_itself if told is None else told
-    now = "auto" if told is None else "on" if told else "off"
+    thinks = by_itself if requested is None else requested
+    now = "auto" if requested is None else "on" if requested else "off"
     others = " and ".join(f"/think {word}" for word in WORDS if word != now)
     does = "thinks before it answers" if thinks else "answers without thinking"
     return ThinkingState(f"The model {does} (/think {now}); there are {others}.", "off" if thinks else "on")

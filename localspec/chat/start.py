@@ -156,7 +156,7 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
     such models if there is no saved choice.
     """
     paths = Paths(environment.home())
-    told = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)
+    notify = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)
     if (choice := saved_choice(paths)) is not None:
         try:
             card = _resolve(choice.model)
@@ -165,11 +165,11 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
             without_file = [str(error)] if known and known.here else []
         else:
             if instead:
-                told(f"{card.name} answers; choose another model with -m.")
+                notify(f"{card.name} answers; choose another model with -m.")
             return card
         if not without_file:
             name = registry.renamed(paths).get(choice.model, choice.model)
-            told(f"The model that was chosen last, {name}, is no longer here.")
+            notify(f"The model that was chosen last, {name}, is no longer here.")
     else:
         without_file = missing_models(paths)
     models = chat_models(paths)
@@ -179,12 +179,12 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
         reporter.notice(f"{' '.join(without_file)} Until then {chosen.name} answers.")
         return chosen
     if chosen is None:
-        told(DEMO)
+        notify(DEMO)
         return _resolve("demo")
     if len(models) == 1:
-        told(f"No model named, so {chosen.name} answers, the only one here.")
+        notify(f"No model named, so {chosen.name} answers, the only one here.")
         return chosen
-    told(f"No model named, so {chosen.name} answers from now on; `localspec use NAME` chooses another one.")
+    notify(f"No model named, so {chosen.name} answers from now on; `localspec use NAME` chooses another one.")
     with suppress(OSError):  # the next session finds the same model
         save_choice(registry.reference(chosen), "machine", paths)
     return chosen

@@ -73,13 +73,13 @@ def show(
     with store_if_any(WHAT) as store:
         chosen = [(pool, *_best(store, pool, limit)) for pool in _pools_of(store, model)]
         stories = Stories(store.history) if store else None
-        told = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases, _ in chosen]
+        titles = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases, _ in chosen]
     if as_json:
         print_json([_shown(kept)._asdict() for _, phrases, _ in chosen for kept in phrases])
         return
     if not chosen:
         typer.echo("No phrases are saved yet.")
-    for (pool, phrases, why_ids), lines in zip(chosen, told, strict=True):
+    for (pool, phrases, why_ids), lines in zip(chosen, titles, strict=True):
         typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}, the most useful first. {why_ids}"))
         for kept, story in zip(phrases, lines, strict=True):
             typer.echo(f"  {kept.line}  ({one_line(story)})")

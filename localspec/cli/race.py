@@ -99,21 +99,21 @@ def race_command(
         else:
             deque(steps, maxlen=0)
     found = result(*lanes)
-    told = list(sentences(lanes, found))
+    summary = list(sentences(lanes, found))
     size = terminal_size() if seen else RECORDED
     if cast:
-        _record(lanes, size, _folded(told, size["columns"]), question, cast)
+        _record(lanes, size, _folded(summary, size["columns"]), question, cast)
         progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
     if as_json:
         print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
     else:
         picture = frame(lanes, size, ends(lanes)) if seen else []
-        print(drawable("\n".join([*picture, *_folded(told, width())]), sys.stdout), flush=True)
+        print(drawable("\n".join([*picture, *_folded(summary, width())]), sys.stdout), flush=True)
     return 0
 
 
-def _folded(told: Sequence[str], columns: int | None) -> list[str]:
-    return [line for sentence in told for line in folded(sentence, columns)]
+def _folded(summary: Sequence[str], columns: int | None) -> list[str]:
+    return [line for sentence in summary for line in folded(sentence, columns)]
 
 
 def _show(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
@@ -186,8 +186,8 @@ def _lane(lane: Lane) -> dict[str, Any]:
     }
 
 
-def _record(lanes: Sequence[Lane], size: Size, told: Sequence[str], prompt: str, file: Path) -> None:
-    lines = recording(lanes, size, told, one_line(f"localspec race: {prompt}"), int(time.time()))
+def _record(lanes: Sequence[Lane], size: Size, summary: Sequence[str], prompt: str, file: Path) -> None:
+    lines = recording(lanes, size, summary, one_line(f"localspec race: {prompt}"), int(time.time()))
     try:
         file.write_text("".join(lines), encoding="utf-8")
     except OSError as error:

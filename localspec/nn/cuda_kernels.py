@@ -76,10 +76,10 @@ def _module(device: torch.device, file: str, **defined: int) -> Module:
     with torch.cuda.device(device):
         major, minor = torch.cuda.get_device_capability(device)
         torch.zeros(1, device=device)  # the driver loads into the context that torch has opened
-        text, told = source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
+        text, flags = source(file), [f"--gpu-architecture=sm_{major}{minor}", *options(defined)]
         # torch's version identifies the compiler before that is loaded.
-        made_of = [torch.__version__, str(torch.version.cuda), *told, text]
-        return Module(cached_or_compiled(made_of, lambda: binary_of(text, told)), device)
+        made_of = [torch.__version__, str(torch.version.cuda), *flags, text]
+        return Module(cached_or_compiled(made_of, lambda: binary_of(text, flags)), device)
 
 
 def digest() -> str:
@@ -97,14 +97,14 @@ def options(defined: Mapping[str, int]) -> list[str]:
     return [f"-D{name}={value}" for name, value in sorted(defined.items())]
 
 
-def binary_of(text: str, told: Sequence[str]) -> bytes:
+def binary_of(text: str, flags: Sequence[str]) -> bytes:
     """Compile a source. Raises RuntimeError with the compiler's message."""
     compiler, program = _compiler(), ctypes.c_void_p()
-    words = (ctypes.c_char_p * len(told))(*(word.encode() for word in told))
+    words = (ctypes.c_char_p * len(flags))(*(word.encode() for word in flags))
     created = compiler.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"localspec.cu", 0, None, None)
     _succeeds(created, "there is no compiler")
     try:
-        if compiler.nvrtcCompileProgram(program, len(told), words):
+        if compiler.nvrtcCompileProgram(program, len(flags), words):
             raise RuntimeError(f"A kernel cannot be compiled: {_content(program, 'ProgramLog').decode().strip()}")
         return _content(program, "CUBIN")
     finally:

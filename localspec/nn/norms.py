@@ -17,8 +17,8 @@ def added_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x plus `given`, if there is one, and the norm of that sum."""
     others = (weight,) if given is None else (weight, given)
-    alike = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
-    if kernel_checks.serve(x, *others) and alike:
+    same_dtype = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
+    if kernel_checks.serve(x, *others) and same_dtype:
         return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
     x = x if given is None else x + given
     if not config.norm_offset:

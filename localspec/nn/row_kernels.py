@@ -140,8 +140,8 @@ def heads_fit(head_dim: int) -> bool:
 def attends(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> bool:
     """Return whether `attention` can compute with these tensors."""
     width = keys.shape[3]
-    alike = keys.stride() == values.stride() and keys.stride()[2:] == (width, 1) and keys.dtype == values.dtype
-    return alike and keys.dtype in (torch.float32, *FORMATS) and heads_fit(width) and queries.shape[2] > 0
+    same_layout = keys.stride() == values.stride() and keys.stride()[2:] == (width, 1) and keys.dtype == values.dtype
+    return same_layout and keys.dtype in (torch.float32, *FORMATS) and heads_fit(width) and queries.shape[2] > 0
 
 
 def _in_parts(x: torch.Tensor, out: int, product: Callable[[torch.Tensor, torch.Tensor], None]) -> torch.Tensor:

@@ -209,16 +209,16 @@ class StaticForward:
         if shape in recordings:
             recording, _ = recordings.pop(shape)
         else:
-            alike = shape._replace(visible=0)
-            if alike in self._unrecorded:
+            any_length = shape._replace(visible=0)
+            if any_length in self._unrecorded:
                 return None
-            made = self._recorder.record(function, inputs, self._results.get(alike))
+            made = self._recorder.record(function, inputs, self._results.get(any_length))
             if made is None:
                 recordings.clear()  # gives memory back
-                self._unrecorded.add(alike)  # repeated attempts would take longest
+                self._unrecorded.add(any_length)  # repeated attempts would take longest
                 return None
             recording = made
-            self._results[alike] = recording.results
+            self._results[any_length] = recording.results
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
         recordings[shape] = recording, adapters  # holding the adapters keeps others from getting their id

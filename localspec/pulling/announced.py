@@ -157,9 +157,9 @@ def _memory(
     if entry.shape is None:
         return None, "it is unknown whether it fits: its entry gives no sizes"
     named = options.drafter is not None
-    beside, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
+    drafter_bytes, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
     fits, memory = fit(
-        card.name, entry.shape, weights, machine, measurements, beside, options.settings, chosen.found, named
+        card.name, entry.shape, weights, machine, measurements, drafter_bytes, options.settings, chosen.found, named
     )
     copied = bool(entry.source.gguf) and entry.shape.experts is not None
     return fits, memory + second_copy(entry.bytes or 0, options.settings) if copied else memory

@@ -144,14 +144,14 @@ def pull(
         raise DoesNotFit(f"{too_large(planned.plan)} --force tries anyway.")
     if planned.fits is False and not force:
         raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it anyway.")
-    plan, model, alone, made = planned.plan, planned.plan.parts[0], "", None
+    plan, model, only_packing, made = planned.plan, planned.plan.parts[0], "", None
     texts = next((part for part in plan.parts if part.beside), None)
     before = gguf.made_before(model, texts) if model.source.gguf else None
     if before and texts:
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not texts))
     if options.packed_only and not model.source.gguf:
-        alone = packing_to_keep(plan, planned.packing, options.settings)
-        made = packed_only_copy(model, alone)
+        only_packing = packing_to_keep(plan, planned.packing, options.settings)
+        made = packed_only_copy(model, only_packing)
     if made:
         yield made
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not model))
@@ -167,8 +167,8 @@ def pull(
     yield from convert_heads(replace(plan, parts=own), reporter.progress, registered)
     for part in own:
         forget_damaged(snapshot(part.source, part.commit))
-        if alone and part is model:
-            yield pack_and_delete(part, alone, machine, reporter)
+        if only_packing and part is model:
+            yield pack_and_delete(part, only_packing, machine, reporter)
             continue
         if part.whole:
             yield Installed(part.source, split_of(part.source))
@@ -177,7 +177,7 @@ def pull(
         packing = planned.packing if part is model and repository_of(name) else planned.packing and LOSSLESS
         if packing and not part.heads and (packed := pack_and_keep(part, packing, machine, reporter)):
             yield packed
-    if card is not None and not alone and not options.quiet and (kind := to_make(named_card(name))) is not None:
+    if card is not None and not only_packing and not options.quiet and (kind := to_make(named_card(name))) is not None:
         reporter.progress(f"estimating what training {kind} takes")
         from localspec.training.estimate import outlook  # torch and transformers
 

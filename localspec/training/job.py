@@ -368,9 +368,11 @@ class Job:
             held_out = training.corpus.held_out
             generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, self.clock.measuring())
         if self.main:
-            told = next((generated[name]["length"] for name in reversed(ACCEPTANCE) if name in generated), None)
+            measured_length = next(
+                (generated[name]["length"] for name in reversed(ACCEPTANCE) if name in generated), None
+            )
             served = partial(served_target, request.card, self._settings, self.drafter.target)
-            if outcome := self.drafter.outcome(right_after_right, told, served):
+            if outcome := self.drafter.outcome(right_after_right, measured_length, served):
                 self._tell(outcome)
             if right_after_right:
                 generated[RIGHT_AFTER_RIGHT] = right_after_right

@@ -175,8 +175,8 @@ def fitted(
         theirs = names.get(ours, (ours,))
         there = [stored[name] for name in theirs if name in stored]
         used |= {*theirs}
-        alike = len(there) == len(theirs) and len({one.shape[1:] for one in there}) == 1
-        whole = torch.cat(there) if alike and len(there) > 1 else there[0] if alike else None
+        same_widths = len(there) == len(theirs) and len({one.shape[1:] for one in there}) == 1
+        whole = torch.cat(there) if same_widths and len(there) > 1 else there[0] if same_widths else None
         if whole is None or tuple(whole.shape) != spec.shape:
             missing = next((name for name in theirs if name not in stored), "")
             shapes = " and ".join(str([*one.shape]) for one in there)

@@ -174,10 +174,10 @@ class Trainable(TrainableDrafter):
         positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)
         causal, prefix = positions[:, None] >= positions, TextPrefix(self.kept_layers)
         states = self.target.transformer(batch.tokens, positions, causal, prefix, adapters=self.adapters or {})
-        told = batch.loss_mask[:, 1:]
+        counted = batch.loss_mask[:, 1:]
         soft = batch.distill and self.adapters is not None
         label, teacher = (batch.hidden[:, :-1], self.target.head) if soft else (batch.tokens[:, 1:], None)
-        found = cross_entropy(states[:, :-1][told], self.target.head, label[told], teacher)
+        found = cross_entropy(states[:, :-1][counted], self.target.head, label[counted], teacher)
         return found.loss / max(found.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
