@@ -113,10 +113,12 @@ def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> I
         rows.append([name, *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(kinds, name))])
     yield table(["×", *heads, "mean"], rows)
     yield taken(lines)
-    yield from judged(kinds, ours, aims if "draft_model" in ours else {})
+    compared = any(name not in (AUTO, FIRST, PLAIN) for name in ours)
+    if compared:
+        yield from judged(kinds, ours, aims if "draft_model" in ours else {})
     if any(name.startswith(LLAMA_CPP) for name in names):
         yield from beside_llama_cpp(kinds, names)
-    if any("scarce" in line for line in lines):
+    if compared and any("scarce" in line for line in lines):
         yield from scarce(kinds, ours, lines)
 
 

@@ -1,4 +1,4 @@
-"""Measure the speedup of `auto` and of every drafter without training on a published model: published-speedups.md.
+"""Measure the speedup of `auto` and of every drafter that is here for a published model: published-speedups.md.
 
     python research/pair_speedups.py -m qwen2.5-coder-1.5b --prompts data/eval --work build/pair \
         --llama-cpp 1.5B.gguf 0.5B.gguf --seconds 85 --out docs/figures/published-speedups.md
@@ -47,7 +47,8 @@ from localspec.machine import compiled
 from localspec.machine.hardware import IdleCores, physical_cores
 from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
-from localspec.models.drafter_kinds import TABLE, WITH_PHRASES
+from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_kinds import TABLE, WEIGHTS, WITH_PHRASES
 from localspec.repetition import until_it_goes_round
 from localspec.store.store import Store
 
@@ -198,7 +199,7 @@ class Ours:
         self._plain = Engine(self._chosen(PLAIN), store=self._named, phrases="off")
         self._plain._idle_cores = AllCores()
         self._bases, self._untimed = list[Engine](), list[Engine]()
-        self._wanted = [name for name in names() if name == PLAIN or not wanted or name in wanted]
+        self._wanted = [name for name in names(card) if name == PLAIN or not wanted or name in wanted]
         if not (file := work / "auto.db").exists():
             for name in sorted(self._wanted, key=lambda name: name.startswith(SLOW)):
                 if choice := self._possible(name):
@@ -277,11 +278,12 @@ class Ours:
         return found
 
 
-def names() -> list[str]:
-    """Return plain decoding and every kind that needs no training, with and without phrases."""
-    untrained = [kind for kind in TABLE if kind.takes not in ("weights", "published") and kind.name != PLAIN]
-    lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in untrained if not kind.has_phrases]
-    return [PLAIN, AUTO, FIRST, *(kind.name for kind in untrained), *lengthened]
+def names(card: registry.TargetCard) -> list[str]:
+    """Return plain decoding and, with and without phrases, each kind that needs no training or was trained for `card`."""
+    trained = {drafter.kind for drafter in trained_drafters(card)}
+    kinds = [kind for kind in TABLE if (kind.takes not in WEIGHTS or kind.name in trained) and kind.name != PLAIN]
+    lengthened = [f"{kind.name}{WITH_PHRASES}" for kind in kinds if not kind.has_phrases]
+    return [PLAIN, AUTO, FIRST, *(kind.name for kind in kinds), *lengthened]
 
 
 def limited(target: int, times: float) -> Machine:
