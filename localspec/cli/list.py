@@ -45,19 +45,19 @@ def list_models(
     for card, found in found_here:
         row: dict[str, Any] = {"name": card.name}
         if isinstance(found, LocalspecError):
-            header = read(card.path).header if isinstance(found, NotHere) and is_packed(card.path) else None
-            say(str(found) if header else f"{card.name} is left out: {found}")
-            if header is None:
+            packed_as = read(card.path) if isinstance(found, NotHere) and is_packed(card.path) else None
+            say(str(found) if packed_as else f"{card.name} is left out: {found}")
+            if packed_as is None:
                 continue
             row |= {
-                "parameters": header.parameters,
+                "parameters": packed_as.header.parameters,
                 "bytes": 0,
                 "bits_per_weight": None,
-                "missing": str(header.missing),
+                "missing": str(packed_as.missing),
             }
         else:
             bits = round(found.bits, 3) if found.packing == BLOCKS else None
-            gone = read(card.path).header.missing if found.packing else None  # another packing may still be usable
+            gone = read(card.path).missing if found.packing else None  # another packing may still be usable
             missing = str(gone) if gone else None
             row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": missing}
         row |= {

@@ -169,7 +169,7 @@ def _checked(source: Source) -> Verified:
         progress.show(f"reading {source}: {size(done)} of {size(total)}")
 
     try:
-        if found and (missing := found.header.missing):
+        if found and (missing := found.missing):
             what = f"{missing.name} is missing, or not as long as it was"
             return Verified(found.header.origin.commit, 0, False, (what,))
         if found and found.header.registered:

@@ -24,7 +24,7 @@ from localspec.models.tokenizer_trial import child_at_hand
 from localspec.paths import Paths, free_disk
 from localspec.quantities import counted, distinct, size
 from localspec.weights.fingerprint import changed_since_read, fingerprints
-from localspec.weights.packed_file import BLOCKS, Header, Origin, PackedFile, forms, read
+from localspec.weights.packed_file import BLOCKS, Header, Origin, PackedFile, forms, of_same_weights, read
 from localspec.weights.packed_files import (
     FILED,
     import_of,
@@ -153,7 +153,7 @@ def _register(
                 f"{changed} has a new date or size since it was read, but its samples are the same; `localspec "
                 f"verify {former.header.origin.name}` checks the whole content."
             )
-    if former and same and known and not former.header.missing and former.header.origin.files != held:
+    if former and same and known and not former.missing and former.header.origin.files != held:
         there = next(iter(former.header.origin.files))
         reporter.notice(f"{file} has the same content as {there}, and {origin.name} is still read from there.")
         chat.tokenizer.hand_on()
@@ -230,7 +230,8 @@ def _name(
 ) -> str:
     """Return the name of a new model: that of the entry that lists its files, if there is one.
 
-    A notice names models that were imported when these files had another content. These models stay.
+    A notice names models that were imported when these files had another content. These models stay, but not the files
+    to which their weights were copied: no such model answers while another file is in the place of the former one.
     """
     every = imports(paths)
     older = [
@@ -240,15 +241,26 @@ def _name(
     ]
     if older:
         remove = older[0] if len(older) == 1 else "NAME"
+        copies = [copy for name in older for copy in _copies_of(every[name])]
+        copied = size(sum(one.path.stat().st_size for one in copies))
+        freed = f"; the copy of its weights, {copied}, is deleted" if copies else ""
         reporter.notice(
             f"{file} has changed since it was imported as {', '.join(older)}, which stays until `localspec rm "
-            f"{remove}`."
+            f"{remove}`{freed}."
         )
+        for one in copies:
+            one.path.unlink(missing_ok=True)
     taken = registry.cards(paths).keys() - every.keys()
     listed = registry.listed_as(digests.values(), paths)
     # The store saves phrases under the former name.
     names = (old for old, now in registry.renamed(paths).items() if now == listed)
     return next(names, listed) or new_name(file, next(iter(digests.values())), taken, paths, ollama_name(file))
+
+
+def _copies_of(registered: PackedFile) -> list[PackedFile]:
+    """Return the files to which the weights of a registered model were copied in blocks."""
+    same = map(read, of_same_weights(registered.path))
+    return [one for one in same if one.header.packing == BLOCKS and not one.header.registered]
 
 
 def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], repo: str) -> str:
@@ -284,7 +296,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
         return registry.resolve(name)
     paths = Paths(home())
     known = import_of(file, paths)
-    if known is None or not known.header.registered or known.header.missing:
+    if known is None or not known.header.registered or known.missing:
         moved = known is not None and known.header.registered
         answers = known.header.answers if known else BLOCKS
         registered, _, _ = _register(file, answers, reporter, paths)

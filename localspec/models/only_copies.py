@@ -22,8 +22,9 @@ from localspec.weights.packed_files import locked, made_from_gguf, packed_files,
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
     """Return whether localspec has no other weights from which to make this packed file again."""
     if made_from_gguf(origin.files):
-        same = (one.header for one in packed_files(paths) if one.header.origin.revision == origin.revision)
-        return not any(header.registered and header.missing is None for header in same)
+        same = (one for one in packed_files(paths) if one.header.origin.revision == origin.revision)
+        # If another file is in the place of the GGUF file, a packed file serves nobody.
+        return not any(one.header.registered and (one.missing is None or one.replaced) for one in same)
     try:
         return bool(origin.repo) and find_snapshot(Source.parse(origin.repo), paths) is None
     except UsageMistake:

@@ -16,7 +16,8 @@ from localspec.events import Reporter
 from localspec.models.drafter_cards import REMEDY
 from localspec.paths import Paths
 from localspec.weights.checkpoint import tensor_headers, tensor_start
-from localspec.weights.fingerprint import file_fingerprint, known_digests
+from localspec.weights.file_fingerprint import file_fingerprint
+from localspec.weights.fingerprint import known_digests
 from localspec.weights.matrices import PackedMatrix
 from localspec.weights.opened import PackedModel
 from localspec.weights.opening import CannotWrite, once, write_with_room

@@ -134,9 +134,10 @@ def originals(path: Path) -> Checkpoint:
 
 def only_packed(path: Path) -> NotHere:
     """Return the error for a model that is needed in another form, but is here only packed."""
-    header, packings = packed_file.read(path).header, " and ".join(sorted(packed_file.forms(path)))
-    if header.missing:
-        return NotHere(moved(header, header.missing))
+    found, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
+    header = found.header
+    if missing := found.missing:
+        return NotHere(moved(header, missing))
     if header.registered:
         return NotHere(
             f"{header.origin.name} is read from a GGUF file, and this needs the original weights; fetch those of a "
@@ -157,16 +158,20 @@ def only_packed(path: Path) -> NotHere:
 def packings(path: Path) -> tuple[str, ...]:
     """Return the packings in which the model of a packed file can be loaded, the default first.
 
-    A model in GGUF files can have all of them. Raises NotHere if its files are missing and it was never packed.
+    A model in GGUF files can have all of them. Raises NotHere if its files are missing and it was never packed, or if
+    other files are in their place.
     """
-    here = packed_file.forms(path)
+    here, own = packed_file.forms(path), packed_file.read(path)
+    if replaced := own.replaced:
+        raise NotHere(moved(own.header, replaced))
     if packed_file.BLOCKS not in here:
         return (*here,)
-    header = packed_file.read(here[packed_file.BLOCKS]).header
+    found = packed_file.read(here[packed_file.BLOCKS])
+    header = found.header
     if not header.registered:
         return (*here,)
     del here[packed_file.BLOCKS]
-    if missing := header.missing:
+    if missing := found.missing:
         if not here:
             raise NotHere(moved(header, missing))
         return (*here,)

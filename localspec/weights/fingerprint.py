@@ -1,18 +1,15 @@
-"""Fingerprints of files and of weights, and the SHA-256 of files.
+"""Fingerprints of weights, and the SHA-256 of files.
 
-The fingerprint of a file identifies it without reading all of it. The fingerprint of weights is the same for all files
-that hold these weights. Both read samples. Only `localspec verify` notices a changed byte between the samples, because
-it reads whole files for their SHA-256. A remembered SHA-256 is valid as long as size, times and inode of its file stay
-the same.
+The fingerprint of weights is the same for all files that hold these weights. Like that of a file, it reads samples.
+Only `localspec verify` notices a changed byte between the samples, because it reads whole files for their SHA-256. A
+remembered SHA-256 is valid as long as size, times and inode of its file stay the same.
 """
 
 import hashlib
 import json
 import os
 import re
-import stat
 import struct
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -21,10 +18,10 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, BinaryIO
+from typing import Any
 
 from localspec.errors import LocalspecError, cannot_read
-from localspec.outside_files import MIB, parse_json, read_bytes
+from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory, write_anew
 from localspec.weights.checkpoint import (
     is_of_language,
@@ -35,11 +32,10 @@ from localspec.weights.checkpoint import (
     text_name,
     weight_files,
 )
+from localspec.weights.file_fingerprint import DIGITS, Stamp, file_fingerprint, read_at, settled, stamp
 from localspec.weights.packed_file import Progress, forms, read
 
-Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
 Known = tuple[Stamp, str, str]  # a file at that time, its SHA-256, its fingerprint (empty from earlier versions)
-SETTLED = 2 * 10**9  # nanoseconds: file times are coarse, so a file changed this recently may change again unnoticed
 _PIECE = 2**22  # bytes read at once
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -152,16 +148,6 @@ def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
     return {name: stamp(one) for name, one in found.items()}
 
 
-def stamp(found: os.stat_result) -> Stamp:
-    """Return the stamp of a file: the facts that change with its content, such as size and times."""
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
-
-
-def settled(stamp: Stamp) -> bool:
-    """Return whether any further change of a file would change its stamp, because its last change is not recent."""
-    return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
-
-
 def _named(file: Path) -> str:
     """Return the SHA-256 in the name of a file in the Hugging Face cache; empty for other files."""
     try:
@@ -230,48 +216,10 @@ def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
         write_anew(_file(paths), json.dumps(here).encode())
 
 
-DIGITS = 40  # of a fingerprint; a SHA-256 has 64
-HEADER = 24 * MIB  # bytes from the start of a file that are read entirely: the largest headers of GGUF have 20 MiB
-SAMPLES, SAMPLE_BYTES = 1024, 64  # of the rest of a file
 RUN = 32  # neighbouring weights that are sampled together; no block of any type has fewer
 _PLACES, _LARGE = 4, 2**16  # samples of a tensor with at least 2**16 weights; a smaller tensor has one
 _HEAD, _TABLE = "lm_head.weight", "model.embed_tokens.weight"
-_known: dict[Path, tuple[Stamp, str]] = {}  # fingerprints of files as they were
 Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of each sample, weights of a sample)
-
-
-def file_fingerprint(file: Path) -> str:
-    """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
-
-    A process reads a file again only if it has changed, or had changed recently. Raises LocalspecError for a file that
-    cannot be read, is empty, or becomes shorter meanwhile.
-    """
-    digest = hashlib.sha256()
-    try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for a writer
-            raise LocalspecError(f"{file} cannot be read, because it is not a regular file; give a file of weights.")
-        if not found.st_size:
-            raise LocalspecError(f"{file} is empty; fetch it again.")
-        before, known = _known.get(file, ([], ""))
-        if before == stamp(found):
-            return known
-        with file.open("rb", buffering=0) as stream:
-            digest.update(f"file {found.st_size}\n".encode())
-            start = _header_bytes(stream, found.st_size)
-            digest.update(_read_at(stream, 0, start, file))
-            rest = found.st_size - start
-            if rest <= SAMPLES * SAMPLE_BYTES:
-                digest.update(_read_at(stream, start, rest, file))
-            else:
-                for sample in range(SAMPLES):
-                    at = start + (rest - SAMPLE_BYTES) * sample // (SAMPLES - 1)
-                    digest.update(_read_at(stream, at, SAMPLE_BYTES, file))
-    except OSError as error:
-        raise cannot_read(file, error) from None
-    if settled(stamp(found)):
-        _known[file] = stamp(found), digest.hexdigest()[:DIGITS]
-    return digest.hexdigest()[:DIGITS]
 
 
 def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
@@ -361,7 +309,7 @@ def weights_fingerprint(path: Path) -> str:
             item = (end - first) // prod(entry["shape"])
             places = (starts[file] + first + at * item for at in firsts)
             try:
-                stored = b"".join(_read_at(streams[file], place, count * item, file) for place in places)
+                stored = b"".join(read_at(streams[file], place, count * item, file) for place in places)
             except OSError as error:
                 raise cannot_read(file, error) from None
             return _floats(stored, entry["dtype"])
@@ -406,25 +354,3 @@ def _floats(stored: bytes, dtype: str) -> bytes:
         count = len(stored) // 2
         return struct.pack(f"<{count}f", *struct.unpack(f"<{count}e", stored))
     return stored
-
-
-def _header_bytes(stream: BinaryIO, size: int) -> int:
-    """Return how many bytes at the start of a file are read completely."""
-    begin = stream.read(9)
-    if len(begin) == 9 and begin[8:] == b"{":  # safetensors
-        length = 8 + int(struct.unpack("<Q", begin[:8])[0])
-        return min(length, size, HEADER)
-    return min(size, HEADER)
-
-
-def _read_at(stream: BinaryIO, start: int, count: int, file: Path) -> bytes:
-    """Read a part of a file. Raises LocalspecError if the file ends too early."""
-    stream.seek(start, os.SEEK_SET)
-    pieces = []
-    while count:
-        piece = stream.read(count)
-        if not piece:
-            raise LocalspecError(f"{file} ends too early: it is damaged, or being written; fetch it again.")
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)

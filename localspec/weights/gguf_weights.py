@@ -13,7 +13,7 @@ from localspec.families.rope import Rope
 from localspec.machine.library import BLOCK_TYPES
 from localspec.outside_files import parse_json
 from localspec.weights.checkpoint import Checkpoint, again, moved
-from localspec.weights.fingerprint import file_fingerprint
+from localspec.weights.file_fingerprint import file_fingerprint
 from localspec.weights.gguf_file import BLOCKS, damaged
 from localspec.weights.gguf_model import GgufModel, GgufTensor
 from localspec.weights.packed_file import BLOCKS as IN_BLOCKS
@@ -103,7 +103,7 @@ def files_of(found: PackedFile) -> list[Path]:
     """Return the GGUF files of a registration. Raises NotHere for a missing or changed one."""
     header = found.header
     known = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
-    gone = header.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)
+    gone = found.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)
     if gone:
         raise NotHere(moved(header, gone))
     return [*known]

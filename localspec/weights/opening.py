@@ -123,7 +123,9 @@ def _all_there_is(
     Raises NotHere for a packing that is neither here nor can be made.
     """
     here, registered = forms(path), _registration(path)
-    missing = registered.header.missing if registered else None
+    missing = registered.missing if registered else None
+    if registered and (not missing or missing.is_file()):
+        files_of(registered)  # raises NotHere if another file is in the place of the GGUF file, whatever was packed
     if registered and missing and {*here.values()} != {registered.path}:
         reporter.notice(f"{moved(registered.header, missing)} Until then the earlier packed form answers.")
     file = here.get(packing)
@@ -173,7 +175,9 @@ def source_of(path: Path) -> PackingSource:
     if not is_packed(path):
         return PackingSource.open(path)
     registered = _registration(path)
-    if registered and not (registered.header.missing and {*forms(path).values()} != {registered.path}):
+    if registered and not (
+        registered.missing and not registered.replaced and {*forms(path).values()} != {registered.path}
+    ):
         return _source(registered)
     try:
         packed = _opened(path)

@@ -27,6 +27,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.outside_files import TEXT_LIMIT, parse_json
 from localspec.paths import Paths
+from localspec.weights.file_fingerprint import file_fingerprint
 
 SUFFIX = ".packed"
 PARTIAL = ".partial"  # suffix of a file that is being written
@@ -225,14 +226,6 @@ class Header:
         """
         return self.packing == "int4" and self.format == 1
 
-    @property
-    def missing(self) -> Path | None:
-        """The first GGUF file of a registration that is missing or has another length; None if all are complete."""
-        for name, (size, _) in self.origin.files.items() if self.registered else ():
-            if not (file := Path(name)).is_file() or file.stat().st_size != size:
-                return file
-        return None
-
     def encoded(self) -> bytes:
         """Return the bytes of the file before the first section. Their number does not depend on the digests."""
         said = asdict(self)
@@ -286,6 +279,27 @@ class PackedFile:
     path: Path
     header: Header
     start: int  # of the sections, in bytes
+
+    @property
+    def missing(self) -> Path | None:
+        """The first GGUF file of a registration that is missing, or is another file now; None if all are there.
+
+        Samples of a file are compared only if it is newer than the registration. Loading compares them always.
+        """
+        header = self.header
+        with suppress(LocalspecError, OSError):  # loading reports a file that cannot be read
+            for name, (size, mark) in header.origin.files.items() if header.registered else ():
+                if not (file := Path(name)).is_file() or (found := file.stat()).st_size != size:
+                    return file
+                newer = max(found.st_mtime_ns, found.st_ctime_ns) >= self.path.stat().st_mtime_ns
+                if newer and file_fingerprint(file) != mark:
+                    return file
+        return None
+
+    @property
+    def replaced(self) -> Path | None:
+        """The file `missing`, if another file is in its place; None if it is only missing."""
+        return file if (file := self.missing) and file.is_file() else None
 
     def text(self, name: str) -> bytes:
         """Return the content of one of the model's own text files. Raises KeyError, DamagedFile and CannotRead."""
@@ -369,17 +383,15 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 def forms(file: Path) -> dict[str, Path]:
     """Return the packings in which the model of a packed file is here: this file's, and those of the same weights."""
-    here, found = [(peek(file)[0].header, file)], dict[str, Path]()
-    here += [(read(other).header, other) for other in of_same_weights(file)]
-    for header, one in sorted(here, key=_last_choice):
-        found.setdefault(header.packing, one)
+    found = dict[str, Path]()
+    for one in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_last_choice):
+        found.setdefault(one.header.packing, one.path)
     return found
 
 
-def _last_choice(one: tuple[Header, Path]) -> tuple[bool, bool, bool]:
+def _last_choice(one: PackedFile) -> tuple[bool, bool, bool]:
     """Return the sort key of files of one packing. A registration comes first if its GGUF files are here, else last."""
-    header = one[0]
-    return header.outdated, header.missing is not None, not header.registered
+    return one.header.outdated, one.missing is not None, not one.header.registered
 
 
 def of_same_weights(file: Path) -> list[Path]:

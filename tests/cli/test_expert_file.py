@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gguf_families
 import pytest
@@ -23,15 +25,18 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.engine import importing
 from localspec.engine.importing import import_gguf
-from localspec.errors import DoesNotFit, LocalspecError
+from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.machine import compiled
+from localspec.models.only_copies import move_only_copies
 from localspec.models.registry import resolve
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.paths import Paths
 from localspec.quantities import size
 from localspec.weights import opening
+from localspec.weights.checkpoint import inspect
+from localspec.weights.opening import source_of
 from localspec.weights.packed_file import BLOCKS, read
 from localspec.weights.packed_files import packed_in
 
@@ -44,9 +49,9 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gguf_families.write(tmp_path_factory.mktemp("mixture") / "mixture.gguf", "qwen3_moe", kind="Q8_0")
 
 
-def logits_of(registered: Path, said: list[str]) -> list[float]:
+def logits_of(registered: Path, said: list[str], packing: str = BLOCKS) -> list[float]:
     target = NativeTarget.open(
-        registered, packing=BLOCKS, context=64, threads=Threads(1), reporter=Reporter(said.append)
+        registered, packing=packing, context=64, threads=Threads(1), reporter=Reporter(said.append)
     )
     found: list[float] = target.forward(DraftTree.chain(TOKENS), target.cache(0)).logits.numpy()[-1].tolist()
     return found
@@ -56,10 +61,15 @@ def registered(mixture: Path, said: list[str]) -> Path:
     return import_gguf(mixture, Settings(), Reporter(said.append)).path
 
 
+def listed(home: Path, name: str) -> dict[str, Any]:
+    """Return what `list` shows of a model."""
+    every: list[dict[str, Any]] = json.loads(called(home, "list", "--json").stdout)
+    return next(one for one in every if one["name"] == name)
+
+
 def packed_forms(home: Path) -> dict[str, int]:
     """Return what `list` shows of the mixture: packings, and the bytes of their files."""
-    listed = json.loads(called(home, "list", "--json").stdout)
-    found: dict[str, int] = next(one for one in listed if one["name"] == "mixture")["packed"]
+    found: dict[str, int] = listed(home, "mixture")["packed"]
     return found
 
 
@@ -101,6 +111,108 @@ def test_the_disk_of_the_copy_is_measured_by_its_gguf_file_only_where_it_will_be
     logits_of(path, [])
     (made,) = packed_in(Paths(fresh_home).packed)
     assert measured(disk_of=lambda place: other) == 3e8 and read_files == [mixture, made.path]
+
+
+@pytest.fixture
+def own(mixture: Path, tmp_path: Path) -> Path:
+    """Return a copy of the mixture, which a test may change."""
+    return shutil.copy(mixture, tmp_path / "own.gguf")
+
+
+def copies(home: Path) -> list[Path]:
+    """Return the files with weights."""
+    every = [*packed_in(Paths(home).packed), *packed_in(Paths(home).imports)]
+    return [one.path for one in every if one.header.tensors]
+
+
+def copy_of(home: Path) -> Path:
+    (made,) = copies(home)
+    return made
+
+
+def overwritten(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-64])
+
+
+@pytest.mark.parametrize("change", [overwritten, cut])
+@pytest.mark.parametrize("packing", [BLOCKS, "int8"])
+def test_another_file_in_the_place_of_its_file_refuses_the_model_until_that_is_back(
+    own: Path, fresh_home: Path, change: Callable[[Path], None], packing: str
+) -> None:
+    path, content = registered(own, []), own.read_bytes()
+    first = logits_of(path, [], packing)
+    before = copy_of(fresh_home).stat()
+    change(own)
+    for _ in range(2):
+        move_only_copies(Paths(fresh_home), Reporter())
+        for what in (logits_of, lambda path, *_: inspect(path), lambda path, *_: source_of(path)):
+            with pytest.raises(NotHere, match=r"own\.gguf, which has changed since it was imported; put back the file"):
+                what(path, [], packing)
+    assert listed(fresh_home, "own")["missing"] == str(own)
+    own.write_bytes(content)
+    assert logits_of(path, said := [], packing) == first and said == []
+    assert copy_of(fresh_home).stat() == before, "it is not written again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [overwritten, cut, Path.unlink])
+def test_doctor_does_not_say_that_a_model_without_its_file_is_here(
+    own: Path, fresh_home: Path, change: Callable[[Path], None]
+) -> None:
+    registered(own, [])
+    lines = called(fresh_home, "doctor").stdout.splitlines()
+    assert "  here  " in next(one for one in lines if one.startswith("own "))
+    change(own)
+    lines = called(fresh_home, "doctor").stdout.splitlines()
+    assert "  unusable  own is read from" in next(one for one in lines if one.startswith("own "))
+    assert not any("own, which is here" in one for one in lines)
+    choices = json.loads(called(fresh_home, "doctor", "--json").stdout)["choices"]
+    assert not any(one["installed"] for one in choices if one["model"] == "own")
+
+
+@pytest.mark.parametrize("packing", [BLOCKS, "int8"])
+def test_without_its_file_what_was_written_from_it_answers(own: Path, fresh_home: Path, packing: str) -> None:
+    path, away, said = registered(own, []), own.with_name("away.gguf"), list[str]()
+    first = logits_of(path, [], packing)
+    own.rename(away)
+    for _ in range(2):
+        assert logits_of(path, said, packing) == first
+        assert "own.gguf, which is not there" in said.pop() and not said
+        move_only_copies(Paths(fresh_home), Reporter())
+        assert copy_of(fresh_home).parent == Paths(fresh_home).imports, "nothing else has these weights"
+    before = copy_of(fresh_home).stat()
+    away.rename(own)
+    assert logits_of(path, said, packing) == first and not said and copy_of(fresh_home).stat() == before
+
+
+@pytest.mark.parametrize("gone_between", [False, True])
+def test_the_import_of_another_file_in_its_place_deletes_the_second_file(
+    own: Path, fresh_home: Path, gone_between: bool
+) -> None:
+    path, content, said = registered(own, []), own.read_bytes(), list[str]()
+    first, held = logits_of(path, []), size(copy_of(fresh_home).stat().st_size)
+    if gone_between:
+        own.unlink()
+        move_only_copies(Paths(fresh_home), Reporter())
+        own.write_bytes(content)
+    overwritten(own)
+    other = registered(own, said)
+    assert any(
+        f"which stays until `localspec rm own`; the copy of its weights, {held}, is deleted." in one for one in said
+    )
+    assert other != path and copies(fresh_home) == []
+    with pytest.raises(NotHere, match="has changed since it was imported"):
+        logits_of(path, [])
+    assert logits_of(other, []) != []
+    own.write_bytes(content)
+    assert logits_of(path, []) == first
+    with pytest.raises(NotHere, match="has changed since it was imported"):
+        logits_of(other, [])
 
 
 @pytest.mark.parametrize(("packing", "kept"), [("fp32", False), ("bf16", False), ("int8", True)])

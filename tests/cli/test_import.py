@@ -25,8 +25,8 @@ from localspec.engine import importing
 from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.paths import Paths
-from localspec.weights import fingerprint
-from localspec.weights.fingerprint import file_fingerprint
+from localspec.weights import file_fingerprint as file_fingerprints
+from localspec.weights.file_fingerprint import file_fingerprint
 from localspec.weights.gguf_model import GgufModel
 from localspec.weights.packed_file import read
 from localspec.weights.source import PackingSource
@@ -392,10 +392,10 @@ def test_without_the_library_torch_computes_the_file(tmp_path: Path, gguf: Path,
 @pytest.mark.slow
 def test_a_file_that_changed_where_nothing_is_sampled_is_said(tmp_path: Path, gguf: Path, monkeypatch, capfd) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
-    monkeypatch.setattr(fingerprint, "HEADER", 0)
-    monkeypatch.setattr(fingerprint, "SAMPLES", 2)
+    monkeypatch.setattr(file_fingerprints, "HEADER", 0)
+    monkeypatch.setattr(file_fingerprints, "SAMPLES", 2)
     os.utime(gguf, (1, 1))
-    monkeypatch.setattr(fingerprint, "SETTLED", -1)
+    monkeypatch.setattr(file_fingerprints, "SETTLED", -1)
 
     def said() -> str:
         assert main(["import", str(gguf)]) == 0

@@ -18,7 +18,7 @@ from localspec.models.drafter_cards import trained_drafters
 from localspec.models.registry import TargetCard, resolve
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec.weights import fingerprint
+from localspec.weights import file_fingerprint, fingerprint
 from localspec.weights.checkpoint import revision
 from localspec.weights.fingerprint import Identity, recognised, weights_fingerprint
 from localspec.weights.gguf_model import GgufModel
@@ -104,7 +104,7 @@ def test_a_drafter_is_found_by_its_revision(home: Path) -> None:
 def test_an_import_is_recognised_in_a_file_of_another_name_and_read_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    monkeypatch.setattr(fingerprint, "SETTLED", 0)
+    monkeypatch.setattr(file_fingerprint, "SETTLED", 0)
     paths, file = Paths(home), (home / "here.gguf").rename(home / "renamed.gguf")
     before = {one.path.name for one in imports(paths).values()}
     read, reads = fingerprint._read, []

@@ -12,11 +12,12 @@ from weights.test_opening import copied, quiet
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.paths import Paths
-from localspec.weights import fingerprint, opening
+from localspec.weights import file_fingerprint as file_fingerprints
 from localspec.weights import fingerprint as module
+from localspec.weights import opening
 from localspec.weights.checkpoint import revision, tensor_start
+from localspec.weights.file_fingerprint import file_fingerprint
 from localspec.weights.fingerprint import (
-    file_fingerprint,
     fingerprints,
     forget,
     known_digests,
@@ -41,7 +42,7 @@ def paths(tmp_path):
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    monkeypatch.setattr(module, "SETTLED", 0)
+    monkeypatch.setattr(file_fingerprints, "SETTLED", 0)
 
 
 def change(path, times="kept"):
@@ -53,7 +54,7 @@ def change(path, times="kept"):
 
 def change_unseen(path, monkeypatch, times="kept"):
     """Negates weights in place where neither a revision nor a fingerprint looks; small models are sampled less."""
-    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+    monkeypatch.setattr(file_fingerprints, "SAMPLES", 16)
     file = path / "model.safetensors"
 
     def seen():
@@ -118,7 +119,7 @@ def test_no_file_is_read_whole_before_a_model_is_loaded(model, paths, monkeypatc
 
 
 def test_a_file_that_changed_just_now_is_not_known_by_its_times(model, paths, monkeypatch):
-    monkeypatch.setattr(module, "SETTLED", 3600 * 10**9)
+    monkeypatch.setattr(file_fingerprints, "SETTLED", 3600 * 10**9)
     file = model / "model.safetensors"
     before, told = weight_digests([file], paths), module.stamps
     look([file], {file.name: "a" * 40}, paths)
@@ -179,7 +180,7 @@ def test_what_the_common_cache_names_is_not_read_until_it_changes(model, paths, 
 
 @pytest.mark.parametrize("times", ["kept", "new"])
 def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(model, paths, monkeypatch, times):
-    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+    monkeypatch.setattr(file_fingerprints, "SAMPLES", 16)
     file = model / "model.safetensors"
 
     def looked():
@@ -201,7 +202,7 @@ def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(mode
 
 @pytest.mark.parametrize("forgotten", ["moved", "read by another command"])
 def test_a_change_is_unseen_wherever_the_file_was_when_it_was_read(model, paths, monkeypatch, forgotten):
-    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+    monkeypatch.setattr(file_fingerprints, "SAMPLES", 16)
 
     def looked():
         return look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)[file.name]

@@ -17,13 +17,13 @@ from safetensors.numpy import save_file
 
 from localspec.errors import LocalspecError
 from localspec.paths import Paths
+from localspec.weights import file_fingerprint as file_fingerprints
 from localspec.weights import fingerprint
 from localspec.weights.checkpoint import revision, tensor_start, weight_files
+from localspec.weights.file_fingerprint import HEADER, file_fingerprint
 from localspec.weights.fingerprint import (
-    HEADER,
     RUN,
     Identity,
-    file_fingerprint,
     fingerprints,
     recognised,
     sampled_weights,
@@ -213,7 +213,7 @@ def test_a_file_is_known_by_size_header_and_samples(file: Path, tmp_path: Path) 
 
 def test_the_size_counts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros after zeros change no sample."""
-    monkeypatch.setattr(fingerprint, "HEADER", 64)
+    monkeypatch.setattr(file_fingerprints, "HEADER", 64)
     file, found = tmp_path / "a.gguf", set[str]()
     for size in (2**20, 2**20 + 1, 2**21):
         file.touch()
@@ -223,11 +223,11 @@ def test_the_size_counts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_that_stays_as_it_is_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, read = [], fingerprint._read_at
-    monkeypatch.setattr(fingerprint, "_read_at", lambda *given: reads.append(given) or read(*given))
+    reads, read = [], file_fingerprints.read_at
+    monkeypatch.setattr(file_fingerprints, "read_at", lambda *given: reads.append(given) or read(*given))
     before = file_fingerprint(file)
     assert file_fingerprint(file) == before and len(reads) == 2 * 1025, "it changed just now, and may change unseen"
-    monkeypatch.setattr(fingerprint, "SETTLED", -1)
+    monkeypatch.setattr(file_fingerprints, "SETTLED", -1)
     assert [file_fingerprint(file) for _ in range(3)] == [before] * 3 and len(reads) == 3 * 1025
     flipped(file, 5)
     assert file_fingerprint(file) != before
@@ -249,9 +249,9 @@ def test_little_is_read_of_a_file_of_any_size(tmp_path: Path, monkeypatch: pytes
     file, reads = tmp_path / "large.gguf", []
     file.touch()
     os.truncate(file, count)  # a sparse file
-    read = fingerprint._read_at
+    read = file_fingerprints.read_at
     monkeypatch.setattr(
-        fingerprint, "_read_at", lambda stream, at, n, path: reads.append((at, n)) or read(stream, at, n, path)
+        file_fingerprints, "read_at", lambda stream, at, n, path: reads.append((at, n)) or read(stream, at, n, path)
     )
     file_fingerprint(file)
     assert reads[0] == (0, HEADER) and len(reads) == 1025 and sum(n for _, n in reads) == HEADER + 1024 * 64
@@ -260,9 +260,9 @@ def test_little_is_read_of_a_file_of_any_size(tmp_path: Path, monkeypatch: pytes
 
 
 def test_little_is_read_of_weights(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, reads, read = tiny(LLAMA).path, [], fingerprint._read_at
+    path, reads, read = tiny(LLAMA).path, [], fingerprint.read_at
     monkeypatch.setattr(
-        fingerprint, "_read_at", lambda stream, at, n, path: reads.append(n) or read(stream, at, n, path)
+        fingerprint, "read_at", lambda stream, at, n, path: reads.append(n) or read(stream, at, n, path)
     )
     weights_fingerprint(path)
     assert len(reads) <= 4 * len(tensors_of(path)) and max(reads) <= RUN * 4
@@ -294,14 +294,15 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, monkeypatch: pytest
 def test_a_file_that_is_cut_while_it_is_read_is_one_sentence(
     file: Path, tiny: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    read = fingerprint._read_at
+    read = fingerprint.read_at
 
     def cut(stream: Any, at: int, count: int, path: Path) -> bytes:
         os.truncate(path, at + count // 2)
         return read(stream, at, count, path)
 
     other = directory(tmp_path / "other", tiny(LLAMA).path, tensors_of(tiny(LLAMA).path))
-    monkeypatch.setattr(fingerprint, "_read_at", cut)
+    for module in (file_fingerprints, fingerprint):
+        monkeypatch.setattr(module, "read_at", cut)
     with pytest.raises(LocalspecError, match="ends too early"):
         file_fingerprint(file)
     with pytest.raises(LocalspecError, match="ends too early"):

@@ -50,7 +50,8 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.native.cache import cache_format
 from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
-from localspec.weights.fingerprint import file_fingerprint, weights_fingerprint
+from localspec.weights.file_fingerprint import file_fingerprint
+from localspec.weights.fingerprint import weights_fingerprint
 from localspec.weights.gguf_file import BLOCKS as READ
 from localspec.weights.gguf_file import floats
 from localspec.weights.gguf_model import GgufModel

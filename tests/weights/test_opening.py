@@ -32,7 +32,8 @@ from localspec.paths import Paths
 from localspec.weights import opened, opening, packed_file
 from localspec.weights import packed_files as packed_files_module
 from localspec.weights.checkpoint import revision
-from localspec.weights.fingerprint import file_fingerprint, weights_fingerprint
+from localspec.weights.file_fingerprint import file_fingerprint
+from localspec.weights.fingerprint import weights_fingerprint
 from localspec.weights.matrices import BlockStack, PackedMatrix
 from localspec.weights.opened import PackedModel
 from localspec.weights.opening import load, with_files
