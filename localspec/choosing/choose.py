@@ -31,6 +31,7 @@ from localspec.config import Settings
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.machine import compiled
 from localspec.machine.machine import Device, Machine, this_machine
+from localspec.models.drafter_cards import accepted_kinds
 from localspec.models.drafter_kinds import WEIGHTS, kind_of, kinds
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
@@ -141,7 +142,7 @@ def choices(
     ]
     for plan in (first, *smaller):
         chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
-        _check(settings, chosen, plan.precision)
+        _check(settings, chosen, plan.precision, model)
         check_layers(chosen.drafter, model.card, model.shape)
         draft = None
         if chosen.small is not None:
@@ -252,13 +253,14 @@ def _most_nodes(settings: Settings) -> int | None:
     return AUTO_NODES if settings.exact else None
 
 
-def _check(settings: Settings, drafter: DrafterSpec, precision: Precision) -> None:
+def _check(settings: Settings, drafter: DrafterSpec, precision: Precision, model: Model) -> None:
     """Raise UsageMistake for an acceptance rule, a threshold or threads that have no effect on this choice."""
     samples = drafter.drafter in kinds(*WEIGHTS)
     if settings.accept == "rejection" and not samples:
+        possible = ", ".join(accepted_kinds(model.card, *WEIGHTS, shape=model.shape))
         raise UsageMistake(
             f"--accept rejection needs drafts sampled from a known distribution, but those of '{drafter.drafter}' "
-            f"are not; name one of {', '.join(kinds(*WEIGHTS))}, or leave it out."
+            f"are not; name one of {possible}, or leave it out."
         )
     if settings.accept == "typical" and drafter.drafter == "none":
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")

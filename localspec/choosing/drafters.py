@@ -266,7 +266,7 @@ def _unmeasured(
             pair = _pair(published.get(name) or PublishedDrafter(name), small, at, small_here)
             yield from (pair,) if kind_of(name).has_phrases else _with_phrases(pair, chains)
     for kind, one in published.items():
-        if kind not in loadable and kind_of(kind).takes in WEIGHTS:
+        if kind not in loadable and kind_of(kind).takes in WEIGHTS and kind_of(kind).drafts_for(at.shape):
             yield from _with_phrases(_fetched(one, at), chains)
 
 

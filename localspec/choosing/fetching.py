@@ -13,7 +13,7 @@ from localspec.config import Settings, nearest
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
-from localspec.models.drafter_cards import MTP, check_family, comes_with_mtp, trained_drafters
+from localspec.models.drafter_cards import MTP, accepted_kinds, check_family, comes_with_mtp, trained_drafters
 from localspec.models.drafter_kinds import kinds
 from localspec.models.entries import UNLICENSED, Entry
 from localspec.models.model import Model, model_of
@@ -110,8 +110,10 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     if published and published[0].source is not None:
         return (published[0].source,)
     check_family(kind, entry.architecture, card.name)
-    known = [one.kind for one in entry.drafters if one.source is not None or one.kind in kinds("draft model")]
-    made = f"; `localspec train {kind} -m {card.name}` makes one" if published else ""
+    accepted = accepted_kinds(card)
+    every = [one for one in entry.drafters if one.kind in accepted]
+    known = [one.kind for one in every if one.source is not None or one.kind in kinds("draft model")]
+    made = f"; `localspec train {kind} -m {card.name}` makes one" if published and kind in accepted else ""
     offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
     raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{made}.")
 
@@ -122,7 +124,7 @@ def to_make(card: TargetCard) -> str | None:
     if card.entry is None:
         return None
     here = {drafter.kind for drafter in trained_drafters(card)}
-    trainable = {*kinds("weights")} - here
+    trainable = {*accepted_kinds(card, "weights")} - here
     missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind in trainable)
     return next(missing, None)
 

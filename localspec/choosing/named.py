@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from localspec.config import nearest
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.default_draft import BESIDE, default_draft
-from localspec.models.drafter_cards import DrafterCard, check_family, find_drafter
+from localspec.models.drafter_cards import DrafterCard, accepted_kinds, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
 from localspec.models.names import full_name
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape, shape_of
-from localspec.weights.checkpoint import inspect
 
 
 @dataclass(frozen=True)
@@ -56,11 +55,11 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
         return DrafterSpec(first + phrases, small=small_model_of(draft, drafts=True))
     if "+" in named and not os.path.isdir(os.path.expanduser(named)):
         return _merged(name, card)
-    known = ["auto", *kinds()]
-    directory = any(mark in named for mark in "/\\.~") or (named not in known and os.path.isdir(named))
+    directory = any(mark in named for mark in "/\\.~") or (row is None and os.path.isdir(named))
     if small and re.fullmatch(r"\w{2,}", first):  # `word:…` names a kind; one letter would be a drive of Windows
         directory = False
     if row is None and not directory:
+        known = ["auto", *accepted_kinds(card)]
         raise UsageMistake(
             f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
@@ -83,9 +82,9 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
     for piece in sorted(name.split("+"), key=kinds().__contains__):  # unknown names first: a typo before "not here"
         kind = piece.partition(":")[0]
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
+            possible = [name for name in accepted_kinds(card) if can_be_merged(kind_of(name))]
             raise UsageMistake(
-                f"The drafts of '{piece}' cannot be merged with others; name some of "
-                f"{', '.join(row.name for row in TABLE if can_be_merged(row))}, or phrases."
+                f"The drafts of '{piece}' cannot be merged with others; name some of {', '.join(possible)}, or phrases."
             )
         one = named_drafter(piece, card)
         if one.drafter in found:
@@ -118,31 +117,18 @@ def _default_draft(kind: str, card: TargetCard) -> TargetCard:
         raise NotHere(f"draft = {card.draft!r} of {card.name} in models.toml cannot be used: {missing}") from None
 
 
-def _of_family(kind: str, card: TargetCard) -> bool:
-    """Return whether a kind of drafter is for the model's family, or for all families."""
-    try:
-        architecture = card.entry.architecture if card.entry else inspect(card.path).architecture
-    except LocalspecError:  # its directory says nothing, so nothing is ruled out
-        return True
-    try:
-        check_family(kind, architecture, card.name)
-    except UsageMistake:
-        return False
-    return True
-
-
 def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
     """Raise UsageMistake for a drafter that cannot draft for recurrent layers or experts, if the shape has any."""
     unfit = next((kind.name for kind in drafting_kinds(drafter) if not kind.drafts_for(shape)), None)
-    if unfit and shape.experts and not kind_of(unfit).with_experts:
-        others = ", ".join(kind.name for kind in TABLE if kind.drafts_for(shape) and _of_family(kind.name, card))
+    if unfit is None:
+        return
+    others = ", ".join(accepted_kinds(card, shape=shape))
+    if shape.experts and not kind_of(unfit).with_experts:
         raise UsageMistake(
             f"'{unfit}' does not draft for {card.name}, whose layers have experts: each row of a draft reads other "
             f"weights, and '{unfit}' was made for layers that rows share; use one of {others}."
         )
-    if unfit:
-        raise UsageMistake(
-            f"'{unfit}' does not draft for {card.name}, because some of its layers are recurrent: they read only "
-            "chains, and only together with the other layers; use one of "
-            f"{', '.join(kind.name for kind in TABLE if kind.on_chains)}."
-        )
+    raise UsageMistake(
+        f"'{unfit}' does not draft for {card.name}, because some of its layers are recurrent: they read only "
+        f"chains, and only together with the other layers; use one of {others}."
+    )

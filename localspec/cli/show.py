@@ -87,7 +87,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "license": card.license,
         "drafters": [
             *(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)),
-            *(drafter.kind for drafter in trained_drafters(card)),
+            *(one.kind for one in trained_drafters(card) if shape is None or kind_of(one.kind).drafts_for(shape)),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
         "draft": draft,

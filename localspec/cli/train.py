@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,10 +22,12 @@ from localspec.cli.options import takes_settings, whole_number
 from localspec.cli.progress import Progress
 from localspec.config import Settings, nearest
 from localspec.environment import home
-from localspec.errors import UsageMistake
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.marks import drawable
 from localspec.models import registry
+from localspec.models.drafter_cards import accepted_kinds
 from localspec.models.drafter_kinds import TABLE, kinds
+from localspec.models.names import full_name
 from localspec.paths import Paths, file_stem, private_files
 from localspec.quantities import speedup
 from localspec.store.store import user_store
@@ -128,7 +131,8 @@ def train(
     pays, which a bench decides.
     """
     began = time.monotonic()
-    if kind not in (trainable := kinds("weights")):
+    if kind not in kinds("weights"):
+        trainable = _trainable(settings)
         raise UsageMistake(
             f"There is no kind {kind!r} to train{nearest(kind, trainable)}; give one of {', '.join(trainable)}."
         )
@@ -362,6 +366,14 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _trainable(settings: Settings) -> tuple[str, ...]:
+    """Return the kinds that can be trained for the named model; all if it is not known which one that is."""
+    with suppress(LocalspecError):
+        if settings.model is not None:
+            return accepted_kinds(registry.resolve(full_name(settings.model)), "weights")
+    return kinds("weights")
 
 
 def _model_to_train_for(settings: Settings, progress: Progress) -> registry.TargetCard:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from localspec.families.gemma4 import GEMMA4, UNIFIED
 from localspec.families.supported import text_config
 from localspec.families.table import FAMILIES
 from localspec.hub.cache import find_snapshot
-from localspec.models.drafter_kinds import TABLE, WEIGHTS, kind_of, kinds
+from localspec.models.drafter_kinds import TABLE, WEIGHTS, Takes, kind_of, kinds
 from localspec.models.registry import TargetCard
+from localspec.models.shape import Shape
 from localspec.models.target_map import target_map
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect, is_packed, read_config, read_json, tensor_headers, weight_files
@@ -97,6 +99,32 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
         )
     if kind == "assistant" and architecture not in _OF_GEMMA4:
         raise UsageMistake(f"'{kind}' drafts only for Gemma 4, and {model} is {architecture}; use another drafter.")
+
+
+def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
+    """Return the names of the kinds of drafters that a model accepts, by its layers, its family and its own files.
+
+    With `takes`, only kinds that take one of these. Facts about the model that are unknown rule nothing out.
+    """
+    architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
+    with suppress(LocalspecError):
+        if card.here:
+            found = inspect(card.path)
+            architecture, published = found.architecture, Shape.of(found.config)
+    shape = shape or published
+    names = kinds(*takes) if shape is None else [name for name in kinds(*takes) if kind_of(name).drafts_for(shape)]
+    return tuple(name for name in names if _suits(name, architecture, card))
+
+
+def _suits(kind: str, architecture: str | None, card: TargetCard) -> bool:
+    """Return whether a kind of drafter suits the model's family and, for its own MTP layer, its files."""
+    try:
+        check_family(kind, architecture, card.name)
+        if kind == MTP and card.here and architecture is not None:
+            mtp_layer(card.path)
+    except LocalspecError:
+        return False
+    return True
 
 
 FORMAT = 1  # of drafter.json
@@ -185,7 +213,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             f"There is no drafter '{name}' for {card.name} here; train one with `localspec train {name} -m "
             f"{card.name if card.entry else card.path}`."
         )
-    named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))))
+    named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))), card)
     if named.revision and not (own := Identity(card.path)).owns(named.weights, named.revision):
         made_for, these = (named.weights, own.weights) if named.weights else (named.revision, own.revision)
         raise UsageMistake(
@@ -259,11 +287,11 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
     return [*trained, *(path for path in next_to_model if (path / "drafter.json").is_file()), *shipped]
 
 
-def read_drafter(path: Path) -> DrafterCard:
+def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     """Describe the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
 
     A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere if there is
-    none, and LocalspecError if it is damaged.
+    none, with the kinds that the model of `card` accepts, and LocalspecError if it is damaged.
     """
     if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
         config = read_config(path)
@@ -278,9 +306,10 @@ def read_drafter(path: Path) -> DrafterCard:
         path = path / "drafter"
     file = path / "drafter.json"
     if not file.is_file():
+        possible = kinds("weights") if card is None else accepted_kinds(card, "weights")
         raise NotHere(
             f"{path} has no drafter.json, so it is not a trained drafter; give a directory that `localspec train` "
-            f"wrote, a kind ({', '.join(kinds('weights'))}), or draft_model:MODEL for a small model."
+            f"wrote, a kind ({', '.join(possible)}), or draft_model:MODEL for a small model."
         )
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")

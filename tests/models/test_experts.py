@@ -1,14 +1,19 @@
 """Mixtures of experts: valid entries of a config.json, which drafters work, and how the weights are stored."""
 
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf_families
 import numpy as np
 import pytest
 import torch
+from command import called
 from each import each
+from models.test_drafter_cards import written
 from tiny_models import FROM_GGUF, MIXTURES, RECURRENT_MIXTURES, Tiny, byte_tokenizer, copied, prompt_ids, write
 
 from localspec.choosing.choose import choose
@@ -19,15 +24,18 @@ from localspec.engine.importing import import_gguf
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
-from localspec.families.experts import MixtureSizes
+from localspec.families.experts import KEYS_IN_GGUF, MixtureSizes, from_gguf
 from localspec.families.model_config import ModelConfig
 from localspec.families.supported import text_config
 from localspec.models.default_draft import step_bytes
-from localspec.models.drafter_kinds import TABLE
+from localspec.models.drafter_cards import accepted_kinds, trained_drafters
+from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape
+from localspec.native.model import expert_sizes
 from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
+from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect
 from localspec.weights.gguf_model import GgufModel
 from localspec.weights.stored import read_config
@@ -59,6 +67,35 @@ def test_the_number_of_experts_has_the_name_of_published_files_or_of_saved_ones(
     if key == "num_local_experts":
         del said["num_experts"]
     assert ModelConfig.of(said).experts == MixtureSizes(6, 2, 32, normalised=True)
+
+
+@each("normalised", [False, True])
+def test_whether_weights_of_chosen_experts_sum_to_one_reaches_the_library(normalised: bool) -> None:
+    config = ModelConfig.of({**QWEN3, "norm_topk_prob": normalised})
+    assert config.experts is not None and config.experts.normalised is normalised
+    assert expert_sizes(TransformerConfig.of(config)).normalised == normalised
+
+
+@each("name", ["qwen3_moe", "gpt_oss", "gemma4-26b", "qwen3_5_moe"])
+def test_in_gguf_weights_of_chosen_experts_sum_to_one(name: str, tmp_path: Path) -> None:
+    found = GgufModel.open(gguf_families.write(tmp_path / "tiny.gguf", name, kind="Q8_0")).config.experts
+    assert found is not None and found.normalised
+    assert (found.count, found.used, found.size) == (8, 2, 256)
+
+
+def test_a_router_may_choose_all_experts() -> None:
+    assert ModelConfig.of({**QWEN3, "num_experts_per_tok": 8}).experts == MixtureSizes(8, 8, 32)
+
+
+@each("missing, said", [(0, "num_experts"), (1, "top_k"), (2, "width")])
+def test_a_gguf_file_that_does_not_say_a_size_of_its_experts_is_refused(missing: int, said: str) -> None:
+    known = dict(zip(KEYS_IN_GGUF, (8, 2, 64), strict=True))
+    assert from_gguf(SimpleNamespace(number=known.get), "num_experts", "top_k", "width") == {  # type: ignore[arg-type]
+        "num_experts": 8, "top_k": 2, "width": 64,
+    }  # fmt: skip
+    del known[[*known][missing]]
+    with pytest.raises(ValueError, match=f"it does not say its {said}$"):
+        from_gguf(SimpleNamespace(number=known.get), "num_experts", "top_k", "width")  # type: ignore[arg-type]
 
 
 @each(
@@ -115,6 +152,48 @@ def test_a_drafter_that_is_named_is_refused_before_it_is_looked_for(tiny: Make) 
     for name in ("s3d", "medusa+s3d"):
         with pytest.raises(UsageMistake, match="'s3d' does not draft for mixture, whose layers have experts"):
             named_drafter(name, card)
+
+
+IN_FILES = {"qwen3_moe": (), "gpt_oss": (), "gemma4-26b": ("assistant",), "qwen3_5_moe": ("mtp",)}
+
+
+@each("name", IN_FILES)
+def test_every_sentence_about_a_mixture_names_only_drafters_that_it_accepts(
+    name: str, tmp_path: Path, fresh_home: Path
+) -> None:
+    file = gguf_families.write(tmp_path / "tiny.gguf", name, kind="Q8_0")
+    card = resolve(import_gguf(file, Settings(), Reporter()).name)
+    recurrent = name == "qwen3_5_moe"
+    accepted = DRAFT - {"assistant", "mtp", *["lookahead"] * recurrent} | {*IN_FILES[name]}
+    assert {*accepted_kinds(card)} == accepted
+    asked = (
+        ["run", "Hi", "--drafter", "nope"],
+        ["run", "Hi", "--drafter", "semi"],
+        ["run", "Hi", "--drafter", "medusa+s3d"],
+        ["run", "Hi", "--drafter", "medusa+auto"],
+        ["run", "Hi", "--drafter", str(tmp_path)],
+        ["run", "Hi", "--drafter", "phrases", "--accept", "rejection"],
+        *([["run", "Hi", "--drafter", "lookahead"]] if recurrent else []),
+        ["bench", "--drafter", "parallelspec"],
+        ["train", "nope"],
+        ["train", "semi"],
+    )
+    for words in asked:
+        said = called(fresh_home, *words, "-m", card.name)
+        hint = said.stderr.rpartition("; ")[2]
+        named = {*re.findall(r"\w+", hint)} & {*kinds()}
+        assert said.returncode in (2, 3) and "medusa" in named <= accepted, (words, said.stderr)
+    shown = json.loads(called(fresh_home, "show", card.name, "--json").stdout)["drafters"]
+    assert {*shown} <= accepted and "phrases" in shown
+
+
+def test_show_lists_no_drafter_of_a_mixture_that_it_refuses(tiny: Make, fresh_home: Path) -> None:
+    card = TargetCard("mixture", tiny(next(iter(MIXTURES))).path, None, "")
+    for kind in ("semi", "medusa"):
+        written(Paths(fresh_home).drafters / kind / "drafter", card, kind=kind)
+    assert [one.kind for one in trained_drafters(card)] == ["medusa", "semi"]
+    shown = json.loads(called(fresh_home, "show", str(card.path), "--json").stdout)["drafters"]
+    assert "medusa" in shown and "semi" not in shown
 
 
 @each("name", FROM_GGUF)
