@@ -252,7 +252,7 @@ def recommend(
         return Recommendation(model.card, chosen, reason, quality, gain, pace=pace, idle=idle)
     if not tried:
         raise only_packed(model.card.path)
-    _, plan = tried[0]
+    _, plan = min(tried, key=lambda one: one[1].bytes - one[0].usable)  # where least is missing
     precision, device = plan.precision, plan.precision.device
     disk = ", with half of its experts on the disk" if plan.on_disk else ""
     needed, usable = distinct(gib, plan.bytes, device.usable)
@@ -303,23 +303,35 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
 
 
 def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer: Prefer | None = None) -> str:
-    """Return a sentence about a mixture of experts that is better than the model taken; "" if there is none.
+    """Return sentences about the mixtures of experts that are better than the model taken; "" if there are none.
 
-    It says why that is not taken: because it does not fit, or because its speed counts for more than its quality.
+    They say why each is not taken: because it does not fit, or because its speed counts for more than its quality.
     `prefer` is that of `preferred`, which may have taken a model for another reason.
     """
     better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
-    first = max(better, key=lambda one: (one.fits, one.worth, -one.plan.bytes if one.plan else 0), default=None)
-    if first is None or first.plan is None:
-        return ""
-    name = f"{first.card.name}, a mixture of experts and the better model,"
-    if not first.fits:
-        return f"{name} {first.reason}."
-    disk = f" with {size(first.plan.on_disk)} of its experts on the disk" if first.plan.on_disk else ""
-    thinks = " and thinks before it answers" if first.thinks else ""
-    for_speed = prefer == "speed" or (prefer is None and first.comfort < taken.comfort)
+    fitting = sorted((one for one in better if one.fits), key=lambda one: one.worth, reverse=True)
+    sentences = [f"{_better(one)} {_slower(one, taken, prefer)}." for one in fitting]
+    large = sorted((one for one in better if not one.fits), key=lambda one: one.plan.bytes if one.plan else 0)
+    if large:
+        sentences.append(f"{_better(large[0])} {large[0].reason}.")
+    if others := [one.card.name for one in large[1:]]:
+        names = " and ".join(filter(None, (", ".join(others[:-1]), others[-1])))
+        sentences.append(f"{names} need{'s' * (len(others) == 1)} more.")
+    return " ".join(sentences)
+
+
+def _better(one: Recommendation) -> str:
+    return f"{one.card.name}, a mixture of experts and the better model,"
+
+
+def _slower(one: Recommendation, taken: Recommendation, prefer: Prefer | None) -> str:
+    """Return a clause about a better mixture that fits: its speed, and whether speed is why it is not taken."""
+    assert one.plan is not None
+    disk = f" with {size(one.plan.on_disk)} of its experts on the disk" if one.plan.on_disk else ""
+    thinks = " and thinks before it answers" if one.thinks else ""
+    for_speed = prefer == "speed" or (prefer is None and one.comfort < taken.comfort)
     counts = ", which counts for more here than its quality" if for_speed else ""
-    return f"{name} should reach {tokens_a_second(first.plan.speed)} here{disk}{thinks}{counts}."
+    return f"should reach {tokens_a_second(one.plan.speed)} here{disk}{thinks}{counts}"
 
 
 def _speed(one: Recommendation) -> float:

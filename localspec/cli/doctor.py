@@ -122,7 +122,7 @@ class _Survey:
     chosen: Recommendation | None
     recommended: Recommendation | None
     ungated: Recommendation | None  # of those that are not gated
-    mixture: str  # a sentence that says why no better mixture of experts is recommended, or ""
+    mixture: str  # sentences that say why no better mixture of experts is recommended, or ""
     packed: "_Packed"
     found: list[FoundModel]  # of other programs, not imported
     others: float  # cores that other programs used meanwhile
@@ -222,7 +222,7 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
         "quantize": plan and plan.precision.quantize,
         "dtype": plan and plan.precision.dtype,
         "device": plan and plan.precision.device.name,
-        "installed": recommendation.card.here and (plan is None or plan.candidate.here),
+        "installed": recommendation.card.here and plan is not None and plan.candidate.here,
         "gated": recommendation.gated,
         "fits": recommendation.fits,
         "bytes": plan and plan.bytes,
@@ -355,6 +355,8 @@ def _table(recommendations: list[Recommendation], verbose: bool, width: int | No
 
 def _download(one: Recommendation) -> str:
     needed = one.to_fetch
+    if one.plan is None and one.card.here:
+        return "unusable"  # its files are missing, damaged or others now, as the reason says
     if needed.bytes is None:
         return "not here"
     if not needed.bytes:
