@@ -115,6 +115,7 @@ def test_a_mixture_holds_what_is_predicted_and_a_row_reads_the_experts_that_it_c
     held = {name: one.nbytes for name, one in target.model.weights.items()}
     experts = sum(count for name, count in held.items() if ".experts." in name)
     assert target.read_bytes == target.nbytes - held["embed_tokens"] - experts * 30 // 32
+    assert cache(shape, 512, dtype) == target.cache(512).nbytes - 512 * 4, "layers with a window hold all tokens, too"
     assert shape.in_experts == sum(3 * 64 * 128 * 32 for _ in range(shape.num_layers)) > 0.6 * parameters
 
 
@@ -135,6 +136,8 @@ def test_the_tensors_in_a_header_say_which_bytes_a_step_reads(family, kind, fres
     assert experts == sum(count for name, count in held.items() if ".experts." in name)
     assert always + experts * model.shape.chosen(1) == target.read_bytes
     assert (experts > 0) == (model.shape.chosen(1) == 0.25) == (family != "qwen3")
+    if family != "qwen3_5_moe":  # whose states are allocated by the first forward
+        assert cache(model.shape, 512, "bf16") == target.cache(512).nbytes - 512 * 4, "with a window of 32, too"
     files = read(model.card.path).header.origin.files
     every = packed_in(Paths(fresh_home).packed)  # which answer if a GGUF file is gone
     laid_out = [one for one in every if one.header.origin.files == files]
