@@ -12,7 +12,7 @@ import pytest
 import torch
 from each import each
 from gguf import GGMLQuantizationType, dequantize
-from native.engine import Model, Pool, Text, isas, using
+from native.engine import Model, Pool, Text, isas, stock_logits, using
 from native.old_int4 import in_form
 from native.stock_models import stock_of
 from native.test_block_models import stored_of
@@ -23,7 +23,7 @@ from localspec.weights.matrices import BlockMatrix, BlockStack
 
 HIDDEN, SIZE, COUNT, USED = 512, 256, 6, 2
 POOLS = [Pool(1), Pool(2), Pool(5)]
-TYPES = ["Q8_0", "Q4_K", "MXFP4"]
+TYPES = ["Q8_0", "Q4_K", "Q6_K", "MXFP4"]  # Q6_K reads sums of 16 inputs
 _SHAPE = {
     "hidden_size": HIDDEN, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": VOCABULARY, "max_position_embeddings": 512, "num_experts_per_tok": USED,
@@ -185,8 +185,8 @@ def assert_sums_of_experts(layer: Layer, steps: Change) -> None:
     assert distances(first, want).max() < 1e-4 < 1e-3 < distances(first, exact).max() < 0.05
 
 
-def test_of_equally_likely_experts_the_first_are_chosen() -> None:
-    """Each expert adds one to the channel of its number."""
+def of_one_channel_each() -> Any:
+    """Return a stock model whose experts each add one to the channel of their number. Expert 4 is the likeliest."""
     stock = stock_of(CONFIGS["gpt_oss"](), 0)
     mlp, attention = stock.model.layers[0].mlp, stock.model.layers[0].self_attn
     with torch.no_grad():
@@ -195,8 +195,30 @@ def test_of_equally_likely_experts_the_first_are_chosen() -> None:
         mlp.router.bias[4] = 1.0
         mlp.experts.down_proj_bias.copy_(torch.eye(COUNT, HIDDEN))
         stock.model.norm.weight.fill_(1.0)
-    text = Text(Model(stock, context=512))
+    return stock
+
+
+def test_of_equally_likely_experts_the_first_are_chosen() -> None:
+    text = Text(Model(of_one_channel_each(), context=512))
     text.forward(None, inputs=inputs(3))
     for row in text.hidden:
         assert np.argsort(-np.abs(row))[:USED].tolist() == [4, 0]
         assert row[4] / row[0] == pytest.approx(np.e, rel=0.2)
+
+
+def test_the_scale_of_an_expert_is_its_own() -> None:
+    scale = np.array([2, 3, 5, 7, 11, 13], np.float32)
+    text = Text(Model(of_one_channel_each(), context=512, given={"layers.0.expert_scale": scale}))
+    text.forward(None, inputs=inputs(3))
+    for row in text.hidden:
+        assert row[4] / row[0] == pytest.approx(np.e * 11 / 2, rel=0.2)
+
+
+@each("normalised", [False, True])
+def test_all_experts_may_be_used(normalised: bool) -> None:
+    shape = {**_SHAPE, "num_experts_per_tok": COUNT}
+    stock = stock_of(
+        Qwen3MoeConfig(**shape, num_experts=COUNT, moe_intermediate_size=SIZE, norm_topk_prob=normalised), 0
+    )
+    got = Text(Model(stock, context=512)).forward([5, 6, 7])
+    assert np.allclose(got, stock_logits(stock, [5, 6, 7]), atol=1e-4)
