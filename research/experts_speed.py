@@ -209,7 +209,7 @@ def main() -> None:
         figures[f"ms of {rows} rows"] = 1000 * median(spent)
         figures[f"ms of a core for {rows} rows"] = 1000 * median(cores)
         figures[f"tokens/s of {rows} rows"] = rows / median(spent)
-    figures["peak GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    figures["peak GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     for name, value in figures.items():
         print(f"{name}: {value:.2f}")
 

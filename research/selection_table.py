@@ -108,8 +108,9 @@ OBJECTIONS = {
     "GPU 8 GB": "It takes all that may be taken: a second window on the screen, and it does not fit. *Left*: a tenth of "
     "the card is already kept free, and `choose` then takes the next model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "The card would answer eight times as fast with qwen3-8b (172 "
-    "tokens/s on 10 GB), and the processor reaches 20.6 tokens/s by a prediction that is off by up to 20 %. *Left*: quality "
-    "counts in full from 20 tokens/s on, and a mixture of 30B is the better model. `--prefer speed` takes the card. Elsewhere "
+    "tokens/s on 10 GB), and the processor reaches 20.6 tokens/s by a prediction, which for two mixtures was 3 to 10 % too low with "
+    "the measured bandwidth, and 27 % too high with an assumed one ([experts.md](experts.md)). *Left*: quality counts in full from "
+    "20 tokens/s on, and a mixture of 30B is the better model. `--prefer speed` takes the card. Elsewhere "
     "the attention of such a model runs on the card and the experts on the processor; here layers cannot be divided.",
     "GPU 12 GB, two GPUs": "Qwen3-14B is the better of the two 14B and misses 0.2 GiB: with 3,000 tokens of context it "
     "would fit. *Left*: the planned context is a setting. Two cards are not used together: layers cannot be split.",
