@@ -455,15 +455,15 @@ def factors_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_freqs.weight": 1 / ((1 - smooth) / rope["factor"] + smooth)}
 
 
-def tensors_of(path: Path, kind: str, faithful: bool = False) -> dict[str, Stored]:
+def tensors_of(path: Path, kind: str, faithful: bool = False, named: str = "") -> dict[str, Stored]:
     """Return the weights of a directory in one type, or what has no blocks of that size in F16, and vectors in F32.
 
-    `faithful` ones in Q8_0 are those of the directory, and not blocks of chance.
+    `faithful` ones in Q8_0 are those of the directory, and not blocks of chance. `named`: a part of their names.
     """
     config = json.loads((path / "config.json").read_text())
     found = {name: stored("F32", np.array(one, np.float32)) for name, one in factors_of(config).items()}
     every = (in_gguf(config, name, weights) for name, weights in weights_of(path).items())
-    for name, weights in (one for some in every for one in some.items()):
+    for name, weights in (one for some in every for one in some.items() if named in one[0]):
         fits = weights.ndim > 1 and weights.shape[-1] % BLOCKS[kind][1] == 0
         faithfully = faithful and fits and weights.ndim > 1
         chosen = kind if fits else "F32" if weights.ndim == 1 or "conv1d" in name else "F16"
