@@ -90,13 +90,13 @@ def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, 
 
     def written(drafter: Drafter, nodes: int, sampling: Sampling) -> list[int]:
         session = Session(target, drafter, Budget(nodes))
-        list(session.generate(prompt, sampling, Limits(60)))
+        list(session.generate(prompt, sampling, Limits(36)))  # past 256 slots
         return session.tokens[len(prompt) :]
 
     for sampling, kind in ((Sampling(), OffChain), (Sampling(1.0, top_p=0.9, seed=6), RandomBranches)):
         plain = written(Autoregressive(), 0, sampling)
         assert written(kind([*prompt, *plain]), 16, sampling) == plain
-    assert recorded.played > 100
+    assert recorded.played > 60
 
 
 def test_the_fastest_form_in_fp32_is_numerical_and_by_a_little(load):
