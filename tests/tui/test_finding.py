@@ -139,21 +139,21 @@ async def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_se
 
 
 async def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
-    async with long(200, {100: "needle"}).opened(size=(80, 40)) as (talk, pilot):
+    async with long(90, {40: "needle"}).opened(size=(80, 40)) as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and 100 in numbers(talk))
+        await until(pilot, lambda: which(talk) == "1 of 1" and 40 in numbers(talk))
         assert len(numbers(talk)) <= MOUNTED + 1 + 2 * AROUND + 2 * BATCH
         assert "new line" not in talk.screen_text(), "what is mounted above is no news"
         await pilot.press("alt+down")
         assert which(talk) == "" and talk.app.focused.source == "needle", "what was found has the focus, and stays"
         first = numbers(talk)[0]
-        while len(numbers(talk)) < 200 - first:
+        while len(numbers(talk)) < 90 - first:
             await pilot.press("pagedown")
             assert numbers(talk) == sorted({*numbers(talk)})
         await pilot.press(*["pagedown"] * 5)
         await until(pilot, lambda: view(talk).is_vertical_scroll_end)
-        assert numbers(talk) == list(range(first, 200))
+        assert numbers(talk) == list(range(first, 90))
 
 
 async def test_escape_goes_back_to_where_one_read(long):
