@@ -374,8 +374,8 @@ LiveStats.take = take
 
 
 @pytest.mark.slow
-@each("fault", FAULTS)
-@each("kept", [True, False])
+# Each fault once; of the engine's, which has the prompt by then, both.
+@each("fault, kept", [*zip(FAULTS, (False, True, True, False, True), strict=True), ("engine", False)])
 def test_a_fault_leaves_the_terminal_whole_and_tells_nobody_what_was_said(tmp_path, fault, kept):
     prompt, word = f"My secret is {SECRET}.", "xolotl"  # the word is in the fault's own message too
     scripts, before = f'[["Well.", " {SECRET} "]]', f"WORD = {word!r}\n" + FAULTS[fault]
