@@ -104,7 +104,10 @@ def quick_pilot(monkeypatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def styles_read_once() -> Iterator[None]:
-    """Style sheets are the same in every application, and each would take a tenth of its time to read them."""
+    """Style sheets are the same in every application, and each would take a tenth of its time to read them.
+
+    Textual asks for the hash of every rule for every widget: the same hash by identity, without a call of Python.
+    """
     read: dict[tuple[object, ...], list[RuleSet]] = {}
     original = Stylesheet._parse_rules
 
@@ -116,6 +119,7 @@ def styles_read_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parse_rules)
+        patch.setattr(RuleSet, "__hash__", object.__hash__)
         yield
 
 
