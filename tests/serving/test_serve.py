@@ -23,11 +23,11 @@ from localspec.serving.server import Server as RemoteServer
 from localspec.serving.server_engine import ServerEngine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no sockets with a mode")
-openai = pytest.importorskip("openai")
 
 
 @pytest.fixture
 def client(server):
+    openai = pytest.importorskip("openai")  # takes seconds of each process that collects tests
     return openai.OpenAI(base_url=server.url, api_key=server.key, max_retries=0, timeout=PATIENCE)
 
 
@@ -74,6 +74,8 @@ def test_stop_strings_end_a_reply_and_are_not_in_it(server):
 
 
 def test_models_are_listed_and_told_one_by_one(server, client):
+    import openai
+
     assert {one.id for one in client.models.list()} >= {"demo", "demo-draft"}
     assert client.models.retrieve("demo").id == "demo" and client.models.retrieve("demo").created > 10**9
     other = server.chat("Hi", model="demo-draft", max_tokens=3).json
