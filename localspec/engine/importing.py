@@ -93,8 +93,6 @@ def import_gguf(
         if known and not _holds_all(read(known), model):
             known.unlink()
             known = None
-        if known and read(known).header.outdated:
-            known = None
         path = known or pack_gguf(gguf_source(model), packing, origin, this_machine().cores, reporter, paths)
         held = path.stat().st_size
     card = registry.find(origin.name)

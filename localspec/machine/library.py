@@ -15,7 +15,7 @@ import numpy.typing as npt
 from localspec.errors import LocalspecError
 from localspec.machine import compiled
 
-FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "fp16": 4}
+FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "fp16": 4}
 BLOCK_TYPES = {
     "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
     "IQ4_NL": 20, "IQ4_XS": 23, "MXFP4": 39,

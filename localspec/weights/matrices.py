@@ -33,7 +33,7 @@ _ALIGNMENT = 64  # bytes
 class PackedMatrix:
     """A weight [out, inputs] and its packed bytes, in a mapped file or in separate memory.
 
-    `format` is fp32, bf16, int8 or int4. `group` is the number of inputs that share a scale, 0 without scales.
+    `format` is fp32, bf16 or int8. `group` is the number of inputs that share a scale, 0 without scales.
     """
 
     data: npt.NDArray[np.uint8]
@@ -52,7 +52,7 @@ class PackedMatrix:
     ) -> "PackedMatrix":
         """Pack weights [out, inputs] in fp32, fp16, or bf16 as uint16. `interleave` is for stacked gate and up.
 
-        Raises LocalspecError for an impossible format. Panels in int4 are only read, from files of earlier versions.
+        Raises LocalspecError for an impossible format.
         """
         weights = np.ascontiguousarray(weights)
         out, inputs = weights.shape

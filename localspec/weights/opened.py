@@ -244,7 +244,7 @@ def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | No
         )
     if len(parts) > 1:
         return False
-    form: tuple[str, tuple[str, ...]] = "panels", ("fp32", "bf16", "int8", "int4")
+    form: tuple[str, tuple[str, ...]] = "panels", ("fp32", "bf16", "int8")
     if name.endswith(".conv") or name in TABLES:
         form = "rows", ("fp32",) if name.endswith(".conv") else ("fp32", "bf16")
     return (tensor.out, tensor.inputs, tensor.layout) == (out, inputs, form[0]) and tensor.format in form[1]

@@ -57,7 +57,6 @@ from localspec.weights.packed_files import (
     packed_files,
     partial_of,
     remove_abandoned,
-    remove_outdated,
 )
 from localspec.weights.recipe import Recipe
 from localspec.weights.source import PackingSource
@@ -131,7 +130,7 @@ def _all_there_is(
     file = here.get(packing)
     if registered and file == registered.path:
         file = None
-    if file and not (read(file).header.outdated and registered and not missing):
+    if file:
         try:
             return _opened(file)
         except DamagedFile as error:
@@ -231,7 +230,7 @@ def pack_gguf(
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
 
     def serves(found: Header) -> bool:
-        return not found.outdated and (packing != BLOCKS or _tensors(found) == _tensors(header))
+        return packing != BLOCKS or _tensors(found) == _tensors(header)
 
     known = in_all_formats(origin, ROUNDED if packing == BLOCKS else packing, paths)
     return once([*known, *others], make, reporter, serves)
@@ -255,7 +254,7 @@ def make(
     *,
     only_copy: bool = False,
 ) -> Path:
-    """Return a model's packed file. Make it if it is missing or damaged, or in int4 of an earlier version.
+    """Return a model's packed file. Make it if it is missing or damaged.
 
     If `origin` names a commit, only a file of that commit is used, since another commit with the same weights may have
     other texts. One process makes the file, others wait. `only_copy` says that the original weights will be deleted.
@@ -268,7 +267,7 @@ def make(
     def serves(header: Header) -> bool:
         made_of = header.origin
         of_the_commit = not origin.commit or (made_of.repo, made_of.commit) == (origin.repo, origin.commit)
-        return of_the_commit and made_of.files == origin.files and not header.outdated
+        return of_the_commit and made_of.files == origin.files
 
     def make_it(file: Path) -> None:
         _make(path, file, packing, origin, threads, reporter)
@@ -316,7 +315,6 @@ def once(
             if found := _sound(known, Reporter(), serves):  # another process has made it meanwhile
                 return found
             make_it(file)
-            remove_outdated(file)
     except Stalled as error:
         raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
     except CannotRead as error:  # the file that was just written

@@ -31,7 +31,7 @@ from localspec.weights.file_fingerprint import file_fingerprint
 
 SUFFIX = ".packed"
 PARTIAL = ".partial"  # suffix of a file that is being written
-FORMAT = 2  # of these files; earlier ones stay readable, and have no blocks
+FORMAT = 2  # of these files; earlier ones have no blocks
 BLOCKS: Final = (
     "blocks"  # the packing of weights that stay in the blocks of GGUF files, and the layout of matrices in blocks
 )
@@ -41,7 +41,7 @@ PIECE, TEXT_PIECE = 2**21, 2**24  # most bytes of a tensor's piece, unless a sin
 _MAGIC, _ALIGNMENT = b"LSPACKED", 4096
 _HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tensor
 _MOST_PIECES = 2**20  # of a section
-_ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
+_ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8}
 # By type of blocks: inputs, and lines of 64 bytes, of a record of 16 rows (localspec/native/src/block_layout.h).
 RECORDS = {
     "Q4_0": (64, 9), "Q4_1": (32, 5), "Q5_0": (64, 11), "Q5_1": (32, 6), "Q8_0": (64, 17), "Q2_K": (256, 21),
@@ -218,14 +218,6 @@ class Header:
         """The number of stored weights. Unlike in `parameters`, a head that repeats the embedding is counted."""
         return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
-    @property
-    def outdated(self) -> bool:
-        """Whether this is int4 of an earlier version, which loses more of a model's quality than today's int4.
-
-        It is used only if the original weights are not here; otherwise the model is packed again.
-        """
-        return self.packing == "int4" and self.format == 1
-
     def encoded(self) -> bytes:
         """Return the bytes of the file before the first section. Their number does not depend on the digests."""
         said = asdict(self)
@@ -389,9 +381,9 @@ def forms(file: Path) -> dict[str, Path]:
     return found
 
 
-def _last_choice(one: PackedFile) -> tuple[bool, bool, bool]:
+def _last_choice(one: PackedFile) -> tuple[bool, bool]:
     """Return the sort key of files of one packing. A registration comes first if its GGUF files are here, else last."""
-    return one.header.outdated, one.missing is not None, not one.header.registered
+    return one.missing is not None, not one.header.registered
 
 
 def of_same_weights(file: Path) -> list[Path]:
@@ -437,7 +429,8 @@ def _parsed(text: bytes) -> Header:
 
 def _header(said: Any) -> Header:
     """Return the parsed header. Raises ValueError and similar errors for an impossible header, or UnreadableFormat."""
-    for name, known in (("format", range(1, FORMAT + 1)), ("layout", LAYOUTS)):
+    first = 2 if said["packing"] == "int4" else 1  # int4 of format 1 lies in panels that no kernel computes
+    for name, known in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
             raise UnreadableFormat(
                 f"of {name} {said[name]}, which this version of localspec cannot read; use the version that wrote it"
@@ -482,7 +475,7 @@ def _header(said: Any) -> Header:
 def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
     """Return the fields of a registration. Types and sizes are compared later, when the weights are read."""
     blocks, ahead = (_block_parts(said.get(key, {}), files) for key in ("blocks", "ahead"))
-    if said["answers"] not in (BLOCKS, *_ITEM_BITS):
+    if said["answers"] not in (BLOCKS, "int4", *_ITEM_BITS):
         raise ValueError
     sizes = {"weight_bytes": _count(said["weight_bytes"]), "answers": said["answers"]}
     return {"blocks": blocks, "ahead": ahead, **sizes}

@@ -54,15 +54,6 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
     return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in formats]
 
 
-def remove_outdated(file: Path) -> None:
-    """Delete the file of an earlier version that this complete file replaces."""
-    for former in range(1, FORMAT):
-        stem = file.name.removesuffix(f"-{FORMAT}{SUFFIX}")
-        with suppress(LocalspecError, OSError):
-            if read(found := file.with_name(f"{stem}-{former}{SUFFIX}")).header.outdated:
-                found.unlink()
-
-
 def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
     """Return the files packed for GPUs, each with the model's revision and the packing and precision, as in
     nf4-bf16."""

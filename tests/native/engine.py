@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from native.old_int4 import in_form
 from tiny_models import by_expert
 
 from localspec.families.architecture import TransformerConfig, weight_map
@@ -67,7 +66,7 @@ def linear(
 
 
 class Model:
-    """A model in `form` ("fp32", "bf16", "int8", "int4"), made of a stock one; quantised ones in groups of 32.
+    """A model in `form` ("fp32", "bf16", "int8"), made of a stock one; quantised ones in groups of 32.
 
     What is `given` takes the place of weights that would be packed so.
     """
@@ -93,7 +92,7 @@ class Model:
         weights.update(given)
         for name in [name for name in weights if name.endswith(".weight") and name not in given]:
             dense = ("fp32", 0) if name.endswith("router.weight") else (form, group)
-            weights[name] = in_form(weights[name], *dense, "gate_up_proj" in name)
+            weights[name] = PackedMatrix.pack(weights[name], *dense, "gate_up_proj" in name)
         told: list[NativeConfig] = []
         with patch.object(native_model, "ModelConfig", lambda *given: told.append(NativeConfig(*given)) or told[-1]):
             self.native = native_model.NativeModel(sizes, Rope.of(config, context), weights, Threads(1), cache)

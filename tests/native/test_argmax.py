@@ -2,22 +2,22 @@
 
 import numpy as np
 from each import each
-from native.old_int4 import in_form
 
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
 from localspec.machine.library import address, check, library
 from localspec.native.model import NativeModel
 from localspec.native.threads import Threads
+from localspec.weights.matrices import PackedMatrix
 
-GROUPS = {"fp32": 0, "bf16": 0, "int8": 64, "int4": 32}
+GROUPS = {"fp32": 0, "bf16": 0, "int8": 64}
 
 
 def head(weights, packing="int8", threads=1):
     """Return a model that is only a head [vocab, hidden]."""
     vocab, hidden = weights.shape
     sizes = TransformerConfig("llama", vocab, hidden, 1, 1, 1, 2, 1e-6, (), False, False, False, False, False)
-    packed = in_form(weights, packing, GROUPS[packing])
+    packed = PackedMatrix.pack(weights, packing, GROUPS[packing])
     return NativeModel(sizes, Rope(np.ones(1, np.float32), 1.0), {"lm_head.weight": packed}, Threads(threads), "fp32")
 
 

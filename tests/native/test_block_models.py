@@ -10,7 +10,6 @@ from each import each
 from gguf import GGMLQuantizationType, dequantize
 from gguf.constants import GGML_QUANT_SIZES
 from native.engine import Model, Pool, Text, adapters, isas, stock_logits, using
-from native.old_int4 import in_form
 from native.stock_models import stock_of
 from native.test_blocks import FORMS, SMALL, random_rows
 from tiny_models import CONFIGS, RECURRENT
@@ -20,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.native.compute import NativeCompute
-from localspec.weights.matrices import BlockMatrix, BlockStack
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 
 POOLS = [Pool(1), Pool(2), Pool(5)]
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96}
@@ -197,12 +196,12 @@ def test_a_tied_embedding_is_stored_once_and_read_from_the_head(narrow):
     assert distance(part, whole[:, ids]) < 0.02
 
 
-@each("form", ["fp32", "bf16", "int8", "int4"])
+@each("form", ["fp32", "bf16", "int8"])
 @each("name", ["llama-one-key-head-tied-linear", "gemma3-grouped-mixed-window-linear"])
 def test_a_packed_head_is_the_embedding_too(form, name):
     stock = stock_of(CONFIGS[name](), 0)
     vocabulary = stock.lm_head.weight.detach().numpy()
-    head = in_form(vocabulary, form, 0 if form in ("fp32", "bf16") else 32)
+    head = PackedMatrix.pack(vocabulary, form, 0 if form in ("fp32", "bf16") else 32)
     apart = head.unpack()
     stored = apart if form == "fp32" else (apart.view(np.uint32) >> 16).astype(np.uint16)
     tied = Model(stock, form, given={"lm_head.weight": head, "embed_tokens": head})

@@ -13,13 +13,12 @@ import torch
 from each import each
 from gguf import GGMLQuantizationType, dequantize
 from native.engine import Model, Pool, Text, isas, stock_logits, using
-from native.old_int4 import in_form
 from native.stock_models import stock_of
 from native.test_block_models import stored_of
 from tiny_models import VOCABULARY
 from transformers import GptOssConfig, Qwen3MoeConfig
 
-from localspec.weights.matrices import BlockMatrix, BlockStack
+from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 
 HIDDEN, SIZE, COUNT, USED = 512, 256, 6, 2
 POOLS = [Pool(1), Pool(2), Pool(5)]
@@ -82,7 +81,7 @@ class Layer:
     def _packed(self, kind: str, parts: int, rows: int, inputs: int) -> tuple[Rows, Any]:
         if kind == "int8":
             weights = np.random.default_rng(rows).normal(0, inputs**-0.5, (rows, inputs)).astype(np.float32)
-            matrix = in_form(weights, kind, 32, interleave=parts == 2)
+            matrix = PackedMatrix.pack(weights, kind, 32, interleave=parts == 2)
             return matrix.unpack(interleave=parts == 2), matrix
         stored = stored_of(kind, rows, inputs)
         stack = BlockStack(tuple(BlockMatrix.pack(part, inputs, kind) for part in np.split(stored, parts)))

@@ -24,7 +24,7 @@ def stock():
 
 @pytest.fixture(
     scope="module",
-    params=[("fp32", "fp32"), ("int8", "fp16"), ("int4", "fp16"), ("bf16", "fp16")],
+    params=[("fp32", "fp32"), ("int8", "fp16"), ("bf16", "fp16")],
     ids=lambda form: form[0],
 )
 def model(request, stock):

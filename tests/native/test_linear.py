@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from each import each
 from native.engine import POOL, Pool, isas, linear, using
-from native.old_int4 import in_form
 
 from localspec.weights.matrices import PackedMatrix
 
-FORMS = [("fp32", 0), ("bf16", 0), ("int8", 32), ("int8", 64), ("int8", 128), ("int4", 32), ("int4", 64), ("int4", 128)]
+FORMS = [("fp32", 0), ("bf16", 0), ("int8", 32), ("int8", 64), ("int8", 128)]
 SIZES = [(5, 7), (64, 128), (99, 200), (33, 48), (320, 300)]
 RNG = np.random.default_rng(0)
 
@@ -32,7 +31,7 @@ def rounded_inputs(x: np.ndarray) -> np.ndarray:
 def test_products_are_those_of_the_unpacked_weights(form, group):
     for out, inputs in SIZES:
         weights, bias = RNG.standard_normal((out, inputs), np.float32), RNG.standard_normal(out, np.float32)
-        packed = in_form(weights, form, group)
+        packed = PackedMatrix.pack(weights, form, group)
         unpacked = packed.unpack().astype(np.float64)
         for rows in (1, 3, 8, 9, 70):
             x = RNG.standard_normal((rows, inputs), np.float32)
@@ -47,7 +46,7 @@ def test_products_are_those_of_the_unpacked_weights(form, group):
 def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
     """With a single weight of 1 the output is the activation of the input."""
     x = np.concatenate([np.linspace(-12, 12, 4001), [-1e30, -1e4, -90.0, -0.0, 0.0, 1e-30, 90.0, 1e4, 1e30]])
-    packed, rows = in_form(np.ones((1, 1), np.float32), "fp32"), x.astype(np.float32)[:, None]
+    packed, rows = PackedMatrix.pack(np.ones((1, 1), np.float32), "fp32"), x.astype(np.float32)[:, None]
     want = x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * np.clip(x, -1e9, 1e9) ** 3))) / 2
     first = linear(packed, rows, activation="gelu")
     assert np.abs(first[:, 0] - want).max(initial=0, where=np.abs(x) < 20) < 1e-6
@@ -62,7 +61,7 @@ def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
 @each("form, group", FORMS)
 def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, group):
     for out, inputs in SIZES:
-        packed = in_form(RNG.standard_normal((out, inputs), np.float32), form, group)
+        packed = PackedMatrix.pack(RNG.standard_normal((out, inputs), np.float32), form, group)
         x = RNG.standard_normal((21, inputs), np.float32) * np.exp(RNG.standard_normal((21, 1), np.float32) * 4)
         first = linear(packed, x)
         for isa in isas():
@@ -82,15 +81,15 @@ def test_every_type_of_number_is_packed_as_the_same_in_fp32(source):
     assert np.array_equal(PackedMatrix.pack(given, "fp32").unpack(), weights)
     bf16 = PackedMatrix.pack(given, "bf16").unpack()
     assert np.abs(bf16 - weights).max() <= 2**-8 * np.abs(weights).max()
-    assert np.array_equal(PackedMatrix.pack(given, "int8", 32).data, in_form(weights, "int8", 32).data)
+    assert np.array_equal(PackedMatrix.pack(given, "int8", 32).data, PackedMatrix.pack(weights, "int8", 32).data)
 
 
-@each("form", ["fp32", "int8", "int4"])
+@each("form", ["fp32", "int8"])
 @each("half", [40, 48, 8])
 def test_gate_and_up_are_interleaved_and_found_again(form, half):
     weights = RNG.standard_normal((2 * half, 64), np.float32)
-    interleaved = in_form(weights, form, 0 if form == "fp32" else 32, interleave=True)
-    plain = in_form(weights, form, 0 if form == "fp32" else 32)
+    interleaved = PackedMatrix.pack(weights, form, 0 if form == "fp32" else 32, interleave=True)
+    plain = PackedMatrix.pack(weights, form, 0 if form == "fp32" else 32)
     assert interleaved.data.nbytes == plain.data.nbytes
     assert np.array_equal(interleaved.unpack(interleave=True), plain.unpack())
 
@@ -98,7 +97,7 @@ def test_gate_and_up_are_interleaved_and_found_again(form, half):
 def test_what_is_not_a_number_stays_visible():
     for form, group in FORMS:
         weights = RNG.standard_normal((40, 200), np.float32)
-        packed = in_form(weights, form, group)
+        packed = PackedMatrix.pack(weights, form, group)
         for bad in (np.nan, np.inf, -np.inf):
             x = RNG.standard_normal((3, 200), np.float32)
             x[1, 130] = bad
@@ -108,24 +107,23 @@ def test_what_is_not_a_number_stays_visible():
                 assert not np.isfinite(y[1]).any() and np.isfinite(y[[0, 2]]).all(), (form, bad, isa)
         damaged = weights.copy()
         damaged[7, 9] = np.nan
-        y = linear(in_form(damaged, form, group), RNG.standard_normal((2, 200), np.float32))
+        y = linear(PackedMatrix.pack(damaged, form, group), RNG.standard_normal((2, 200), np.float32))
         assert np.isnan(y[:, 7]).all() and np.isfinite(np.delete(y, 7, 1)).all()
 
 
 def test_extreme_weights_and_inputs():
     tiny, huge = np.full((32, 64), 1e-30, np.float32), np.full((32, 64), 6e4, np.float32)
-    assert np.abs(linear(in_form(tiny, "int8", 32), np.ones((1, 64), np.float32))).max() < 1e-3
-    assert np.allclose(linear(in_form(huge, "int8", 32), np.full((1, 64), 1e20, np.float32)), 64 * 6e24, rtol=0.01)
-    assert not linear(in_form(huge, "int4", 32), np.zeros((2, 64), np.float32)).any()
+    assert np.abs(linear(PackedMatrix.pack(tiny, "int8", 32), np.ones((1, 64), np.float32))).max() < 1e-3
+    assert np.allclose(
+        linear(PackedMatrix.pack(huge, "int8", 32), np.full((1, 64), 1e20, np.float32)), 64 * 6e24, rtol=0.01
+    )
+    assert not linear(PackedMatrix.pack(huge, "int8", 32), np.zeros((2, 64), np.float32)).any()
 
 
-@each("form", ["int8", "int4"])
-def test_weights_so_small_or_so_large_that_fp16_has_no_such_scale(form):
+def test_weights_so_small_or_so_large_that_fp16_has_no_such_scale():
     """A scale is never zero, which would lose them, nor inf, which no text can come from."""
     weights = RNG.uniform(-1, 1, (40, 64)).astype(np.float32)
-    small = in_form(weights * np.float32(2e-6), form, 32).unpack()
-    assert np.abs(small).max() > 1e-7 and np.abs(small - weights * np.float32(2e-6)).max() < (
-        4e-8 if form == "int8" else 2e-6
-    )
-    large = in_form(weights * np.float32(1e9), form, 32).unpack()
+    small = PackedMatrix.pack(weights * np.float32(2e-6), "int8", 32).unpack()
+    assert np.abs(small).max() > 1e-7 and np.abs(small - weights * np.float32(2e-6)).max() < 4e-8
+    large = PackedMatrix.pack(weights * np.float32(1e9), "int8", 32).unpack()
     assert np.isfinite(large).all() and (np.sign(large) == np.sign(weights))[np.abs(weights) > 0.1].all()

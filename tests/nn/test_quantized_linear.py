@@ -14,7 +14,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from each import each
-from native.old_int4 import in_form
 from quantized_layers import adapter_acts_in_its_own_forward_alone, error, gaussian, gradient_is_that_of_a_dense_layer
 
 from localspec.machine import compiled
@@ -22,6 +21,7 @@ from localspec.nn import linear_bitsandbytes, linear_mps
 from localspec.nn.linear import Linear, LoraAdapter, PackedLinear, PackedWeight, QuantizedLinear
 from localspec.nn.linear_bitsandbytes import LLMInt8Linear, NF4Linear
 from localspec.nn.linear_mps import Int4WeightOnlyLinear, Int8WeightOnlyLinear, WeightOnlyLinear, _levels
+from localspec.weights.matrices import PackedMatrix
 
 OUT, IN = 96, 128
 ODD = (301, 255)  # no multiples of what a kernel works on at once
@@ -29,13 +29,12 @@ LIBRARY = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandb
 COMPILED = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
 THEIRS = [pytest.param(kind, marks=LIBRARY) for kind in (LLMInt8Linear, NF4Linear)]
 APPLES = [Int8WeightOnlyLinear, Int4WeightOnlyLinear]
-FORMS = [("int8", 64), ("int8", 32), ("int4", 32)]
+FORMS = [("int8", 64), ("int8", 32)]
 OURS = [pytest.param(form, marks=COMPILED) for form in FORMS]
 # Of Gaussian weights and activations: more than nothing, less than
 ERRORS: dict[Any, tuple[float, float]] = {
     LLMInt8Linear: (0.002, 0.02), NF4Linear: (0.05, 0.13), Int8WeightOnlyLinear: (0.002, 0.012),
     Int4WeightOnlyLinear: (0.04, 0.11), ("int8", 64): (0.001, 0.012), ("int8", 32): (0.001, 0.012),
-    ("int4", 32): (0.04, 0.11),
 }  # fmt: skip
 SHAPES: dict[Any, list[tuple[int, int]]] = {
     **{key: [(OUT, IN), (64, 48), (301, 254), (3, 64)] for key in (LLMInt8Linear, NF4Linear)},
@@ -55,7 +54,7 @@ def made(
     """Return a layer of Gaussian weights: of a class, or of a form of our library's."""
     weight, added = gaussian(out, inner, seed=1), gaussian(out, seed=2).to(precision) if bias else None
     if isinstance(kind, tuple):
-        matrix = in_form(weight.numpy(), *kind)
+        matrix = PackedMatrix.pack(weight.numpy(), *kind)
         return PackedLinear(
             PackedWeight(torch.Size((out, inner)), matrix.data.nbytes, matrix.unpack, matrix.rows), added
         )

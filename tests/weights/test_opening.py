@@ -70,7 +70,7 @@ def stacked(path, sizes):
     return {name: torch.cat([files[part] for part, _ in parts]).numpy() for name, parts in weight_map(sizes).items()}
 
 
-@each("layout", ["fp32", "bf16", "int8", "int4"])
+@each("layout", ["fp32", "bf16", "int8"])
 def test_a_tensors_bytes_are_those_that_the_library_packs_it_to(layout):
     for out in (1, 31, 32, 33, 320):
         for inputs in (1, 16, 31, 32, 48, 64, 100, 128, 129):

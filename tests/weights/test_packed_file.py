@@ -37,7 +37,7 @@ TENSORS = {
     "embed_tokens": Tensor("rows", "bf16", 5, 48),
     "layers.0.qkv_proj.weight": Tensor("panels", "int8", 70, 48, 32),
     "layers.0.input_layernorm": Tensor("rows", "fp32", 1, 48),
-    "lm_head.weight": Tensor("panels", "int4", 33, 100, 32),
+    "lm_head.weight": Tensor("panels", "int8", 33, 100, 32),
     "layers.0.o_proj.weight 0": Tensor("blocks", "Q5_0", 33, 96),
     "layers.0.o_proj.weight 1": Tensor("blocks", "Q4_K", 16, 256),
 }
@@ -304,6 +304,14 @@ def test_a_newer_file_is_told_from_a_damaged_one(tmp_path, key):
     file = with_header(write_one(tmp_path / "model.packed"), top(**{key: 7}))
     with pytest.raises(UnreadableFormat, match=matching("n7_which_version_localspec_cannot", key=key)):
         PackedModel.open(file)
+
+
+def test_int4_of_the_first_format_is_refused_and_stays(tmp_path):
+    file = with_header(write_one(tmp_path / "model.packed"), top(packing="int4", format=1))
+    before = file.read_bytes()
+    with pytest.raises(UnreadableFormat, match=r"of format 1, which this version of localspec cannot read"):
+        read(file)
+    assert file.read_bytes() == before
 
 
 @each("length", [0, 1, 2**26 + 1, 2**40, 2**64 - 1])

@@ -29,7 +29,7 @@ struct Call {
 
 int check_format(int out, int in, int format, int group) {
     LS_CHECK(out > 0 && in > 0 && out <= LARGEST_SIZE && in <= LARGEST_SIZE, "A matrix of %d x %d is not possible; sizes are 1 to %d.", out, in, LARGEST_SIZE);
-    LS_CHECK(format == LS_FP32 || format == LS_BF16 || format == LS_INT8 || format == LS_INT4, "There is no format %d of weights; there are 0 (fp32) to 3 (int4).", format);
+    LS_CHECK(format == LS_FP32 || format == LS_BF16 || format == LS_INT8, "There is no format %d of weights; there are 0 (fp32) to 2 (int8).", format);
     if (is_dense(format)) { LS_CHECK(group == 0, "A dense matrix has no groups; give a group of 0 in place of %d.", group); }
     else LS_CHECK(group == 32 || group == 64 || group == 128, "A group of %d inputs is not possible; give 32, 64 or 128.", group);
     return LS_OK;
@@ -312,7 +312,6 @@ int ls_pack(const ls_packing* packing, void* target, int from_panel, int to_pane
     LS_CHECK(packing && packing->weights && target, "Packing needs weights and a place for them.");
     const ls_packing& p = *packing;
     LS_TRY(check_format(p.out, p.in, p.format, p.group));
-    LS_CHECK(p.format != LS_INT4, "Nothing is packed in int4 as it was; round it to blocks.");
     LS_CHECK(p.source == LS_FP32 || p.source == LS_BF16 || p.source == LS_FP16, "Weights of format %d cannot be packed; give fp32, bf16 or fp16.", p.source);
     LS_CHECK(!p.interleave || p.out % 2 == 0, "%d channels have no two halves to interleave.", p.out);
     LS_CHECK(0 <= from_panel && from_panel <= to_panel && to_panel <= panels_of(p.out), "There are no panels %d to %d; there are %d.", from_panel, to_panel, panels_of(p.out));

@@ -3,8 +3,7 @@
 //   matrix       panel | panel | ...                panel = record | record | ...   a record: `group` inputs of 32 channels
 //   int8 record  [32 fp16 scales] [step] [step] ... step: 4 inputs, a byte each (weight + 128), by channel:
 //                                                   c0 i0 i1 i2 i3 | c1 i0 i1 i2 i3 | ... | c31 i0 i1 i2 i3
-//   int4 record  [32 fp16 scales] [step] [step] ... step: 8 inputs (weight + 8); i0-i3 as above in the low halves of
-//   fp32, bf16   i0: c0 ... c31 | i1: c0 ... c31 |  128 bytes, i4-i7 in the high ones
+//   fp32, bf16   i0: c0 ... c31 | i1: c0 ... c31 | ...
 //
 // gate_up_proj is interleaved: a panel has 16 gate channels, then the 16 up channels that belong to them.
 #pragma once
@@ -22,12 +21,10 @@ LS_INLINE int panels_of(int out) { return ceil_div(out, PANEL); }
 LS_INLINE int groups_of(int in, int group) { return ceil_div(in, group); }
 LS_INLINE int span_of(int group) { return group < SCALED ? SCALED / group : 1; }  // groups that share a scale of the activations
 
-LS_INLINE size_t record_bytes(int format, int group) {
-    return PANEL * 2 + (size_t)PANEL * group / (format == LS_INT4 ? 2 : 1);
-}
+LS_INLINE size_t record_bytes(int group) { return PANEL * 2 + (size_t)PANEL * group; }
 LS_INLINE size_t panel_bytes(int format, int in, int group) {
     if (is_dense(format)) return (size_t)in * PANEL * (format == LS_FP32 ? 4 : 2);
-    return record_bytes(format, group) * groups_of(in, group);
+    return record_bytes(group) * groups_of(in, group);
 }
 LS_INLINE int spans_of(int format, int in, int group) { return ceil_div(in, is_dense(format) || group < SCALED ? SCALED : group); }
 LS_INLINE size_t panel_bytes(const ls_matrix& m) { return panel_bytes(m.format, m.in, m.group); }
@@ -39,10 +36,8 @@ LS_INLINE int channel_of(int panel, int j, int out, bool interleave) {
     return at < half ? j / 16 * half + at : -1;
 }
 
-// The byte of channel j and input i of a record, and how far its bits are shifted.
+// The byte of channel j and input i of a record.
 LS_INLINE size_t int8_at(int j, int i) { return (size_t)(i / 4) * 128 + j * 4 + i % 4; }
-LS_INLINE size_t int4_at(int j, int i) { return (size_t)(i / 8) * 128 + j * 4 + i % 4; }
-LS_INLINE int int4_shift(int i) { return i % 8 / 4 * 4; }
 
 }  // namespace
 }  // namespace ls

@@ -14,10 +14,10 @@ struct Slice {
 };
 
 // Add the product of a slice to acc [R][32].
-template <int FORMAT, int R, int FETCH>
+template <int R, int FETCH>
 LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     const int group = slice.group, span = span_of(group);
-    const size_t bytes = record_bytes(FORMAT, group);
+    const size_t bytes = record_bytes(group);
     const uint8_t* p = slice.weights;
     const int8_t* values = slice.values;
     const int32_t* sums = slice.sums;
@@ -29,10 +29,10 @@ LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     for (int i = 0; i < 2 * R && COPY; i++) kept[i] = acc[i];
     for (int g = 0; g < slice.count; scales += R) {
         v16 f[2 * R];
-        record<FORMAT, R, FETCH>(p, group, values, sums, f, true);
+        record<R, FETCH>(p, group, values, sums, f, true);
         p += bytes, values += (size_t)group * R, sums += R, g++;
         for (int i = 1; i < span && g < slice.count; i++) {
-            record<FORMAT, R, FETCH>(p, group, values, sums, f, false);
+            record<R, FETCH>(p, group, values, sums, f, false);
             p += bytes, values += (size_t)group * R, sums += R, g++;
         }
 #pragma GCC unroll 8
@@ -85,7 +85,7 @@ LS_INLINE void dense_tile(const Slice& slice, v16* acc) {
 template <int FORMAT, int R, int FETCH>
 __attribute__((noinline)) void tile(const Slice& slice, v16* acc) {
     if constexpr (FORMAT == LS_FP32 || FORMAT == LS_BF16) dense_tile<FORMAT, R>(slice, acc);
-    else quantised_tile<FORMAT, R, FETCH>(slice, acc);
+    else quantised_tile<R, FETCH>(slice, acc);
 }
 
 template <int FORMAT, int FETCH>
@@ -128,7 +128,7 @@ struct Pass {
 template <int FORMAT>
 void panel_of(const Pass& pass, const Inputs& in, const uint8_t* panel, v16* out) {
     constexpr bool DENSE = FORMAT == LS_FP32 || FORMAT == LS_BF16;
-    const size_t bytes = FORMAT == LS_FP32 ? PANEL * 4 : FORMAT == LS_BF16 ? PANEL * 2 : record_bytes(FORMAT, pass.group);
+    const size_t bytes = FORMAT == LS_FP32 ? PANEL * 4 : FORMAT == LS_BF16 ? PANEL * 2 : record_bytes(pass.group);
     const int step = pass.blocks == 1 ? pass.units : pass.step;
     for (int from = 0, span = 0; from < pass.units; from += step, span++)
         for (int block = 0; block < pass.blocks; block++) {
@@ -213,8 +213,7 @@ void multiply(const Product& p, int from_panel, int to_panel, int thread) {
             switch (m.format) {
                 case LS_FP32: panel_of<LS_FP32>(pass, p.inputs, data, out); break;
                 case LS_BF16: panel_of<LS_BF16>(pass, p.inputs, data, out); break;
-                case LS_INT8: panel_of<LS_INT8>(pass, p.inputs, data, out); break;
-                default: panel_of<LS_INT4>(pass, p.inputs, data, out);
+                default: panel_of<LS_INT8>(pass, p.inputs, data, out);
             }
             for (int r = 0; r < pass.rows; r++) finish(p, pass.first + r, channels, thread, out[2 * r], out[2 * r + 1]);
         }

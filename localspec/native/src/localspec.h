@@ -20,7 +20,7 @@ extern "C" {
 
 enum { LS_ABI = 12 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
-enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_INT4 = 3, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
+enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
 enum { LS_NO_ACTIVATION = 0, LS_SILU = 1, LS_GELU = 2 /* by tanh */, LS_CLAMPED_SILU = 3 /* only of a gate, see gate_limit */ };
 
@@ -54,7 +54,7 @@ typedef struct {
     const void* data;   /* ls_packed_bytes of them, at a multiple of 64 bytes; NULL if there are parts */
     const float* bias;  /* [out] in the model's own order, or NULL */
     int32_t out, in;    /* any sizes; with blocks, `in` is a multiple of a block; out 0: there is no matrix */
-    int32_t format;     /* LS_FP32, LS_BF16, LS_INT8, LS_INT4 or LS_BLOCKS */
+    int32_t format;     /* LS_FP32, LS_BF16, LS_INT8 or LS_BLOCKS */
     int32_t group;      /* inputs that share a scale: 32, 64 or 128; 0 for dense formats and blocks */
     int32_t num_parts;  /* of LS_BLOCKS: 1 to LS_MOST_PARTS, whose rows follow each other */
     ls_blocks parts[LS_MOST_PARTS];
@@ -91,7 +91,7 @@ LS_API int ls_blocks_round(const ls_packing* packing, int type, void* target, in
 /* The weights of some rows, in the order of the channels in memory -> [count, in] */
 LS_API int ls_rows(const ls_matrix* matrix, int count, const int32_t* rows, float* weights);
 
-/* y [rows, out] = activation(W x [rows, in] + bias); x is rounded to int8 if the weights are int8, int4 or blocks */
+/* y [rows, out] = activation(W x [rows, in] + bias); x is rounded to int8 if the weights are int8 or blocks */
 LS_API int ls_linear(ls_pool* pool, const ls_matrix* matrix, int rows, const float* x, float* y, int activation);
 
 /* ---- models */

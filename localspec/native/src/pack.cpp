@@ -88,7 +88,7 @@ void pack(const ls_packing& p, uint8_t* target, int from_panel, int to_panel) {
         for (int first = 0; first < p.in; first += count) {
             read_tile(p, panel, first, count, &tile);
             if (dense) pack_dense(p, tile, first, count, to);
-            else pack_record(p, tile, to + record_bytes(p.format, p.group) * (first / p.group));
+            else pack_record(p, tile, to + record_bytes(p.group) * (first / p.group));
         }
     }
 }
@@ -100,16 +100,13 @@ void unpack_channel(const ls_matrix& m, const uint8_t* panel, int j, int from, i
         const size_t at = (size_t)i * PANEL + j;
         weights[i - from] = m.format == LS_FP32 ? ((const float*)panel)[at] : bf16_to_float(((const uint16_t*)panel)[at]);
     }
-    const bool int8 = m.format == LS_INT8;
     for (int g = is_dense(m.format) ? 0 : from / m.group; !is_dense(m.format) && g * m.group < to; g++) {
-        const uint8_t* record = panel + record_bytes(m.format, m.group) * g;
+        const uint8_t* record = panel + record_bytes(m.group) * g;
         const int first = g * m.group;
         const float scale = half_to_float(((const uint16_t*)record)[j]);
         const uint8_t* stored = record + 2 * PANEL;
-        for (int i = larger(0, from - first); i < smaller(m.group, to - first); i++) {
-            const int value = int8 ? stored[int8_at(j, i)] - 128 : (stored[int4_at(j, i)] >> int4_shift(i) & 15) - 8;
-            weights[first + i - from] = (float)value * scale;
-        }
+        for (int i = larger(0, from - first); i < smaller(m.group, to - first); i++)
+            weights[first + i - from] = (float)(stored[int8_at(j, i)] - 128) * scale;
     }
 }
 }  // namespace

@@ -1,5 +1,5 @@
-// One record times R rows, in AVX2: eight channels at a time. Two products of bytes fit in 16 bits, because inputs are at most
-// 127 and so are int8 weights (whose sign goes to the inputs); int4 weights are at most 15, and 32 inputs of them fit.
+// One record times R rows, in AVX2: eight channels at a time. Two products of bytes fit in 16 bits, because inputs and weights
+// are at most 127 (the sign of a weight goes to its input).
 // f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 constexpr bool MAKERS_DIFFER = true;
 
@@ -14,42 +14,22 @@ LS_INLINE void fetch(const uint8_t* p, int part, int step, int steps) {
     else if (FETCH && step % 2 == 0) prefetch(p + 8192 + 64 * ((part * steps + step) / 2));
 }
 
-template <int FORMAT, int R, int FETCH>
+template <int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
-    const __m256i ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15), flip = _mm256_set1_epi8((char)0x80);
+    const __m256i ones = _mm256_set1_epi16(1), flip = _mm256_set1_epi8((char)0x80);
     for (int part = 0; part < 4; part++) {
         const uint8_t* q = p + 64 + 32 * part;
         const int32_t* a = (const int32_t*)values;
         __m256i i[R];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) i[r] = FORMAT == LS_INT8 ? _mm256_setzero_si256() : _mm256_set1_epi32(sums[r]);
-        if (FORMAT == LS_INT8) {
-            for (int k = 0; k < group; k += 4, q += 128, a += R) {
-                const __m256i w = _mm256_xor_si256(_mm256_load_si256((const __m256i*)q), flip), u = _mm256_abs_epi8(w);
-                fetch<FETCH>(p + 64, part, k / 4, group / 4);
+        for (int r = 0; r < R; r++) i[r] = _mm256_setzero_si256();
+        for (int k = 0; k < group; k += 4, q += 128, a += R) {
+            const __m256i w = _mm256_xor_si256(_mm256_load_si256((const __m256i*)q), flip), u = _mm256_abs_epi8(w);
+            fetch<FETCH>(p + 64, part, k / 4, group / 4);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; r++) {
-                    const __m256i v = _mm256_sign_epi8(_mm256_set1_epi32(a[r]), w);
-                    i[r] = _mm256_add_epi32(i[r], _mm256_madd_epi16(_mm256_maddubs_epi16(u, v), ones));
-                }
-            }
-        } else {
-            for (int k = 0; k < group; k += 32) {
-                __m256i t[R];
-#pragma GCC unroll 8
-                for (int r = 0; r < R; r++) t[r] = _mm256_setzero_si256();
-                for (int step = 0; step < 4; step++, q += 128, a += 2 * R) {
-                    const __m256i b = _mm256_load_si256((const __m256i*)q);
-                    const __m256i w = _mm256_and_si256(b, low), h = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
-                    fetch<FETCH>(p + 64, part, k / 8 + step, group / 8);
-#pragma GCC unroll 8
-                    for (int r = 0; r < R; r++) {
-                        t[r] = _mm256_add_epi16(t[r], _mm256_maddubs_epi16(w, _mm256_set1_epi32(a[r])));
-                        t[r] = _mm256_add_epi16(t[r], _mm256_maddubs_epi16(h, _mm256_set1_epi32(a[R + r])));
-                    }
-                }
-#pragma GCC unroll 8
-                for (int r = 0; r < R; r++) i[r] = _mm256_add_epi32(i[r], _mm256_madd_epi16(t[r], ones));
+            for (int r = 0; r < R; r++) {
+                const __m256i v = _mm256_sign_epi8(_mm256_set1_epi32(a[r]), w);
+                i[r] = _mm256_add_epi32(i[r], _mm256_madd_epi16(_mm256_maddubs_epi16(u, v), ones));
             }
         }
         const __m256 scale = _mm256_cvtph_ps(_mm_load_si128((const __m128i*)(p + 16 * part)));

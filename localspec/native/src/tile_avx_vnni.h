@@ -9,25 +9,19 @@ LS_INLINE void fetch(const uint8_t* q, int part) {
     else if (part < 2 && FETCH) prefetch(q + 32 * part + (FETCH == INTEL ? 1024 : 3072));
 }
 
-template <int FORMAT, int R, int FETCH>
+template <int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
-    const __m256i low = _mm256_set1_epi8(15);
     for (int part = 0; part < 4; part++) {
         const uint8_t* q = p + 64 + 32 * part;
         const int32_t* a = (const int32_t*)values;
         __m256i i[R];
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) i[r] = _mm256_set1_epi32(sums[r]);
-        for (int k = 0; k < group; k += FORMAT == LS_INT8 ? 4 : 8, q += 128, a += FORMAT == LS_INT8 ? R : 2 * R) {
-            const __m256i b = _mm256_load_si256((const __m256i*)q);
-            const __m256i w = FORMAT == LS_INT8 ? b : _mm256_and_si256(b, low);
+        for (int k = 0; k < group; k += 4, q += 128, a += R) {
+            const __m256i w = _mm256_load_si256((const __m256i*)q);
             fetch<FETCH>(q, part);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) i[r] = DPBUSD(i[r], w, _mm256_set1_epi32(a[r]));
-            if (FORMAT == LS_INT8) continue;
-            const __m256i h = _mm256_and_si256(_mm256_srli_epi16(b, 4), low);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) i[r] = DPBUSD(i[r], h, _mm256_set1_epi32(a[R + r]));
         }
         const __m256 scale = _mm256_cvtph_ps(_mm_load_si128((const __m128i*)(p + 16 * part)));
 #pragma GCC unroll 8

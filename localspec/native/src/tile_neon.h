@@ -2,10 +2,10 @@
 // f [R][32] is the sum over the record's inputs, in units of the inputs' scale; `first`: f is written, else added to.
 constexpr bool MAKERS_DIFFER = false;
 
-template <int FORMAT, int R, int FETCH>
+template <int R, int FETCH>
 LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const int32_t* sums, v16* f, bool first) {
     constexpr int N = R <= 4 ? 4 : 2;  // vectors of four channels at a time
-    const uint8x16_t low = vdupq_n_u8(15), flip = vdupq_n_u8(0x80);
+    const uint8x16_t flip = vdupq_n_u8(0x80);
     for (int part = 0; part < 8 / N; part++) {
         const uint8_t* q = p + 64 + 16 * N * part;
         const int32_t* a = (const int32_t*)values;
@@ -13,28 +13,17 @@ LS_INLINE void record(const uint8_t* p, int group, const int8_t* values, const i
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) i[r][n] = vdupq_n_s32(FORMAT == LS_INT8 ? 0 : sums[r]);
-        for (int k = 0; k < group; k += FORMAT == LS_INT8 ? 4 : 8, q += 128, a += FORMAT == LS_INT8 ? R : 2 * R) {
-            int8x16_t w[N], h[N];
+            for (int n = 0; n < N; n++) i[r][n] = vdupq_n_s32(0);
+        for (int k = 0; k < group; k += 4, q += 128, a += R) {
+            int8x16_t w[N];
             if (FETCH && part == 0) prefetch(q + 3072), prefetch(q + 3136);
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) {
-                const uint8x16_t b = vld1q_u8(q + 16 * n);
-                w[n] = vreinterpretq_s8_u8(FORMAT == LS_INT8 ? veorq_u8(b, flip) : vandq_u8(b, low));
-                h[n] = vreinterpretq_s8_u8(vshrq_n_u8(b, 4));
-            }
+            for (int n = 0; n < N; n++) w[n] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(q + 16 * n), flip));
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(a[r]));
 #pragma GCC unroll 4
                 for (int n = 0; n < N; n++) i[r][n] = vdotq_s32(i[r][n], w[n], v);
-            }
-            if (FORMAT == LS_INT8) continue;
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                const int8x16_t v = vreinterpretq_s8_s32(vdupq_n_s32(a[R + r]));
-#pragma GCC unroll 4
-                for (int n = 0; n < N; n++) i[r][n] = vdotq_s32(i[r][n], h[n], v);
             }
         }
 #pragma GCC unroll 4
