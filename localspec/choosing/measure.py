@@ -6,7 +6,6 @@ A measurement that was made while other programs used cores is used only in this
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -136,17 +135,6 @@ class MeasurementCache:
         self._store = store
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
 
-    def identity(self, path: Path) -> Identity:
-        """Return the identity under which a model's measurements are saved, and move those of earlier versions to it.
-
-        Raises LocalspecError for a model whose files are damaged.
-        """
-        found = Identity(path)
-        if self._store is not None and not self._store.read_only and found.weights != found.revision:
-            with suppress(StoreTrouble):  # measurements that are not found are made again
-                self._store.measurements.rename(found.revision, found.weights)
-        return found
-
     def recall(self, quantity: Quantity[T], subject: str) -> T | None:
         """Return the saved value; None if there is none, or it is not valid."""
         value = None if self._store is None else self._store.measurements.recall(quantity.name, subject)
@@ -185,8 +173,7 @@ class MeasurementCache:
 
 
 def _readings(value: Any) -> list[float] | None:
-    found = value if isinstance(value, list) else [value] * READINGS  # earlier versions saved only one reading
-    return found if all(isinstance(one, int | float) and one > 0 for one in found) else None
+    return value if all(isinstance(one, int | float) and one > 0 for one in value) else None
 
 
 def _sums(value: Any) -> dict[str, list[float]]:
@@ -297,7 +284,7 @@ class Measurements:
             return ModelMeasurements()
         try:
             if card.path not in self._weights:
-                self._weights[card.path] = self.cache.identity(card.path).weights
+                self._weights[card.path] = Identity(card.path).weights
         except LocalspecError:  # damage is reported when the model is loaded
             return ModelMeasurements()
         how = self._weights[card.path], device, dtype, quantize

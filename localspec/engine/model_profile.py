@@ -51,7 +51,7 @@ class ModelProfile:
     @classmethod
     def of(cls, choice: LoadSpec, cache: MeasurementCache) -> Self:
         """Return the profile of a model as this choice loads it. Raises LocalspecError if its files are damaged."""
-        identity = cache.identity(choice.target.path)
+        identity = Identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         packing = as_draft(packing) if choice.drafts else packing
         how = identity.weights, choice.device, choice.dtype, packing

@@ -60,7 +60,7 @@ class ConversationInfo(NamedTuple):
     """A conversation without its turns; times are in seconds since 1970.
 
     `title` is the user's if it is `named`. Otherwise it is made from the first prompt: safe, and on one short line.
-    `branch_of` is the conversation that it branched from. `source` is None if an earlier version saved it.
+    `branch_of` is the conversation that it branched from. `source` is None if it is unknown.
     """
 
     id: int
@@ -75,7 +75,7 @@ class ConversationInfo(NamedTuple):
 
     @property
     def by_run(self) -> bool:
-        """Return whether `run -c` may continue it. For conversations of an earlier version that is unknown."""
+        """Return whether `run -c` may continue it, as it may if the source is unknown."""
         return self.source != "chat"
 
     @property

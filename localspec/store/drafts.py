@@ -13,20 +13,11 @@ CLOCK = 2.0  # seconds by which the start time of a process may seem to move whe
 
 def make_drafts(connection: sqlite3.Connection) -> None:
     # `began` distinguishes a process from a later one with the same number.
+    # `server` is NULL if no server was to get the draft, and `conversation` if it was the first prompt of a new one.
     connection.execute(
-        """CREATE TABLE draft (process INTEGER NOT NULL, began REAL NOT NULL, text TEXT NOT NULL,
-            PRIMARY KEY (process, began))"""
+        """CREATE TABLE draft (process INTEGER NOT NULL, began REAL NOT NULL, text TEXT NOT NULL, server TEXT,
+            conversation INTEGER, PRIMARY KEY (process, began))"""
     )
-
-
-def tell_for_whom(connection: sqlite3.Connection) -> None:
-    """Add a column for the server that a draft is meant for; NULL for none."""
-    connection.execute("ALTER TABLE draft ADD COLUMN server TEXT")
-
-
-def tell_where(connection: sqlite3.Connection) -> None:
-    """Add a column for the conversation in which a draft was typed; NULL in rows of earlier versions."""
-    connection.execute("ALTER TABLE draft ADD COLUMN conversation INTEGER")
 
 
 PROBES = ("SELECT process, began, text, server, conversation FROM draft LIMIT 1",)

@@ -1,32 +1,31 @@
-"""The tables of conversations: their first form, and each later change."""
+"""The tables of conversations."""
 
 import contextlib
-import re
 import sqlite3
 from collections.abc import Iterator
-
-from localspec.store.cleaning import make_deletions, mark
 
 NOT_INDEXED = "reason IS NULL OR reply = ''"  # turns that the index of words leaves out
 
 
 def make_conversations(connection: sqlite3.Connection) -> None:
-    """Make the tables of conversations and turns."""
+    """Make the tables of conversations and turns, and everything that is derived from turns.
+
+    `branch_of` is the conversation from which a branch began, `newest` the id of the newest turn, and `source` one of
+    `conversations.SOURCES`.
+    """
     # AUTOINCREMENT: the id of a deleted row is never used again.
     connection.execute(
         """CREATE TABLE conversation (
             id INTEGER PRIMARY KEY AUTOINCREMENT, model TEXT NOT NULL, system TEXT,
-            created REAL NOT NULL, used REAL NOT NULL)"""
+            created REAL NOT NULL, used REAL NOT NULL, title TEXT, branch_of INTEGER,
+            newest INTEGER NOT NULL DEFAULT 0, source TEXT)"""
     )
     connection.execute(
         """CREATE TABLE turn (
             id INTEGER PRIMARY KEY AUTOINCREMENT, conversation INTEGER NOT NULL, prompt TEXT NOT NULL,
-            reply TEXT NOT NULL, reason TEXT, figures TEXT NOT NULL, asked REAL NOT NULL)"""
+            reply TEXT NOT NULL, reason TEXT, figures TEXT NOT NULL, asked REAL NOT NULL,
+            reasoning TEXT NOT NULL DEFAULT '')"""
     )
-
-
-def make_index(connection: sqlite3.Connection) -> None:
-    """Make the search index of words and its triggers, both derived from turns."""
     connection.execute("CREATE INDEX turn_by_conversation ON turn (conversation)")
     # A growing reply is saved every second, and an unanswered prompt may be deleted: neither is worth indexing, and
     # they are few, so they are searched without the index.
@@ -40,7 +39,6 @@ def make_index(connection: sqlite3.Connection) -> None:
         """CREATE VIRTUAL TABLE trigram USING fts5 (prompt, reply, content='turn_indexed', content_rowid='id',
             tokenize='trigram', detail=none, columnsize=0)"""
     )
-    connection.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
     insert = "INSERT INTO trigram (rowid, prompt, reply) VALUES (new.id, new.prompt, new.reply)"
     delete = "INSERT INTO trigram (trigram, rowid, prompt, reply) VALUES ('delete', old.id, old.prompt, old.reply)"
     for name, when, row, statement in (
@@ -58,64 +56,6 @@ def make_index(connection: sqlite3.Connection) -> None:
         """CREATE TRIGGER turn_said AFTER INSERT ON turn BEGIN
             UPDATE conversation SET newest = new.id WHERE id = new.conversation AND newest < new.id; END"""
     )
-
-
-def make_branches(connection: sqlite3.Connection) -> None:
-    """Add titles, and the conversation from which a branch began."""
-    connection.execute("ALTER TABLE conversation ADD COLUMN title TEXT")
-    connection.execute("ALTER TABLE conversation ADD COLUMN branch_of INTEGER")
-
-
-def make_reasoning(connection: sqlite3.Connection) -> None:
-    """Add the reasoning before a reply."""
-    connection.execute("ALTER TABLE turn ADD COLUMN reasoning TEXT NOT NULL DEFAULT ''")
-
-
-def make_newest(connection: sqlite3.Connection) -> None:
-    """Add the id of a conversation's newest turn."""
-    connection.execute("ALTER TABLE conversation ADD COLUMN newest INTEGER NOT NULL DEFAULT 0")
-    connection.execute(
-        """UPDATE conversation SET newest =
-            (SELECT coalesce(max(turn.id), 0) FROM turn WHERE turn.conversation = conversation.id)"""
-    )
-
-
-def make_source(connection: sqlite3.Connection) -> None:
-    """Add the origin of a conversation, one of `conversations.SOURCES`; NULL if an earlier version saved it."""
-    connection.execute("ALTER TABLE conversation ADD COLUMN source TEXT")
-
-
-def make_one_table(connection: sqlite3.Connection) -> None:
-    """Join the volumes in which some versions stored turns, and make everything derived from turns again.
-
-    Titles and system prompts of those versions are in tables by volume too.
-    """
-    names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall()]
-    for kind, pattern in (("TRIGGER", "turn*"), ("TRIGGER", "about*"), ("VIEW", "turn*"), ("TABLE", "trigram*")):
-        query = "SELECT name FROM sqlite_master WHERE type = ? AND name GLOB ? ORDER BY length(name)"
-        for (name,) in connection.execute(query, (kind.lower(), pattern)).fetchall():
-            connection.execute(f"DROP {kind} IF EXISTS {name}")  # with an index of words its own tables are dropped
-    for name in ("turn_by_conversation", "turn_not_indexed", "conversation_by_newest"):
-        connection.execute(f"DROP INDEX IF EXISTS {name}")
-    columns = "id, conversation, prompt, reply, reason, figures, asked, reasoning"
-    for name in names:
-        if re.fullmatch(r"turn_\d+", name):
-            connection.execute(f"INSERT OR IGNORE INTO turn ({columns}) SELECT {columns} FROM {name}")
-            connection.execute(f"DROP TABLE {name}")
-        elif re.fullmatch(r"about(_\d+)?", name):
-            connection.execute(
-                f"""UPDATE conversation SET title = about.title, system = about.system
-                FROM {name} AS about WHERE about.conversation = conversation.id"""
-            )
-            connection.execute(f"DROP TABLE {name}")
-    if "volume" in names:
-        connection.execute("ALTER TABLE conversation DROP COLUMN volume")
-        connection.execute("DROP TABLE volume")
-        connection.execute("DROP TABLE unclean")
-    make_index(connection)
-    make_deletions(connection)
-    if connection.execute("SELECT 1 FROM conversation LIMIT 1").fetchone():
-        mark(connection)  # copies of moved rows stay until the file is rewritten
 
 
 def delete_all_turns(connection: sqlite3.Connection) -> None:

@@ -46,22 +46,6 @@ class StoredMeasurements:
         except (StoreTrouble, ValueError, TypeError):
             return None
 
-    def rename(self, former: str, now: str) -> None:
-        """Move everything saved under a former digest to another one, without replacing existing values.
-
-        Raises StoreTrouble if it cannot be saved.
-        """
-        where = "WHERE instr(name, ?1) OR instr(subject, ?1)"
-        any_left = f"SELECT 1 FROM measurement {where}"
-        new = "name = replace(name, ?1, ?2), subject = replace(subject, ?1, ?2)"
-
-        def write(connection: sqlite3.Connection) -> None:
-            connection.execute(f"UPDATE OR IGNORE measurement SET {new} {where}", (former, now))
-            connection.execute(f"DELETE FROM measurement {where}", (former,))  # of existing rows
-
-        if self._database.read(lambda connection: connection.execute(any_left, (former,)).fetchone()):
-            self._database.save(write)
-
     def remember(self, name: str, subject: str, value: Any) -> None:
         """Save a measurement, a JSON value. It replaces an older one with the same name and subject.
 

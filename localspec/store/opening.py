@@ -26,7 +26,7 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """The content of a database. The version of a file (PRAGMA user_version) counts its `migrations`.
+    """The content of a database. The version of a file (PRAGMA user_version) counts its `migrations` from `first` on.
 
     `probes` are quick queries that fail if a table is damaged. If a file turns out to be broken during a session,
     `carry_over` copies its readable part into a new file and returns a description. Then `refill` adds the rows that
@@ -37,6 +37,12 @@ class Schema(NamedTuple):
     probes: Sequence[str]
     refill: Work[None]
     carry_over: Callable[[sqlite3.Connection, sqlite3.Connection], str] = lambda source, target: ""
+    first: int = 1
+
+    @property
+    def newest(self) -> int:
+        """The version of a file after all migrations."""
+        return self.first + len(self.migrations) - 1
 
 
 class Unfit(Exception):
@@ -96,14 +102,14 @@ def replace(
         with contextlib.closing(_made(new)) as fresh:
             _tune(fresh)
             fresh.execute("PRAGMA journal_mode = MEMORY").fetchone()
-            _migrate(fresh, schema.migrations)
+            _migrate(fresh, schema)
             if unfit.damaged:
                 came = _carried(path, fresh, notice, schema)
         aside = set_aside(path, unfit.suffix, connection, new)
     except BaseException:
         _drop(new)
         raise
-    how = f" {how_to_recover(aside)}" if unfit.suffix == "broken" else ""
+    how = f" {how_to_recover(aside)}" if unfit.suffix != "newer" else ""
     held = f" with everything that could be read: {came}" if came else ""
     return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}.{how}"
 
@@ -148,7 +154,7 @@ def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
             continue
         try:
             _tune(connection)
-            if _version(connection) == len(schema.migrations):
+            if _version(connection) == schema.newest:
                 _check(connection, schema.probes)
                 return connection
         except sqlite3.Error:
@@ -172,18 +178,20 @@ def _made(path: Path) -> sqlite3.Connection:
 
 def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
     """Migrate and check an open database. Report a notice if that takes long."""
-    version, newest = _version(connection), len(schema.migrations)
+    version, newest = _version(connection), schema.newest
     if version > newest:
         raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {newest})")
     if version < 0:
         raise Unfit("broken", f"is broken (it says that its version is {version})", damaged=True)
+    if 0 < version < schema.first:
+        raise Unfit("old", f"was written before the first release (version {version}, this one knows {newest})")
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise Unfit("broken", "is a database of another program")
     connection.execute("PRAGMA journal_mode = WAL").fetchone()
     _tune(connection)
     if version < newest and (size := content_size(connection)) > SMALL:
         notice(f"{path} ({shown(size)}) is rewritten once for this version of localspec, which may take minutes.")
-    _migrate(connection, schema.migrations)
+    _migrate(connection, schema)
     _check(connection, schema.probes)
     # Changes nothing, but raises if the file is read-only (BEGIN IMMEDIATE does not).
     connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version = {newest}; ROLLBACK")
@@ -193,7 +201,7 @@ def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema:
 def open_in_memory(schema: Schema) -> sqlite3.Connection:
     connection = _connect(":memory:")
     _tune(connection)
-    _migrate(connection, schema.migrations)
+    _migrate(connection, schema)
     return connection
 
 
@@ -248,16 +256,16 @@ def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def _migrate(connection: sqlite3.Connection, migrations: Sequence[Work[None]]) -> None:
+def _migrate(connection: sqlite3.Connection, schema: Schema) -> None:
     """Bring the database to the newest version, with one transaction per step."""
     while True:
         with transaction(connection):
             # Read inside the transaction: another process may just have done this step.
-            version = _version(connection)
-            if version >= len(migrations):
+            version = max(_version(connection) + 1, schema.first)
+            if version > schema.newest:
                 return
-            migrations[version](connection)
-            connection.execute(f"PRAGMA user_version = {version + 1}")
+            schema.migrations[version - schema.first](connection)
+            connection.execute(f"PRAGMA user_version = {version}")
 
 
 def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:

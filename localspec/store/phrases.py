@@ -71,6 +71,10 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 
 
 def make_pools(connection: sqlite3.Connection) -> None:
+    """Make the tables of pools and phrases.
+
+    `served` is how often a phrase was useful, and `conversation` the one in which it was used last.
+    """
     connection.execute(
         """CREATE TABLE pool (
             id INTEGER PRIMARY KEY, model TEXT NOT NULL, tokenizer TEXT NOT NULL, path TEXT,
@@ -80,7 +84,7 @@ def make_pools(connection: sqlite3.Connection) -> None:
     connection.execute(
         """CREATE TABLE phrase (
             pool INTEGER NOT NULL, key INTEGER NOT NULL, before BLOB NOT NULL, after BLOB NOT NULL,
-            uses INTEGER NOT NULL, used INTEGER NOT NULL,
+            uses INTEGER NOT NULL, used INTEGER NOT NULL, served INTEGER NOT NULL DEFAULT 0, conversation INTEGER,
             PRIMARY KEY (pool, key, before, after)) WITHOUT ROWID"""
     )
     connection.execute("CREATE INDEX phrase_by_use ON phrase (pool, used)")
@@ -93,12 +97,6 @@ def make_pools(connection: sqlite3.Connection) -> None:
         """CREATE TRIGGER phrase_out AFTER DELETE ON phrase
         BEGIN UPDATE pool SET phrases = phrases - 1 WHERE id = old.pool; END"""
     )
-
-
-def tell_where_from(connection: sqlite3.Connection) -> None:
-    """Add columns: how often a phrase was useful, and the conversation in which it was used last."""
-    connection.execute("ALTER TABLE phrase ADD COLUMN served INTEGER NOT NULL DEFAULT 0")
-    connection.execute("ALTER TABLE phrase ADD COLUMN conversation INTEGER")
 
 
 # One statement for each table and index.

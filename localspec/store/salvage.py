@@ -27,8 +27,6 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
     """
     with without_triggers(target, "turn"), without_triggers(target, "phrase"):
         gaps = {table: _copy(source, target, table, "rowid") for table in TABLES}
-        for (table,) in source.execute("SELECT name FROM sqlite_master WHERE name GLOB 'turn_[0-9]*'").fetchall():
-            gaps["turn"] += _copy(source, target, table, "rowid", into="turn")  # some earlier versions had these
         pools = dict(target.execute("SELECT id, phrases FROM pool").fetchall())
         for pool in pools:
             _copy(source, target, "phrase", "key", f"pool = {pool} AND ")
@@ -80,18 +78,18 @@ def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool,
 
 
 def _copy(
-    source: sqlite3.Connection, target: sqlite3.Connection, table: str, key: str, condition: str = "", into: str = ""
+    source: sqlite3.Connection, target: sqlite3.Connection, table: str, key: str, condition: str = ""
 ) -> list[Gap]:
     """Copy the readable rows of a table. Return the ranges of `key` with unreadable rows."""
     try:
         there = {name for _, name, *_ in source.execute(f"PRAGMA table_info({table})")}
     except sqlite3.DatabaseError:
         there = set()
-    names = [name for _, name, *_ in target.execute(f"PRAGMA table_info({into or table})") if name in there]
+    names = [name for _, name, *_ in target.execute(f"PRAGMA table_info({table})") if name in there]
     if not names:
         return [(0, LAST)]
     columns, gaps = ", ".join(names), list[Gap]()
-    insert = f"INSERT OR IGNORE INTO {into or table} ({columns}) VALUES ({', '.join('?' * len(names))})"
+    insert = f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({', '.join('?' * len(names))})"
     for row in _rows(source, f"SELECT {key}, {columns} FROM {table}", key, condition, gaps):
         target.execute(insert, row[1:])
     return gaps

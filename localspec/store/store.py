@@ -9,27 +9,24 @@ from typing import Self
 
 from localspec.environment import home
 from localspec.paths import Paths
-from localspec.store import drafts, history, history_tables, measurements, phrases
+from localspec.store import cleaning, drafts, history, history_tables, measurements, phrases
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.opening import Schema
 from localspec.store.phrases import PoolNames
 from localspec.store.salvage import carry_over
 
-# Only ever append: existing files have been through the ones listed here.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
-    phrases.make_pools,
-    measurements.make_measurements,
-    history_tables.make_conversations,
-    history_tables.make_branches,
-    drafts.make_drafts,
-    phrases.tell_where_from,
-    history_tables.make_reasoning,
-    history_tables.make_newest,
-    drafts.tell_for_whom,
-    history_tables.make_source,
-    drafts.tell_where,
-    history_tables.make_one_table,
-]
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Make all tables of the first release."""
+    phrases.make_pools(connection)
+    measurements.make_measurements(connection)
+    history_tables.make_conversations(connection)
+    drafts.make_drafts(connection)
+    cleaning.make_deletions(connection)
+
+
+FIRST = 12  # the version of the first release
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_tables]  # only ever append
 PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES)
 
 
@@ -69,7 +66,7 @@ class Store:
                 ((pool, *names) for pool, names in known.items()),
             )
 
-        database = Database.open(path, notice, Schema(MIGRATIONS, PROBES, refill, carry_over))
+        database = Database.open(path, notice, Schema(MIGRATIONS, PROBES, refill, carry_over, FIRST))
         database.finish_deletion()
         return cls(database, notice, limit, known)
 

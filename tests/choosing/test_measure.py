@@ -42,6 +42,7 @@ from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 from localspec.weights.checkpoint import revision
 from localspec.weights.draft_role import as_draft
+from localspec.weights.fingerprint import Identity
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0, 3e9, 1e9]
 LENGTH = Quantity("length", lambda value: value if isinstance(value, int) else None, int)
@@ -58,7 +59,7 @@ def known(store: Store | None, *form: object) -> Measurements:
 
 
 def weights(card: TargetCard) -> str:
-    return MeasurementCache(None).identity(card.path).weights
+    return Identity(card.path).weights
 
 
 def measured(cache: MeasurementCache, value: int) -> int:

@@ -108,19 +108,6 @@ def test_a_pool_belongs_to_its_weights_by_any_name_and_is_found_by_what_an_earli
     assert store.phrases.pool("mine", "hash-weights", "/mine", earlier="hash-revision") == mine, "its own comes first"
 
 
-def test_measurements_are_filed_under_another_digest_and_what_is_there_stays(store: Store) -> None:
-    for name, subject, value in (
-        ("costs", "aaaa · int8", 1), ("costs", "aaaa · int8 · filled up", 2), ("costs", "bbbb · int8", 3),
-        ("options with aaaa · int8", "cccc · bf16", 4), ("costs", "dddd", 5),
-    ):  # fmt: skip
-        store.measurements.remember(name, subject, value)
-    store.measurements.rename("aaaa", "bbbb")
-    kept = store.measurements
-    assert kept.recall("costs", "bbbb · int8") == 3 and kept.recall("costs", "bbbb · int8 · filled up") == 2
-    assert kept.recall("options with bbbb · int8", "cccc · bf16") == 4 and kept.recall("costs", "dddd") == 5
-    assert kept.recall("costs", "aaaa · int8") is None
-
-
 def test_the_path_of_a_pool_follows_the_model(store: Store) -> None:
     store.phrases.pool("demo", "one", "/old")
     store.phrases.pool("demo", "one", Path("/new"))

@@ -1,7 +1,6 @@
 """A home of the time when everything was filed under revisions: fingerprints find it, and take it along."""
 
 import json
-import os
 import shutil
 import sqlite3
 import tarfile
@@ -12,10 +11,8 @@ import pytest
 from command import called
 from safetensors.numpy import load_file, save_file
 
-from localspec.choosing.cost import ForwardCosts
-from localspec.choosing.measure import COSTS, MeasurementCache, Measurements, model_subject
 from localspec.models.drafter_cards import trained_drafters
-from localspec.models.registry import TargetCard, resolve
+from localspec.models.registry import resolve
 from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec.weights import file_fingerprint, fingerprint
@@ -149,18 +146,3 @@ def test_an_import_whose_file_is_gone_keeps_its_phrases(home: Path) -> None:
     after = pools(home)
     assert after.keys() == before.keys()
     assert all(after[pool][0] == before[pool][0] and after[pool][1] >= before[pool][1] for pool in before)
-
-
-def test_measurements_are_found_under_the_revision_and_filed_under_the_weights(state: Path) -> None:
-    path, costs = state / "model", ForwardCosts((1, 64), (256,), ((1.0, 1.5),))
-    card, form = TargetCard("mine", path, None, ""), ("cpu", "bf16", "none", False, None)
-    with Store.open(Paths(state).database, pytest.fail) as store:
-        cache = MeasurementCache(store)
-        cache.remember(COSTS, model_subject(revision(path), *form), costs)
-        assert Measurements(cache).of(card, "cpu", "bf16", "none").costs is not None
-        path.rename(state / "moved")
-        in_two_files(state / "moved")
-        moved = TargetCard("moved", state / "moved", None, "")
-        assert Measurements(cache).of(moved, "cpu", "bf16", "none").costs is not None
-        assert cache.recall(COSTS, model_subject(weights_fingerprint(moved.path), *form)) is not None
-    assert os.path.isdir(moved.path)

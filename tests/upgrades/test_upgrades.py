@@ -1,4 +1,7 @@
-"""Files of earlier versions of localspec are opened by this one; those of a newer one are refused and unchanged."""
+"""Files of earlier versions of localspec are opened by this one; those of a newer one are refused and unchanged.
+
+The stores were brought to the version of the first release.
+"""
 
 import hashlib
 import json
@@ -16,7 +19,7 @@ from localspec.config import load
 from localspec.models.drafter_cards import FORMAT, read_drafter
 from localspec.models.registry import known
 from localspec.paths import Paths
-from localspec.store.store import MIGRATIONS, Store
+from localspec.store.store import FIRST, MIGRATIONS, Store
 from localspec.weights.packed_file import FORMAT as PACKED_FORMAT
 from localspec.weights.packed_file import UnreadableFormat, read
 
@@ -69,7 +72,7 @@ def test_what_is_deleted_is_in_no_file(home: Path) -> None:
 def test_phrases_and_the_schema_are_as_in_a_new_store(home: Path, tmp_path: Path) -> None:
     def schema(database: Path) -> set[tuple[str, str, tuple[str, ...]]]:
         with closing(sqlite3.connect(database)) as connection:
-            assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+            assert connection.execute("PRAGMA user_version").fetchone() == (FIRST + len(MIGRATIONS) - 1,)
             tables = connection.execute("SELECT type, name FROM sqlite_master").fetchall()
             return {
                 (kind, name, tuple(row[1] for row in connection.execute(f"PRAGMA table_info('{name}')")))
@@ -121,7 +124,7 @@ def refused(home: Path, place: Path, code: int, said: str, *command: str) -> Non
 def test_a_newer_store_is_set_aside_as_it_is(home: Path) -> None:
     database = Paths(home).database
     with closing(sqlite3.connect(database)) as connection:
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+        connection.execute(f"PRAGMA user_version = {FIRST + len(MIGRATIONS)}")
         connection.commit()
     before = database.read_bytes()
     result = called(home, "history", "list")
