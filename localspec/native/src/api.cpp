@@ -4,7 +4,6 @@
 #include <cstdarg>
 #include <cstdio>
 
-#include "experts.h"
 #include "functions.h"
 
 using namespace ls;

@@ -1,6 +1,5 @@
-#include "delta.h"
+#include "functions.h"
 
-#include "linear.h"
 #include "numbers.h"
 
 namespace ls {

@@ -1,4 +1,4 @@
-#include "experts.h"
+#include "functions.h"
 
 #include "numbers.h"
 

@@ -1,4 +1,4 @@
-#include "isa.h"
+#include "kernels.h"
 
 #include <atomic>
 #if defined(__x86_64__)

@@ -1,5 +1,5 @@
 // The functions that are compiled for each instruction set, as a table, and the plain structs that they take.
-// kernels_*.cpp compile the same sources (vector.h, tile_*.h, linear_kernels.h, ...) once for each instruction set.
+// kernels_*.cpp compile the same sources (vector.h, tile.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
 #include "block_layout.h"
 #include "layout.h"
@@ -172,5 +172,12 @@ const Kernels* neon_kernels();       // these four: NULL in builds for another k
 const Kernels* avx2_kernels();
 const Kernels* avx_vnni_kernels();
 const Kernels* avx512_kernels();
+
+// The instruction set in use. The CPU is queried by hand, because zig's runtime returns 0 from __builtin_cpu_supports.
+bool isa_supported(int isa);
+const char* isa_name(int isa);  // NULL for an unknown one
+int isa_in_use();
+void isa_use(int isa);
+const Kernels& kernels();  // the ones in use
 
 }  // namespace ls

@@ -1,5 +1,5 @@
 // All kernels, for the instruction set of the including file: LS_FEATURES for the compiler, LS_TARGET_* for
-// vector.h, LS_TILE. Everything is local to that file and calls nothing of the standard library, so that the linker can
+// vector.h and tile.h. Everything is local to that file and calls nothing of the standard library, so that the linker can
 // never replace a function of one instruction set by another's.
 #if defined(LS_FEATURES) && defined(__clang__)
 #define LS_TEXT(x) #x
@@ -19,7 +19,7 @@ namespace {
 
 #include "vector.h"
 
-#include LS_TILE
+#include "tile.h"
 
 #include "row_kernels.h"
 
@@ -28,8 +28,6 @@ namespace {
 #include "attention_kernels.h"
 
 #include "delta_kernels.h"
-
-#include "pack_kernels.h"
 
 #include "block_lanes.h"
 

@@ -5,7 +5,6 @@
 
 #define LS_FEATURES "avx2,fma,f16c"
 #define LS_TARGET_AVX2
-#define LS_TILE "tile_avx2.h"
 #include "kernels_all.h"
 
 const ls::Kernels* ls::avx2_kernels() { return &ls::TABLE; }

@@ -5,7 +5,6 @@
 
 #define LS_FEATURES "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c"
 #define LS_TARGET_AVX512
-#define LS_TILE "tile_avx512.h"
 #include "kernels_all.h"
 
 const ls::Kernels* ls::avx512_kernels() { return &ls::TABLE; }

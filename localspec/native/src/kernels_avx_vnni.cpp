@@ -12,7 +12,7 @@
 #define DPBUSD _mm256_dpbusd_avx_epi32
 #endif
 #define LS_TARGET_AVX2
-#define LS_TILE "tile_avx_vnni.h"
+#define LS_TARGET_AVX_VNNI
 #include "kernels_all.h"
 
 const ls::Kernels* ls::avx_vnni_kernels() { return &ls::TABLE; }

@@ -9,7 +9,6 @@
 #define LS_FEATURES "+dotprod"
 #endif
 #define LS_TARGET_NEON
-#define LS_TILE "tile_neon.h"
 #include "kernels_all.h"
 
 const ls::Kernels* ls::neon_kernels() { return &ls::TABLE; }

@@ -1,6 +1,6 @@
 // A linear layer, shared by threads: they prepare its inputs, then compute its panels. Blocks have separate kernels.
 #pragma once
-#include "isa.h"
+#include "kernels.h"
 #include "pool.h"
 
 namespace ls {
