@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from localspec.serving.pieces import (
 )
 from localspec.serving.server import Server, TooLong
 from localspec.serving.server_reply import ServerReply, ServerReport
-from localspec.serving.socket_engine import ReplyFigures, ServedForm
+from localspec.serving.socket_engine import RemoteSampling, ReplyFigures, ServedForm
 from localspec.store.conversations import Saved
 from localspec.store.store import Store
 from localspec.text import one_line
@@ -38,28 +37,7 @@ NEXT_SECONDS = 120.0  # from one piece to the next
 FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until they are reported, and reported again
 
 
-@dataclass
-class ServerSampling:
-    """The requested settings of sampling. A setting is None if the server decides it."""
-
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    rule: Rule = "exact"
-    source: str = "the server's default"
-    chosen: Sequence[str] = ()
-
-    @property
-    def greedy(self) -> bool:
-        """Return whether sampling is greedy."""
-        return self.temperature == 0
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the settings as fields of a request."""
-        asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
-        return {name: value for name, value in asked.items() if value is not None}
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")  # fields of a request
 
 
 class ServerEngine:
@@ -115,12 +93,11 @@ class ServerEngine:
         told = word(self.told.get("exactness"))
         return told if told in SAMENESS else ""
 
-    def sampling(self, settings: Settings) -> ServerSampling:
+    def sampling(self, settings: Settings) -> RemoteSampling:
         """Return the sampling settings. Raises UsageMistake for a setting without effect."""
-        names = ("temperature", "top_p", "top_k", "min_p")
-        values = {name: getattr(settings, name) for name in names}
+        values = {name: getattr(settings, name) for name in SAMPLED}
         chosen = tuple(name for name, value in values.items() if value is not None)
-        asked = ServerSampling(**values, seed=settings.seed, chosen=chosen)
+        asked = RemoteSampling(**values, seed=settings.seed, source="the server's default", chosen=chosen)
         for name in ("top_p", "top_k", "min_p") if asked.greedy else ():
             origin, spelled = settings.origins.get(name, ""), name.replace("_", "-")
             if origin == TYPED or origin.startswith("--"):
@@ -138,7 +115,7 @@ class ServerEngine:
         """Return None: this is unknown for a model of a server."""
         return None
 
-    def report(self, sampling: ServerSampling, load_seconds: float) -> ServerReport:
+    def report(self, sampling: RemoteSampling, load_seconds: float) -> ServerReport:
         """Return the report of a reply with this sampling, after a connection that took `load_seconds`."""
         return ServerReport(self, sampling, load_seconds)
 
@@ -150,7 +127,7 @@ class ServerEngine:
     def chat(
         self,
         messages: Sequence[Message],
-        sampling: ServerSampling,
+        sampling: RemoteSampling,
         limits: Limits | None = None,
         think: bool | None = None,
     ) -> Generator[Event, None, None]:
@@ -190,12 +167,12 @@ class ServerEngine:
                     raise
                 self._room = sum(len(message["content"]) for message in sent) - 1
 
-    def _body(self, sampling: ServerSampling, limits: Limits, think: bool | None) -> dict[str, Any]:
+    def _body(self, sampling: RemoteSampling, limits: Limits, think: bool | None) -> dict[str, Any]:
         return {
             "model": self.model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **sampling.as_json(),
+            **{name: value for name in (*SAMPLED, "seed") if (value := getattr(sampling, name)) is not None},
             **({} if limits.max_tokens is None else {"max_tokens": limits.max_tokens}),
             **({"stop": list(limits.stop)} if limits.stop else {}),
             **({} if think is None else {"chat_template_kwargs": {"enable_thinking": think}}),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.report import figures_of, sampling_facts
+from localspec.engine.report import Report, sampling_facts
 from localspec.errors import LocalspecError
 from localspec.events import Done, Event, Prefill, Statistics, Text
 from localspec.serving import pieces
@@ -26,7 +26,8 @@ from localspec.serving.server import OK, refusal
 from localspec.text import one_line
 
 if TYPE_CHECKING:
-    from localspec.serving.server_engine import ServerEngine, ServerSampling
+    from localspec.serving.server_engine import ServerEngine
+    from localspec.serving.socket_engine import RemoteSampling
 
 
 LONGEST_REPLY = 2**20  # characters: no model writes as much, and nobody reads it
@@ -230,19 +231,19 @@ def _broken_off(where: str) -> BrokenOff:
     )
 
 
-class ServerReport:
+class ServerReport(Report):
     """The JSON object of one reply. The server's figures are known from the first event on."""
 
-    def __init__(self, engine: "ServerEngine", sampling: "ServerSampling", load_seconds: float) -> None:
-        self._engine, self._sampling, self._load_seconds = engine, sampling, load_seconds
+    def __init__(self, engine: "ServerEngine", sampling: "RemoteSampling", load_seconds: float) -> None:
+        self._engine, self._sampling, self.load_seconds = engine, sampling, load_seconds
 
     @property
-    def exactness(self) -> str:
+    def exactness(self) -> str:  # type: ignore[override]
         """Return the exactness for a line of figures; empty if the server does not report it."""
         return self._engine.label(self._sampling.rule)
 
     @property
-    def start(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:  # type: ignore[override]
         """Return the fields that do not depend on the course of the reply."""
         told = self._engine.told
         names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
@@ -255,34 +256,16 @@ class ServerReport:
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
         """Return the whole object, after the reply."""
         counted = statistics.told_tokens is None or statistics.told_tokens > 0
-        return {
-            "text": text,
-            "reasoning": reasoning,
-            "token_ids": statistics.token_ids if statistics.told_tokens is None else None,
-            **self.start,
-            "finish_reason": reason,
-            "prompt_tokens": statistics.prompt_tokens or None,
-            "completion_tokens": statistics.tokens if counted else None,
-            "reasoning_tokens": statistics.reasoning_tokens if counted else None,
-            **self._figures(statistics, counted),
-        }
-
-    def _figures(self, statistics: Statistics, counted: bool) -> dict[str, Any]:
-        found = figures_of(statistics, self._load_seconds)
+        found = super().of(text, reasoning, reason, statistics)
+        found["token_ids"] = statistics.token_ids if statistics.told_tokens is None else None
+        found["prompt_tokens"] = statistics.prompt_tokens or None
+        if not counted:
+            found |= {"completion_tokens": None, "reasoning_tokens": None}
         if self._engine.server.ours:
             return found
         timings, drafted = found["timings"], statistics.drafted
+        timings |= {"prefill_s": None, "tokens_per_second": timings["tokens_per_second"] if counted else None}
         untold = dict.fromkeys(found["speculation"])
         if drafted:
             untold |= {"draft_n": drafted, "draft_n_accepted": statistics.accepted}
-        return {
-            **found,
-            "reused_tokens": None,
-            "timings": {
-                **timings,
-                "prefill_s": None,
-                "tokens_per_second": timings["tokens_per_second"] if counted else None,
-            },
-            "speculation": untold,
-            "memory": dict.fromkeys(found["memory"]),
-        }
+        return {**found, "reused_tokens": None, "speculation": untold, "memory": dict.fromkeys(found["memory"])}

@@ -32,17 +32,17 @@ _END: Any = object()
 
 
 @dataclass(frozen=True)
-class SocketSampling:
-    """The fields of `Sampling` as the server sent them. The class `Sampling` itself would import torch."""
+class RemoteSampling:
+    """The fields of `Sampling` of a reply elsewhere; None if the server decides. `Sampling` itself imports numpy."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    rule: Rule
-    epsilon: float
-    delta: float
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    rule: Rule = "exact"
+    epsilon: float | None = None
+    delta: float | None = None
     source: str = ""
     chosen: Sequence[str] = ()
 
@@ -233,7 +233,7 @@ class SocketEngine:
     def sampling(self, settings: Settings) -> Any:
         """Return the sampling of replies. Raises UsageMistake for a setting without effect."""
         if not self._chats:
-            return SocketSampling(**self._opened["sampling"])
+            return RemoteSampling(**self._opened["sampling"])
         from localspec.engine.reply_settings import requested_sampling
 
         return requested_sampling(settings, self._files[1], self._card.names)

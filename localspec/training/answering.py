@@ -17,6 +17,7 @@ from localspec.config import Settings
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
+from localspec.engine.backends import Target
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load_target
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
@@ -134,7 +135,20 @@ def can_batch(choice: Choice) -> bool:
     return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
 
-class Native:
+class _Answering:
+    """A model that answers, with the tokenizer and the chat template of `target`."""
+
+    def __init__(self, target: Target, choice: Choice) -> None:
+        self._target, self.context, self.model = target, target.context, _identity(choice)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        return self._target.encode(messages)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._target.decode(tokens)
+
+
+class Native(_Answering):
     """The CPU engine with several conversations at once; each row of a forward belongs to another conversation's
     cache."""
 
@@ -143,17 +157,8 @@ class Native:
     def __init__(self, choice: Choice, reporter: Reporter) -> None:
         target = load_target(choice, reporter)
         assert isinstance(target, NativeTarget)
-        self._target, self.model = target, _identity(choice)
-
-    @property
-    def context(self) -> int:
-        return self._target.context
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        return self._target.encode(messages)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._target.decode(tokens)
+        super().__init__(target, choice)
+        self._native = target
 
     def answer(
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
@@ -162,7 +167,7 @@ class Native:
         texts = [self._first_token(self.encode(messages), generation, sampling) for messages in conversations]
         while under_way := [text for text in texts if text.goes_on]:
             tokens, caches = [text.tokens[-1] for text in under_way], [text.cache for text in under_way]
-            picks = self._target.forward_each(tokens, caches).logits.picks([one.length + 1 for one in caches], sampling)
+            picks = self._native.forward_each(tokens, caches).logits.picks([one.length + 1 for one in caches], sampling)
             for row, text in enumerate(under_way):
                 text.cache.keep([0])
                 text.take(picks[row])
@@ -172,12 +177,12 @@ class Native:
         self, prompt: Sequence[int], generation: GenerationSettings, sampling: Sampling
     ) -> "_ReplyInProgress":
         """Read a prompt, and return the text with its first picked token."""
-        cache = self._target.cache(len(prompt) + generation.max_tokens)
+        cache = self._native.cache(len(prompt) + generation.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]
-            output = self._target.forward(DraftTree.chain(part), cache, last=True)
+            output = self._native.forward(DraftTree.chain(part), cache, last=True)
             cache.keep(range(len(part)))
-        text = _ReplyInProgress(cache, generation, self._target.stop_tokens)
+        text = _ReplyInProgress(cache, generation, self._native.stop_tokens)
         text.take(output.logits.picks([cache.length], sampling)[0])
         return text
 
@@ -219,24 +224,14 @@ def cut_reply(reply: Reply, generation: GenerationSettings) -> Reply:
     return Reply(reply.tokens[:end], False)
 
 
-class OneByOne:
+class OneByOne(_Answering):
     """Torch with packed weights and the model's best drafter; phrases are not saved."""
 
     at_once = 1
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__(engine.target, engine.choice)
         self._engine = engine
-        self.model = _identity(engine.choice)
-
-    @property
-    def context(self) -> int:
-        return self._engine.context
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        return self._engine.target.encode(messages)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._engine.target.decode(tokens)
 
     def answer(
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
@@ -250,25 +245,15 @@ class OneByOne:
         return cut_reply(Reply(done.statistics.token_ids, done.reason == "stop"), generation)
 
 
-class Batched:
+class Batched(_Answering):
     """The `generate` of transformers. The model is loaded with the first prompts."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:
-        from localspec.nn.target import Target  # torch takes seconds to import
+        from localspec.nn.target import Target as TorchTarget  # torch takes seconds to import
 
+        light = TorchTarget.load(choice.target.path, device="meta")  # tokenizer, template and stop tokens only
+        super().__init__(light, choice)
         self._choice, self.at_once = choice, at_once
-        self._light = Target.load(choice.target.path, device="meta")  # tokenizer, template and stop tokens only
-        self.model = _identity(choice)
-
-    @property
-    def context(self) -> int:
-        return self._light.context
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        return self._light.encode(messages)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._light.decode(tokens)
 
     def answer(
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
@@ -285,7 +270,7 @@ class Batched:
         sampling: dict[str, Any] = {"do_sample": generation.temperature > 0}
         if generation.temperature > 0:
             sampling |= {"temperature": generation.temperature, "top_k": 0, "top_p": 1.0}
-        stops = sorted(self._light.stop_tokens)
+        stops = sorted(self._target.stop_tokens)
         try:
             with torch.inference_mode():
                 found = self._model.generate(
@@ -302,7 +287,7 @@ class Batched:
 
     def _ended(self, reply: list[int]) -> Reply:
         """Return a reply without its end mark and without the padding after it."""
-        end = next((at for at, token in enumerate(reply) if token in self._light.stop_tokens), None)
+        end = next((at for at, token in enumerate(reply) if token in self._target.stop_tokens), None)
         return Reply(reply[:end], end is not None)
 
     @cached_property
