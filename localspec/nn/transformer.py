@@ -18,10 +18,9 @@ from localspec.models.stored_names import use_stored_names
 from localspec.nn.attention import Attention, fastest
 from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.layers.gemma4 import Gemma4Layer, layer_inputs, rounded
-from localspec.nn.layers.llama import NO_ADAPTERS, CacheLike, LayerAdapters, LayerRows, LlamaLayer, ReadKeys
+from localspec.nn.layers.llama import NO_ADAPTERS, CacheLike, LayerAdapters, LayerRows, LlamaLayer, ReadKeys, norm
 from localspec.nn.layers.qwen35 import Qwen35Layer
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
-from localspec.nn.norms import norm
 from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.rotary import RotaryEmbedding
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from localspec.drafters.joint import JointChances
+from localspec.drafters.phrases import JointChances
 
 DRAFTED, PHRASES = {1: 0.4, 2: 0.1}, {1: 0.3, 3: 0.3}
 

@@ -21,8 +21,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
-from localspec.drafters.joint import JointChances
-from localspec.drafters.phrases import WithPhrases
+from localspec.drafters.phrases import JointChances, WithPhrases
 from localspec.drafters.pool import MATCH_LENGTH, MAX_KEYS, PHRASE_LENGTH, PHRASES_PER_TOKEN, PhrasePool
 from localspec.nn.cache import KVCache
 from localspec.store.phrases import Phrase, pack_key, pack_tokens, unpack_key, unpack_tokens

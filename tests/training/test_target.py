@@ -38,8 +38,8 @@ from localspec.nn.target import Target
 from localspec.training import generated
 from localspec.training import target as training_target
 from localspec.training.corpus import Row
+from localspec.training.drafters.s3d import timings
 from localspec.training.generated import measured_text
-from localspec.training.s3d_timing import timings
 from localspec.training.target import decoding_target, load_target, served_target, torch_target
 from localspec.training.trainable import make_drafter
 from localspec.weights.matrices import BlockStack

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.families.architecture import TransformerConfig
-from localspec.nn.layers.llama import LayerRows, LlamaLayer
-from localspec.nn.norms import norm
+from localspec.nn.layers.llama import LayerRows, LlamaLayer, norm
 from localspec.nn.rotary import apply_rope
 
 

@@ -18,10 +18,31 @@ from localspec.nn.attention import ACTIVATIONS, Attention, clamped_gate, fastest
 from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.experts import Experts
 from localspec.nn.linear import Adapter, LayerClass, Linear, QuantizedLinear
-from localspec.nn.norms import added_norm, norm
 from localspec.nn.placed_rows import PlacedRows
 from localspec.nn.rotary import apply_interleaved_rope, apply_rope
 from localspec.nn.states import AT_ONCE
+
+
+def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    """Return x, each row divided by the root of its mean square and multiplied by the weight (RMSNorm)."""
+    return added_norm(x, None, weight, config)[1]
+
+
+def added_norm(
+    x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x plus `given`, if there is one, and the norm of that sum."""
+    others = (weight,) if given is None else (weight, given)
+    same_dtype = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
+    if kernel_checks.serve(x, *others) and same_dtype:
+        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
+    x = x if given is None else x + given
+    if not config.norm_offset:
+        return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
+    # One plus a weight has more digits than bf16 can represent.
+    wide = F.rms_norm(x.float(), weight.shape, weight.float() + config.norm_offset, config.rms_norm_eps)
+    return x, wide.to(x.dtype)
+
 
 # Cosines and sines, as `RotaryEmbedding.cos_sin` returns them, and the factors of queries.
 PositionEmbeddings = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
