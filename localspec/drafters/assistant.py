@@ -145,11 +145,6 @@ class Drafter(TrainedDrafter):
         return specs
 
     @property
-    def depth(self) -> int:
-        """The most levels of a tree."""
-        return self.options.depth
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the weights and of a state; keys and values are the target's."""
         held = [self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state]
@@ -194,8 +189,6 @@ class Drafter(TrainedDrafter):
             states = self._after(outputs)
             return self._logits(outputs)
 
-        if context.sampling.rule == "rejection":
-            return self._trees.sample(context, logits_of, depths)
         return self._trees.grow(context, logits_of, depths)
 
     def _logits(self, states: Rows) -> Rows:

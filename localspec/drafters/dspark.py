@@ -125,6 +125,4 @@ class Drafter(dflash.Drafter):
             return confidences
 
         depths = min(self.depth, context.nodes)
-        if context.sampling.rule == "rejection":
-            return self._trees.sample(context, logits_of, depths)
         return self._trees.grow(context, logits_of, depths, overlaps=None if self._of_state is None else overlaps)

@@ -269,11 +269,6 @@ class Drafter(TrainedDrafter):
         return specs
 
     @property
-    def depth(self) -> int:
-        """Levels of its trees, not counting the root."""
-        return self.options.depth
-
-    @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and features."""
         held = [self._layer, self._features, self._norm, self._head]
@@ -334,8 +329,6 @@ class Drafter(TrainedDrafter):
 
         depths = min(self.depth, context.nodes)
         try:
-            if sampled:
-                return self._trees.sample(context, logits_of, depths)
             return self._trees.grow(context, logits_of, depths, self._vocabulary.ids)
         finally:
             attention.truncate(text)  # also after a failed read

@@ -99,11 +99,6 @@ class Drafter(TrainedDrafter, OfModel):
         return specs
 
     @property
-    def depth(self) -> int:
-        """The most tokens of a draft."""
-        return self.options.depth
-
-    @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and states."""
         held = [*self._norms.values(), self._fc, self._layer, self._cache, self._features]
@@ -152,8 +147,6 @@ class Drafter(TrainedDrafter, OfModel):
             return self.compute.target.head(state)
 
         try:
-            if context.sampling.rule == "rejection":
-                return self._trees.sample(context, logits_of, depths)
             return self._trees.grow(context, logits_of, depths)
         finally:
             self._cache.truncate(text)

@@ -287,8 +287,6 @@ class Drafter(ParallelDrafter, OfModel):
             rows = logits[own] + correction(self.compute.target.embed(tokens), far[own]) if depth else logits[:1]
             return self._vocabulary.whole(rows) if sampled else rows
 
-        if sampled:
-            return self._trees.sample(context, logits_of, len(logits))
         return self._trees.grow(context, logits_of, len(logits), self._vocabulary.ids)
 
     def _predict(self, committed: Sequence[int], masks: int) -> Rows:

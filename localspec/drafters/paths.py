@@ -109,14 +109,16 @@ class PathTrees:
         ids: Ids | None = None,
         overlaps: OverlapsOf | None = None,
     ) -> DraftTree:
-        """Return the best tree of at most `depths` levels. `ids` are the tokens of the logits' columns (None: all
-        tokens).
+        """Return the best tree of at most `depths` levels, or sampled chains for the rule `rejection`.
 
+        `ids` are the tokens of the logits' columns (None: all tokens). `rejection` needs logits of all tokens.
         With `overlaps` a candidate's chance is its probability times the expected overlap of its distribution with the
         target's.
         """
         drafter, sampling = self._drafter, context.sampling
         self.forget()
+        if sampling.rule == "rejection":
+            return self._sample(context, logits_of, depths)
         self._greedy = sampling.greedy
         paths: list[tuple[int, ...]] = [()]
         # Of nodes, and of their candidates.
@@ -157,14 +159,13 @@ class PathTrees:
         self._proposed = {*above[1:]}
         return tree
 
-    def sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
+    def _sample(self, context: Context, logits_of: LogitsOf, depths: int) -> DraftTree:
         """Sample several chains below one root for the rule `rejection`, each token given those above it.
 
         Remaining nodes become children of the root, unless only one chain is wanted. `logits_of` gives logits of the
         whole vocabulary. The shape does not depend on the samples, except that it ends at a depth whose logits have NaN
         or inf.
         """
-        self.forget()
         compute, depths, position = self._drafter.compute, min(depths, context.nodes), len(context.committed)
         count = depths if self._chain else context.nodes
         chains = count // depths

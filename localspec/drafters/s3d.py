@@ -130,11 +130,6 @@ class Drafter(ParallelDrafter):
         return {**specs, "mask": TensorSpec((sizes.hidden_size,))}
 
     @property
-    def depth(self) -> int:
-        """Tokens of a draft."""
-        return self.options.depth
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the drafter, without the target's layers."""
         adapters = self._adapters.nbytes if self._adapters is not None else 0

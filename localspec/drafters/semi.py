@@ -276,11 +276,6 @@ class Drafter(TrainedDrafter):
         return {**{name: TensorSpec(shape) for name, shape in shapes.items()}, **kept}
 
     @property
-    def depth(self) -> int:
-        """Levels of its trees, not counting the root."""
-        return self.options.depth
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the drafter."""
         layers = (self._recent, self._far, self._near, self._mixed, self._out, self._vocabulary)
@@ -332,6 +327,4 @@ class Drafter(TrainedDrafter):
             state, logits = self._levels[depth](nodes, far, state)
             return self._vocabulary.whole(logits) if sampled else logits
 
-        if sampled:
-            return self._trees.sample(context, logits_of, self.depth)
         return self._trees.grow(context, logits_of, self.depth, self._vocabulary.ids)

@@ -111,9 +111,9 @@ class TrainedDrafter(ABC):
         """
 
     @property
-    @abstractmethod
     def depth(self) -> int:
         """Levels of its trees, not counting the root."""
+        return int(self.options.depth)
 
     @property
     def target_layers(self) -> Sequence[int]:

@@ -143,9 +143,9 @@ class TrainableDrafter(nn.Module):
         return self.Drafter.kind
 
     @property
-    @abstractmethod
     def depth(self) -> int:
         """The number of levels of a tree below the root."""
+        return int(self.options.depth)
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput:

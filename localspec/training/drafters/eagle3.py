@@ -119,11 +119,6 @@ class Trainable(TrainableDrafter):
         self.head.weight.data.copy_(rows if self.kept is None else rows[self.kept])
 
     @property
-    def depth(self) -> int:
-        """The number of levels of a tree, and of steps in training."""
-        return self.options.depth
-
-    @property
     def reads_inner(self) -> Sequence[int]:
         """The states from which features are made."""
         return self.options.places

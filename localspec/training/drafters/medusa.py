@@ -1,7 +1,7 @@
 """Trains Medusa's heads (Cai et al. 2024, §3.2), either by themselves or together with the target."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import nn
 from localspec.decoding.compute import EPS
 from localspec.drafters.medusa import JOINT, SOFT_BALANCE, TEXT_BALANCE, Drafter, MedusaOptions
 from localspec.drafters.trained import draft_vocabulary
-from localspec.engine.backends import Target as DecodingTarget
 from localspec.machine.memory import free_memory
 from localspec.nn.adapters import Adapters
 from localspec.nn.linear import Linear, QuantizedLinear
@@ -21,10 +20,8 @@ from localspec.nn.target import Target
 from localspec.training.readings import Places
 from localspec.training.trainable import (
     COMMON,
-    PROBE_SECONDS,
     Batch,
     LossOutput,
-    PreviousRun,
     Proposed,
     TrainableDrafter,
 )
@@ -151,14 +148,7 @@ class Trainable(TrainableDrafter):
         return head if self.kept is None else head[self.kept]
 
     @classmethod
-    def propose(
-        cls,
-        target: Target,
-        previous: Sequence[PreviousRun] = (),
-        decoding: Callable[[], DecodingTarget] | None = None,
-        seconds: float = PROBE_SECONDS,
-        progress: Callable[[str], None] = lambda _: None,
-    ) -> Proposed | None:
+    def propose(cls, target: Target, *_: Any, **__: Any) -> Proposed | None:
         """Propose separate vocabulary matrices, as in the paper, if they are small compared with model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
         own = defaults.heads * shape.vocab_size * shape.hidden_size  # also with a draft vocabulary: they learn slowly

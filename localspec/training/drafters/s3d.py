@@ -149,10 +149,6 @@ class Trainable(TrainableDrafter):
                 self.layers.requires_grad_(True)
 
     @property
-    def depth(self) -> int:
-        return self.options.depth
-
-    @property
     def changes_target(self) -> bool:
         """Whether training changes the target; only the full form does."""
         return self.options.full

@@ -141,11 +141,6 @@ class Trainable(TrainableDrafter):
             self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank, head=options.lm_head)
         self.draft_from(options.vocabulary)
 
-    @property
-    def depth(self) -> int:
-        """The number of levels of its trees below the root."""
-        return self.options.depth
-
     def drawn(self, length: int) -> Drawn:
         """Return the work of the tiny model per row.
 
