@@ -51,11 +51,10 @@ app = typer.Typer()
 @takes_settings("drafter", "draft_max", "drafter_rule", "device", "dtype", "quantize", "context", "prefer")
 def doctor(
     *,
-    proved: Annotated[
+    model: Annotated[
         str | None,
         typer.Option("--prove", metavar="MODEL", help="Show that speculation changes no token of this model here."),
     ] = None,
-    exact: Annotated[str | None, typer.Option("--exact", metavar="MODEL", hidden=True)] = None,  # its former name
     limit: Annotated[int | None, whole_number("--limit", help="Number of prompts; 20.")] = None,
     max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="Tokens of each reply; 64.")] = None,
     settings: Settings,
@@ -68,9 +67,6 @@ def doctor(
     """Show what this machine has, what fits, and what would be chosen and why; --prove MODEL shows losslessness."""
     given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
     prefer, rule = given.pop("prefer", None), given.pop("drafter_rule", None)
-    if proved is not None and exact is not None:
-        raise UsageMistake(f"--prove {proved} and --exact {exact} are the same flag; give only --prove.")
-    model = exact if proved is None else proved
     if server is not None:
         others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **given}
         others |= {"verbose": verbose or None, "drafter_rule": rule}

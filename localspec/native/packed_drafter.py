@@ -17,7 +17,6 @@ from localspec.models.drafter_cards import REMEDY
 from localspec.paths import Paths
 from localspec.weights.checkpoint import tensor_headers, tensor_start
 from localspec.weights.file_fingerprint import file_fingerprint
-from localspec.weights.fingerprint import known_digests
 from localspec.weights.matrices import PackedMatrix
 from localspec.weights.opened import PackedModel
 from localspec.weights.opening import CannotWrite, once, write_with_room
@@ -99,10 +98,7 @@ def packed_tensors(
     every = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
     paths = Paths(home())
     digest = file_fingerprint(file)
-    named = [digest, *(one[:40] for one in known_digests([file], paths).values())]  # the second by earlier versions
-    stems = [f"{of or 'drafter'}-{one}-int8" for one in named]
-    known = [paths.packed / f"{stem}-{written}{SUFFIX}" for stem in stems for written in range(FORMAT, 0, -1)]
-
+    place = paths.packed / f"{of or 'drafter'}-{digest}-int8-{FORMAT}{SUFFIX}"
     planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
 
     def serves(header: Header) -> bool:
@@ -117,7 +113,7 @@ def packed_tensors(
         write_with_room(made, header, _filler(every), threads, lambda done, total: None)
 
     try:
-        model = PackedModel.open(once(known, make, reporter, serves))
+        model = PackedModel.open(once([place], make, reporter, serves))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} Until then the drafter is packed again each time it is loaded.")
         return tensors
