@@ -8,9 +8,14 @@ same each time; speeds are those of this machine. Linux and macOS.
 """
 
 import argparse
+import contextlib
 import io
 import os
+import pty
 import re
+import select
+import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +25,69 @@ from pathlib import Path
 from typing import Any
 
 import pyte
-from pseudo_terminal import Terminal
 from rich.console import Console
 from rich.style import Style
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
+
+
+class Terminal:
+    """A program on a pseudo-terminal. `screen` is the text that a person would see."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], size: tuple[int, int] = (120, 40)) -> None:
+        self.screen = pyte.Screen(*size)
+        self._stream = pyte.ByteStream(self.screen)
+        self.began = time.perf_counter()
+        self._file, theirs = pty.openpty()
+        self._resize(theirs, *size)
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        )
+        os.close(theirs)
+
+    @staticmethod
+    def _resize(terminal: int, columns: int, lines: int) -> None:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def send(self, keys: str) -> None:
+        os.write(self._file, keys.encode())
+
+    def until(self, seen: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
+        """Read until the screen shows it; return the seconds from the start until then.
+
+        Look once in `every` seconds, because looking takes time from the program that is measured.
+        """
+        looked = -every
+        while True:
+            now = time.perf_counter() - self.began
+            if now - looked >= every:
+                looked = now
+                if seen("\n".join(self.screen.display)):
+                    return time.perf_counter() - self.began
+            if now > seconds:
+                raise SystemExit("the screen never showed it:\n" + "\n".join(self.screen.display))
+            if data := self.read(0.05):
+                self.feed(data)
+
+    def read(self, seconds: float) -> bytes:
+        """Return the next bytes of the program, or none after `seconds`."""
+        if select.select([self._file], [], [], seconds)[0]:
+            with contextlib.suppress(OSError):
+                return os.read(self._file, 1 << 16)
+        return b""
+
+    def feed(self, data: bytes) -> None:
+        """Draw it. That takes longer than most programs need to send it."""
+        self._stream.feed(data)
+
+    def leave(self) -> None:
+        """Press Ctrl+Q, and read until the program has ended, or it would wait."""
+        self.send("\x11")
+        self.until(lambda _: self.process.poll() is not None, time.perf_counter() - self.began + 60, every=0.05)
+
 
 DRAWN = Path(__file__).parent.parent / "docs" / "figures" / "pictures"
 QUESTION = "Write a Python function that returns the longest word of a sentence."
