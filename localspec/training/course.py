@@ -34,8 +34,7 @@ from localspec.training.answering import BatchAnswerer, GenerationSettings, answ
 from localspec.training.course_state import CoursePlan, CourseState, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, has_unfinished, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, saved_replies
-from localspec.training.examples import Example, Question, read_examples
-from localspec.training.from_history import Past, read_past
+from localspec.training.examples import Example, Past, Question, read_examples, read_past
 from localspec.training.generated import SECONDS
 from localspec.training.job import Clock, Job, TrainingRequest
 from localspec.training.prompts import held_out_prompts, shipped_questions

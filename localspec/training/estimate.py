@@ -30,7 +30,7 @@ from localspec.nn.packing import DTYPES
 from localspec.nn.target import Target
 from localspec.paths import free_disk
 from localspec.quantities import distinct, gib
-from localspec.training.optimizers import has_small_moments, trainable_groups
+from localspec.training.train import has_small_moments, trainable_groups
 from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context

@@ -14,11 +14,10 @@ from transformers import LlamaConfig
 
 from localspec.nn.linear_bitsandbytes import adamw_8bit
 from localspec.nn.target import Target
-from localspec.training import optimizers
+from localspec.training import train
 from localspec.training.corpus import Corpus
 from localspec.training.examples import Example
-from localspec.training.optimizers import rounded_by_chance
-from localspec.training.train import Training, TrainingPlan
+from localspec.training.train import Training, TrainingPlan, rounded_by_chance
 
 PLAN = TrainingPlan(batch=256, at_once=256, rate=1e-4, seed=1, distill=True, steps=8)
 
@@ -107,7 +106,7 @@ def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch: pytest.Monk
     if small:
         made_of = partial(adamw_8bit(), min_8bit_size=16)
         monkeypatch.setattr("localspec.nn.linear_bitsandbytes.adamw_8bit", lambda: made_of)
-        monkeypatch.setattr(optimizers, "has_small_moments", lambda device: True)
+        monkeypatch.setattr(train, "has_small_moments", lambda device: True)
     whole = training("whole")
     list(whole.run())
     asked: list[int] = []

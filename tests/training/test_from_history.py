@@ -3,8 +3,8 @@
 import pytest
 
 from localspec.store.store import Store
-from localspec.training import from_history
-from localspec.training.from_history import read_past
+from localspec.training import examples
+from localspec.training.examples import read_past
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def talk(store: Store, model: str, *turns: tuple[str, str, str | None], system: 
 
 @pytest.fixture
 def none_held_out(monkeypatch):
-    monkeypatch.setattr(from_history, "HELD_OUT", 0.0)
+    monkeypatch.setattr(examples, "HELD_OUT", 0.0)
 
 
 def said(role: str, content: str) -> dict[str, str]:

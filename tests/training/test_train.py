@@ -20,13 +20,12 @@ from transformers import LlamaConfig
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.nn.linear_bitsandbytes import adamw_8bit
 from localspec.nn.target import Target
-from localspec.training import checkpoint, optimizers
+from localspec.training import checkpoint, train
 from localspec.training.corpus import Corpus, Row, split_rows
 from localspec.training.curves import draw
 from localspec.training.examples import Example
-from localspec.training.optimizers import has_small_moments, optimizer_class
 from localspec.training.target import perplexity
-from localspec.training.train import Training, TrainingPlan
+from localspec.training.train import Training, TrainingPlan, has_small_moments, optimizer_class
 
 PLAN = TrainingPlan(batch=256, at_once=256, rate=3e-3, seed=1, distill=True, steps=8)
 
@@ -132,13 +131,13 @@ def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_
     assert optimizer_class("cpu") is torch.optim.AdamW and not has_small_moments("cpu")
     small = partial(adamw_8bit(), min_8bit_size=16)  # else it leaves matrices as small as these in fp32
     monkeypatch.setattr("localspec.nn.linear_bitsandbytes.adamw_8bit", lambda: small)
-    monkeypatch.setattr(optimizers, "has_small_moments", lambda device: True)
+    monkeypatch.setattr(train, "has_small_moments", lambda device: True)
     whole = training(where="whole")
     list(whole.run())
     asked = []
     list(training(where="parted").run(lambda: asked.append(1) or len(asked) == 5))
     assert json.loads((whole.directory / "checkpoint" / "state.json").read_text())["optimizer"] == "AdamW8bit"
-    monkeypatch.setattr(optimizers, "has_small_moments", lambda device: False)  # and yet it goes on as it began
+    monkeypatch.setattr(train, "has_small_moments", lambda device: False)  # and yet it goes on as it began
     second = training(where="parted")
     kept = [state["state1"] for state in second._optimizer.state.values()]
     assert {moment.dtype for moment in kept} == {torch.uint8}
@@ -149,7 +148,7 @@ def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_
     state = json.loads(path.read_text())
     assert state.pop("optimizer") == "AdamW"
     path.write_text(json.dumps(state))  # as before it was noted
-    monkeypatch.setattr(optimizers, "has_small_moments", lambda device: True)
+    monkeypatch.setattr(train, "has_small_moments", lambda device: True)
     assert all("exp_avg" in state for state in training(where="dense")._optimizer.state.values())
 
 
