@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -83,16 +83,11 @@ class _Container:
 
 
 class BlockReader:
-    """A converter from markdown-it tokens to blocks.
+    """A converter from markdown-it tokens to blocks."""
 
-    `number` replaces the number of the first item, for a text that continues a numbered list.
-    """
-
-    def __init__(self, number: int | None = None) -> None:
+    def __init__(self) -> None:
         self.blocks: list[ReplyBlock] = []
-        self.tops: list[tuple[Token, int]] = []  # tokens of the outer level, and their first block
-        self.items: list[int] = []  # the first line of each item of the last list of the outer level
-        self._number = number
+        self.last = (0, 0)  # the line and the number of the block where the last token of the outer level begins
         self._open: list[_Container] = []
         self._before: list[_Container] = []  # the containers that were open at the last block
         self._numbers: list[Iterator[str] | None] = []  # item numbers of each open list; None for bullets
@@ -102,8 +97,8 @@ class BlockReader:
         at = 0
         while at < len(tokens):
             token = tokens[at]
-            if token.level == 0 and token.nesting >= 0:
-                self.tops.append((token, len(self.blocks)))
+            if token.level == 0 and token.nesting >= 0 and token.map is not None:
+                self.last = token.map[0], len(self.blocks)
             match token.type:
                 case "paragraph_open" | "heading_open":
                     kind = "paragraph" if token.type == "paragraph_open" else token.tag
@@ -119,12 +114,8 @@ class BlockReader:
                     self._open.append(_Container("quote", Margin(QUOTE, is_quote=True)))
                 case "bullet_list_open" | "ordered_list_open":
                     self._open.append(_Container("list"))
-                    if token.level == 0:
-                        self.items = []
                     self._numbers.append(None if token.type == "bullet_list_open" else self._list_numbers(tokens, at))
                 case "list_item_open":
-                    if token.level == 1 and len(self._open) == 1 and token.map is not None:
-                        self.items.append(token.map[0])
                     numbers = self._numbers[-1]
                     depth = sum(one is None for one in self._numbers) - 1
                     marker = BULLETS[depth % len(BULLETS)] if numbers is None else next(numbers)
@@ -161,8 +152,6 @@ class BlockReader:
             count += tokens[after].type == "list_item_open" and tokens[after].level == level + 1
             after += 1
         first = int(tokens[at].attrs.get("start", 1))
-        if self._number is not None:
-            first, self._number = self._number, None
         width = len(str(first + count - 1)) + 3
         mark = tokens[at].markup or "."
         return iter([f"{number}{mark} ".rjust(width) for number in range(first, first + count)])
@@ -240,24 +229,6 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
             case closed if closed in _ENDS:
                 depths[_ENDS[closed]] -= 1
     return "".join(parts), runs
-
-
-def with_more(base: ReplyBlock, more: ReplyBlock) -> ReplyBlock:
-    """Return a block with the text of another one appended.
-
-    From a table, only the rows below its header are appended.
-    """
-    if base.kind == "code":
-        return replace(base, text=f"{base.text}{more.text}".rstrip())
-    begin = more.cells[1][0][0] if len(more.cells) > 1 and more.cells[1] else 0
-    if base.kind == "table" and not begin:
-        return base
-    glue = "\n" if base.kind == "table" else ""
-    by = len(base.text) + len(glue) - begin  # shift of all ranges of `more`
-    runs = (one._replace(start=one.start + by, end=one.end + by) for one in more.runs_in(begin, len(more.text)))
-    rows = ([(start + by, end + by) for start, end in row] for row in more.cells[1:])
-    text = f"{base.text}{glue}{more.text[begin:]}"
-    return replace(base, text=text, runs=[*base.runs, *runs], cells=[*base.cells, *rows])
 
 
 def code(content: str) -> str:
