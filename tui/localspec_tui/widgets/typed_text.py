@@ -1,8 +1,9 @@
 """Text fields of one line and of several lines. Their keys act in the order of typing, even if many arrive at once."""
 
-import unicodedata
+import re
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 from textual import events
 from textual.widgets import Input, TextArea
@@ -74,41 +75,25 @@ def _done_with(event: events.Key) -> None:
     event.prevent_default()
 
 
-JOINER = "\u200d"
-# Variation selectors, skin tones and the tags of regional flags: each belongs to the code point before it.
-_KEEP_TOGETHER = {"\ufe0e", "\ufe0f", *map(chr, range(0x1F3FB, 0x1F400)), *map(chr, range(0xE0020, 0xE0080))}
-FARTHEST = 64  # most code points of a grapheme; a text may stack any number of accents
+FARTHEST = 64  # most code points before the cursor that are searched for the beginning of a grapheme
+
+
+@cache
+def _grapheme() -> "re.Pattern[str]":
+    import regex  # after the first paint
+
+    return cast("re.Pattern[str]", regex.compile(r"\X"))
 
 
 def before(text: str, at: int) -> int:
     """Return where the grapheme begins that ends at this position."""
-    begin = max(at - FARTHEST, 0)
-    found = begin
-    while (end := after(text, found)) < at:
-        found = end
-    return found if at else 0
+    return max((found.start() for found in _grapheme().finditer(text, max(at - FARTHEST, 0), at)), default=0)
 
 
 def after(text: str, at: int) -> int:
     """Return where the grapheme ends that begins at this position."""
-    if at >= len(text):
-        return at
-    end = at + 1
-    if _is_flag_letter(text[at]) and _is_flag_letter(text[end : end + 1]):
-        end += 1
-    while end < min(len(text), at + FARTHEST):
-        if text[end] == JOINER:
-            end += 2 if end + 1 < len(text) and not text[end + 1].isspace() else 1
-        elif text[end] in _KEEP_TOGETHER or unicodedata.category(text[end]) in ("Mn", "Mc", "Me"):
-            end += 1
-        else:
-            break
-    return min(end, len(text))
-
-
-def _is_flag_letter(character: str) -> bool:
-    """Return whether a code point is a regional indicator; two of them make a flag."""
-    return "\U0001f1e6" <= character <= "\U0001f1ff"
+    found = _grapheme().match(text, at)
+    return found.end() if found else at
 
 
 LONGEST = 1_000_000  # characters; each key costs time for all of them, and no model has a context for more
