@@ -410,8 +410,7 @@ class Engine:
         logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
         return float(logits[one] - logits[other])
 
-    # -- measurements of the model
-    # ----------------------------------------------------------------------------------------
+    # -- measurements of the model ------------------------------------------------------------------------------------
 
     def measure(self, tune: bool = True) -> Iterator[str]:
         """Measure the missing figures of this model on this machine, and yield the progress as text.
@@ -487,8 +486,7 @@ class Engine:
             self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates are used.")
             return None
 
-    # -- saved for later sessions
-    # -----------------------------------------------------------------------------------------
+    # -- saved for later sessions -------------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
         identity, tokenizer = self.profile.identity, self.target.tokenizer.hash

@@ -286,8 +286,7 @@ class ChatTokenizer:
         asked = {key: text for key, text in message.items() if key != "reasoning_content" or self.reads_reasoning}
         return _with_texts(asked, whole_characters)
 
-    # -- reading and writing
-    # ----------------------------------------------------------------------------------------------
+    # -- reading and writing ------------------------------------------------------------------------------------------
 
     def prompt_loss(self) -> str:
         """How the template alters prompts: "leaves out", "changes", or empty if it does not.

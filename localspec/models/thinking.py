@@ -94,8 +94,7 @@ class Parting:
             found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
         return "".join(found[0]), "".join(found[1])
 
-    # -- states; each method returns whether the next may continue at once
-    # ------------------------------------------------
+    # -- states; each method returns whether the next may continue at once --------------------------------------------
 
     def _look(self) -> None:
         if self._marks is None:
@@ -187,8 +186,7 @@ class Parting:
         self._at = self._sought = place
         self._step = self._reply
 
-    # -- searching the text
-    # -----------------------------------------------------------------------------------------------
+    # -- searching the text -------------------------------------------------------------------------------------------
 
     def _may_become(self, mark: str, place: int) -> bool:
         return not self._whole and mark.startswith(self.text[place : place + len(mark)])

@@ -141,8 +141,7 @@ class Serving:
         self._room.ask(ticket)
         return ticket, box
 
-    # -- the user's own commands, which come only through the socket
-    # ------------------------------------------------------
+    # -- the user's own commands, which come only through the socket --------------------------------------------------
 
     def _to_own(self, read: Callable[[object], OpenRequest | ReplyRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:

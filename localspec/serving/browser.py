@@ -93,8 +93,7 @@ class Browser:
 
         await (refused or self._app)(scope, receive, answer)
 
-    # -- access
-    # -----------------------------------------------------------------------------------------------------------
+    # -- access -------------------------------------------------------------------------------------------------------
 
     def _refused(self, scope: Scope, own: bool) -> Response | None:
         headers = headers_of(scope)
@@ -124,8 +123,7 @@ class Browser:
         answer.set_cookie(COOKIE, cookie, path=f"{_CHAT}{name}", httponly=True, samesite="strict")
         return answer
 
-    # -- pages
-    # ------------------------------------------------------------------------------------------------------------
+    # -- pages --------------------------------------------------------------------------------------------------------
 
     async def _show(self, request: Request) -> Response:
         if self._chats.full:

@@ -26,8 +26,7 @@ class FetchThread(threading.Thread):
         self._settings, self._post_message = settings, post
         self._agreed, self._given_up = threading.Event(), threading.Event()
 
-    # -- requests of the screen
-    # -------------------------------------------------------------------------------------------
+    # -- requests of the screen ---------------------------------------------------------------------------------------
 
     def agree(self) -> None:
         """Agree to the plan, which starts the download."""

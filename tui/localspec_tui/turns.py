@@ -157,8 +157,7 @@ class Turns:
         self.show_waiting()
         self.stop_reply()
 
-    # -- the current reply
-    # --------------------------------------------------------------------------------------------------
+    # -- the current reply --------------------------------------------------------------------------------------------
 
     def _follow_after(self, seconds: float) -> None:
         if self._timer is not None:
@@ -250,8 +249,7 @@ class Turns:
             return f"{stopped[:1].upper()}{stopped[1:]}."
         return sentence
 
-    # -- replacing an earlier turn
-    # ------------------------------------------------------------------------------------------
+    # -- replacing an earlier turn ------------------------------------------------------------------------------------
 
     def _may_go_back(self) -> bool:
         """Return whether the conversation can continue from an earlier turn now. If not, notify the user why."""

@@ -136,8 +136,7 @@ class ChatScreen(StableLayout, Screen[None]):
     async def on_resize(self) -> None:
         await self.finder.show_again()
 
-    # -- typed text
-    # -------------------------------------------------------------------------------------------------------
+    # -- typed text ---------------------------------------------------------------------------------------------------
 
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         await self._conversation.forget(self._refused)

@@ -181,8 +181,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         for at, entry in enumerate(self._entries):
             self._options.replace_option_prompt_at_index(at, self._line(entry))
 
-    # -- questions
-    # --------------------------------------------------------------------------------------------------------
+    # -- questions ----------------------------------------------------------------------------------------------------
 
     @work(exclusive=True, group="asking")
     async def action_rename(self) -> None:

@@ -111,8 +111,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
     def action_stop(self) -> None:
         self._engine.stop_reply()
 
-    # -- live
-    # --------------------------------------------------------------------------------------------------------------
+    # -- live ---------------------------------------------------------------------------------------------------------
 
     def on_race_started(self, begun: RaceStarted) -> None:
         self._lanes = begun.lanes
@@ -130,8 +129,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
             self._tell()
         self.refresh_bindings()
 
-    # -- replay
-    # ------------------------------------------------------------------------------------------------------------
+    # -- replay -------------------------------------------------------------------------------------------------------
 
     def action_replay(self) -> None:
         """Replay at true speed."""

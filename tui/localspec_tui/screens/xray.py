@@ -66,8 +66,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         self._show()
         self._follow_later()
 
-    # -- the choice of a reply
-    # --------------------------------------------------------------------------------------------
+    # -- the choice of a reply ----------------------------------------------------------------------------------------
 
     def _replies(self) -> list[Trace]:
         return [trace for trace in self._traces if len(trace.tokens)]
@@ -104,8 +103,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
             self.query_one(XRayView).focus()
         self._show_counts(chosen)
 
-    # -- a growing reply
-    # ---------------------------------------------------------------------------------------------------
+    # -- a growing reply ----------------------------------------------------------------------------------------------
 
     def _follow_later(self) -> None:
         self.set_timer(max(self._pace.next(), LEAST_SECONDS), self._follow)

@@ -172,8 +172,7 @@ class ConversationView(MountedTurns):
         await self._leave_sought()
         self.anchor()
 
-    # -- search matches
-    # -----------------------------------------------------------------------------------------------------
+    # -- search matches -----------------------------------------------------------------------------------------------
 
     async def reveal(self, turn: int, reply: bool, at: int, word: str) -> None:
         """Mark a word in the prompt or the reply of a turn, and show its occurrence number `at`."""
@@ -239,8 +238,7 @@ class ConversationView(MountedTurns):
 
         return back
 
-    # -- the current turn
-    # ---------------------------------------------------------------------------------------------------
+    # -- the current turn ---------------------------------------------------------------------------------------------
 
     async def add_prompt(self, prompt: ComposedPrompt, trace: "Trace") -> None:
         """Begin a turn with this prompt."""
@@ -298,8 +296,7 @@ class ConversationView(MountedTurns):
         await self._show_memory()
         await self._mount_newest()
 
-    # -- other parts
-    # --------------------------------------------------------------------------------------------------------
+    # -- other parts --------------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
         """Show a notice, unless the last message is the same notice. If it is about trouble, scroll to it."""

@@ -75,8 +75,7 @@ class DownloadLine(Widget):
     def on_unmount(self) -> None:
         self.give_up()
 
-    # -- progress
-    # -----------------------------------------------------------------------------------------------------------
+    # -- progress -----------------------------------------------------------------------------------------------------
 
     def on_fetch_planned(self, found: messages.FetchPlanned) -> None:
         found.stop()
