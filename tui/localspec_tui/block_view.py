@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import unquote
@@ -9,7 +10,6 @@ from urllib.parse import unquote
 from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual import events
-from textual.color import TRANSPARENT, Color
 from textual.content import Content, Span
 from textual.geometry import Offset, Region, Size
 from textual.selection import Selection
@@ -259,19 +259,8 @@ class BlockView(LaidOutOnce, Widget):
     def _component(self, name: str) -> Style:
         """Return the style of a component, to be added to the style below it."""
         styles = self.get_component_styles(name)
-        text = styles.text_style
-        return Style(
-            styles.background if styles.has_rule("background") else TRANSPARENT,
-            Color(0, 0, 0, styles.color.a, auto=True)
-            if styles.auto_color
-            else (styles.color if styles.has_rule("color") else TRANSPARENT),
-            bold=text.bold,
-            dim=text.dim,
-            italic=text.italic,
-            underline=text.underline,
-            strike=text.strike,
-            reverse=text.reverse,
-        )
+        style = Style.from_styles(styles)
+        return style if styles.has_rule("color") or styles.auto_color else replace(style, foreground=None)
 
     def _copy_line(self, number: int, room: int, base: Style) -> list[Segment]:
         """Draw the row above code, with the word "copy" at its right end."""
