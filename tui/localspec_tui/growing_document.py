@@ -5,7 +5,7 @@
     - an item         the tail: it is parsed again with every append, because its last block may still change
     - another it
 
-A tail of more than LONG characters is one long block. Unless it is code, which is parsed quickly, it is parsed again only
+A tail of more than LONG characters is one long block. Code is parsed quickly. Any other block is then parsed again only
 after growing by a fraction, and the text since then is shown as it is written.
 """
 
@@ -62,7 +62,7 @@ class GrowingDocument:
         tail = self.source[self._tail_at :]
         if is_long(self.source):
             self.settled, self.blocks = 0, [ReplyBlock("plain", self.source.expandtabs(8))]
-        elif LONG < self._parsed and len(tail) < self._parsed + self._parsed // AGAIN:
+        elif self._parsed > LONG and len(tail) < self._parsed + self._parsed // AGAIN:
             rest = tail[self._parsed :].strip("\n").expandtabs(8)
             self.blocks[self.settled :] = [*self._tail, ReplyBlock("plain", rest)]
         else:
