@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
@@ -84,11 +85,6 @@ def _of_the_app(app: App[Any]) -> Iterator[Binding]:
     yield from (one for one in app.BINDINGS if isinstance(one, Binding) and one.id == "app.interrupt")
 
 
-def _names_of(lines: Sequence[Line]) -> Text:
-    """Return the names in running text. Lines break only between names."""
-    return Text("  ".join(line.name.replace(" ", "\N{NO-BREAK SPACE}") for line in lines), "bold")
-
-
 class KeysPanel(VerticalScroll, can_focus=False):
     """Sections of lines, each under its heading."""
 
@@ -105,8 +101,8 @@ class KeysPanel(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         for heading, lines in self._sections:
             yield Static(heading, markup=False, classes="heading")
-            named = all(line.does for line in lines)
-            yield Static(InColumns(lines) if named else _names_of(lines), classes="lines")
+            names = Columns([Text(line.name, "bold") for line in lines], padding=(0, 2))
+            yield Static(InColumns(lines) if all(line.does for line in lines) else names, classes="lines")
 
     def page(self, step: int) -> None:
         """Scroll by a page; -1 is up."""
