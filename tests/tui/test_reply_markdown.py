@@ -218,7 +218,6 @@ def test_a_reply_that_was_removed_while_the_screen_is_drawn_is_blank():
     async def run() -> None:
         async with app.run_test(size=(80, 24)):
             await app.reply.remove()
-            app.reply._drawn.clear()
             assert [strip.text for strip in app.reply.render_lines(Region(0, 0, 4, 1))] == ["    "]
 
     asyncio.run(run())

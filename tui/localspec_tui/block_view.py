@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 from urllib.parse import unquote
 
 from rich.segment import Segment
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
 
 MARKED = "bold underline"  # style of search matches
-DRAWN = 500  # most rows in the cache of drawn rows
 
 
 class BlockView(LaidOutOnce, Widget):
@@ -53,7 +52,6 @@ class BlockView(LaidOutOnce, Widget):
         self._tops = [0]  # the first row of each block, then the row after the last block
         self._lines = [0]  # likewise for lines
         self._width = 0  # columns for which the blocks are broken into rows; 0 before the first layout
-        self._drawn: dict[int, Strip] = {}
         self.found: dict[int, list[tuple[int, int]]] = {}  # search matches, by number of the block
 
     # -- what is shown ------------------------------------------------------------------------------------------------
@@ -67,7 +65,6 @@ class BlockView(LaidOutOnce, Widget):
         self._lay(same)
         self.found = {at: spans for at, spans in self.found.items() if at < same}
         first = self._tops[min(same, len(self._tops) - 1)]  # the first row that changes
-        self._drawn = {row: strip for row, strip in self._drawn.items() if row < first}
         rows = max(self._tops[-1] + self.BELOW, self.size.height) - first
         self.refresh(
             Region(0, first, max(self._width, 1), max(rows, 1)), layout=not self._width or self._tops[-1] != height
@@ -95,53 +92,20 @@ class BlockView(LaidOutOnce, Widget):
         if width != self._width:
             self._width = width
             self._lay(0)
-            self._drawn.clear()
         return self._tops[-1] + (self.BELOW if self._blocks else 0)
-
-    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Any:
-        """Draw again. Without regions, no cached row is used."""
-        if repaint and not regions:
-            self._drawn.clear()
-        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
-
-    def notify_style_update(self) -> None:
-        """Draw everything in the new colours."""
-        self._drawn.clear()
-        super().notify_style_update()
-
-    def selection_updated(self, selection: Selection | None) -> None:
-        self._drawn.clear()
-        super().selection_updated(selection)
 
     # -- drawing ------------------------------------------------------------------------------------------------------
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        width = self.size.width
         if not self.is_attached:  # it was removed after the screen began to draw
             return [Strip.blank(crop.width)] * crop.height
-        strips = [self.render_line(y) for y in crop.line_range]
-        background = self.background_colors[1]
-        for one in self.get_line_filters():
-            strips = [strip.apply_filter(one, background) for strip in strips]
-        hover = self.hover_style
-        if hover.link_id and "@click" in hover.meta and (style := self.link_style_hover):
-            strips = [strip.style_links(hover.link_id, style) for strip in strips]
-        if crop.column_span != (0, width):
-            strips = [strip.crop(*crop.column_span) for strip in strips]
-        return strips
+        return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
-        strip = self._drawn.get(y)
-        if strip is None:
-            if len(self._drawn) >= DRAWN:
-                self._drawn.clear()
-            number = bisect_right(self._tops, y) - 1
-            if 0 <= number < len(self._laid):
-                strip = self._draw(number, y - self._tops[number])
-            else:
-                strip = Strip.blank(self.size.width, self.visual_style.rich_style)
-            self._drawn[y] = strip
-        return strip
+        number = bisect_right(self._tops, y) - 1
+        if 0 <= number < len(self._laid):
+            return self._draw(number, y - self._tops[number])
+        return Strip.blank(self.size.width, self.visual_style.rich_style)
 
     def _draw(self, number: int, row: int) -> Strip:
         """Draw a row of a block; `row` counts from the top of the block."""
@@ -294,7 +258,6 @@ class BlockView(LaidOutOnce, Widget):
     def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
         """Underline these search matches, given by number of the block."""
         self.found = found
-        self._drawn.clear()
         self.refresh()
 
     def select(self, number: int, start: int, end: int) -> int:
