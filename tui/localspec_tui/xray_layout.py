@@ -65,11 +65,6 @@ class Layout:
         self._column = sum(get_character_cell_size(character) for _, character in self._open)
 
     @property
-    def closed(self) -> int:
-        """Return the number of lines that no longer change."""
-        return len(self._closed)
-
-    @property
     def height(self) -> int:
         """Return the number of lines."""
         return len(self._closed) + bool(self._open)

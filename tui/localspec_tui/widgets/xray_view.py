@@ -129,7 +129,6 @@ class XRayView(ScrollView, can_focus=True):
         self._column: int | None = None  # where moving up and down began
         self._step = range(1)  # pieces of the same step
         self._follows = False  # whether it follows the last token of a growing reply
-        self._drawn: dict[int, Strip] = {}  # by row, of complete lines
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
@@ -137,7 +136,6 @@ class XRayView(ScrollView, can_focus=True):
         """Show another reply, whose `pieces` are already decoded. If it is growing, follow its end."""
         self._trace, self.pieces = trace, pieces
         self._layout = Layout(self._columns)
-        self._drawn.clear()
         self.cursor, self._step, self._follows = 0, range(1), not trace.ended
         self.scroll_to(y=0, animate=False, force=True)
         self.grow()
@@ -162,7 +160,6 @@ class XRayView(ScrollView, can_focus=True):
     def on_resize(self, _: events.Resize) -> None:
         if self._layout.width != self._columns:
             self._layout = Layout(self._columns)
-            self._drawn.clear()
             for piece in self.pieces.all:
                 self._layout.add(piece.text)
             self.virtual_size = Size(self._columns, ROWS * self._layout.height)
@@ -172,20 +169,10 @@ class XRayView(ScrollView, can_focus=True):
     # -- drawing ------------------------------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        row = y + self.scroll_offset.y
-        if (strip := self._drawn.get(row)) is None:
-            at, below = divmod(row, ROWS)
-            draw = self._marks if below else self._text
-            segments = [draw(run) for run in self._layout.line(at)]
-            strip = Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
-            if at < self._layout.closed:
-                self._drawn[row] = strip
-        return strip
-
-    def notify_style_update(self) -> None:
-        """Draw again in other colours."""
-        self._drawn.clear()
-        super().notify_style_update()
+        at, below = divmod(y + self.scroll_offset.y, ROWS)
+        draw = self._marks if below else self._text
+        segments = [draw(run) for run in self._layout.line(at)]
+        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style)
 
     def _mark(self, piece: int) -> Mark:
         token = self.pieces.all[piece].after - 1
@@ -226,8 +213,6 @@ class XRayView(ScrollView, can_focus=True):
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
         for step in (before, self._step):
             top, end = (ROWS * self._layout.line_of(one) for one in (step.start, step.stop))
-            for row in range(top, end + ROWS):
-                self._drawn.pop(row, None)
             self.refresh(Region(0, top - self.scroll_offset.y, self.size.width, end + ROWS - top))
         self._show_cursor()
 
