@@ -6,31 +6,13 @@ from itertools import count
 
 SIZE = 64 * 1024  # bytes
 
-WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "a",
-    "lazy",
-    "dog",
-    "while",
-    "`code`",
-    "and",
-    "**bold**",
-    "or",
-    "*thin*",
-    "[links](http://e.org/x)",
-    "stay",
-]
+WORDS = "the quick brown fox jumps over a lazy dog while `code` and **bold** or *thin* [links](http://e.org/x) stay"
 FLAGS = "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7"
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 
 
 def _words(chance: random.Random, least: int = 2, most: int = 12) -> str:
-    return " ".join(chance.choices(WORDS, k=chance.randint(least, most)))
+    return " ".join(chance.choices(WORDS.split(), k=chance.randint(least, most)))
 
 
 def _table(chance: random.Random, columns: int, cell: Callable[[], str]) -> str:

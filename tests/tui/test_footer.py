@@ -53,10 +53,7 @@ OPENED = {
         "esc Back  ^d Delete  f7 Delete this chat's  f1 Keys",
         "esc Back  ^d Delete  f7 Delete this chat's  f8 Delete all  f1 Keys",
     ),
-    "x-ray": (
-        ["ctrl+t"],
-        *["tab Next step  esc Back  ^q Quit  f1 Keys"] * 2,
-    ),
+    "x-ray": (["ctrl+t"], *["tab Next step  esc Back  ^q Quit  f1 Keys"] * 2),
     "race": (["f9"], *["⏎ Begin  esc Back  ^q Quit  f1 Keys"] * 2),
     "sampling": (["f3"], *["⏎ Save  esc Back  f1 Keys"] * 2),
     "system prompt": (["ctrl+s"], FIELD, FIELD),

@@ -165,12 +165,7 @@ async def test_messages_are_walked_and_copied_and_letters_belong_to_the_prompt(c
         for _ in range(4):
             await pilot.press("alt+up")
             seen.append((type(talk.app.focused), talk.app.focused.source))
-        assert seen == [
-            (ReplyView, "second"),
-            (PromptView, "two"),
-            (ReplyView, "**bold** `code`"),
-            (PromptView, "one"),
-        ]
+        assert seen == [(ReplyView, "second"), (PromptView, "two"), (ReplyView, "**bold** `code`"), (PromptView, "one")]
         await pilot.press("alt+down", "ctrl+l")
         await until(pilot, lambda: clipboard[1:] == ["**bold** `code`"] == [talk.app.clipboard])
         await until(pilot, lambda: "Copied to the clipboard." in talk.screen_text())
