@@ -19,10 +19,9 @@ class Branches(Protocol):
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list. `family` is the id of the oldest conversation that it is a branch of."""
+    """A conversation in a list, next to those of its family: branches of one another."""
 
     info: ConversationInfo
-    family: int
     below: bool = False  # listed below another one of its family
     says: str = ""  # its difference from the others of its family
     named: bool = False  # below another one, with its own title
@@ -54,32 +53,14 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[ListedCon
         families.setdefault(_root(info, known), []).append(info)
     pairs = {info.id: pair for family in families.values() for info in family if (pair := _pair(info, family))}
     found = history.partings([*pairs.values()]) if pairs else {}
-    listed = [
-        ListedConversation(
-            info,
-            root,
-            says=_says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else "",
-        )
-        for root, family in families.items()
-        for info in family
-    ]
-    return parted(listed, set())
-
-
-def parted(rows: Sequence[ListedConversation], gone: set[int]) -> list[ListedConversation]:
-    """Return the rows without the conversations in `gone`.
-
-    If a family's first member is gone, the next takes its place.
-    """
-    left: list[ListedConversation] = []
-    first = ""  # title of a family
-    for row in rows:
-        if row.info.id in gone:
-            continue
-        below = bool(left) and left[-1].family == row.family
-        first = first if below else row.info.title
-        left.append(row._replace(below=below, named=below and row.info.named and row.info.title != first))
-    return left
+    listed = []
+    for family in families.values():
+        for info in family:
+            says = _says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else ""
+            below = info is not family[0]
+            named = below and info.named and info.title != family[0].title
+            listed.append(ListedConversation(info, below, says, named))
+    return listed
 
 
 def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:

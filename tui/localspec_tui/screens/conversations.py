@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -15,7 +15,7 @@ from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from localspec import environment
-from localspec.chat.branches import ListedConversation, by_present_name, by_present_names, parted, rows
+from localspec.chat.branches import ListedConversation, by_present_name, by_present_names, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown, proposed_file, write_new
 from localspec.errors import LocalspecError, UsageMistake
@@ -158,28 +158,15 @@ class ConversationsScreen(AskingScreen[int | None]):
         at = self._options.highlighted
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
-    def _replace(self, entry: _Entry, info: ConversationInfo) -> None:
-        """Replace the row of a conversation without moving the list."""
-        renamed = entry._replace(row=entry.row._replace(info=info))
-        self._stand([renamed if one is entry else one for one in self._entries])
-
-    def _drop(self, gone: Collection[int]) -> None:
-        """Remove the rows of these conversations. The next row is highlighted instead."""
-        options = self._options
-        highlighted = options.highlighted or 0
-        above = sum(entry.info.id in gone for entry in self._entries[:highlighted])
-        for entry in self._entries:
-            if entry.info.id in gone:
-                options.remove_option(str(entry.info.id))
-        self._stand(self._entries, gone)
-        options.highlighted = min(highlighted - above, len(self._entries) - 1) if self._entries else None
-
-    def _stand(self, entries: Sequence[_Entry], gone: Collection[int] = ()) -> None:
-        """List these conversations without those in `gone`, and group families again."""
-        left = {row.info.id: row for row in parted([entry.row for entry in entries], {*gone})}
-        self._entries = [entry._replace(row=left[entry.info.id]) for entry in entries if entry.info.id in left]
-        for at, entry in enumerate(self._entries):
-            self._options.replace_option_prompt_at_index(at, self._line(entry))
+    async def _list_again(self, sentence: str) -> None:
+        """List the conversations after a change, with the same one highlighted, or the next if it is gone."""
+        before, at = self._highlighted(), self._options.highlighted or 0
+        await self._list(self._listed or "")
+        ids = [entry.info.id for entry in self._entries]
+        if before is not None and before.info.id in ids:
+            at = ids.index(before.info.id)
+        self._options.highlighted = min(at, len(ids) - 1) if ids else None
+        self._tell(sentence)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -195,10 +182,9 @@ class ConversationsScreen(AskingScreen[int | None]):
         except LocalspecError as error:
             self._tell(str(error))
             return
-        self._replace(entry, info)
         if info.id == self._chat.number():
             self._chat.call(info.title)
-        self._tell(f"It is called “{info.title}”.")
+        await self._list_again(f"It is called “{info.title}”.")
 
     @work(exclusive=True, group="asking")
     async def action_export(self) -> None:
@@ -258,13 +244,11 @@ class ConversationsScreen(AskingScreen[int | None]):
             stay = await asyncio.to_thread(self._chat.phrases_are_kept)
             later = await asyncio.to_thread(lambda: self._history.unfinished)
         except LocalspecError as error:
-            self._drop(await asyncio.to_thread(_gone, self._history, conversations))
-            self._tell(str(error))
+            await self._list_again(str(error))
             return
-        self._drop(set(conversations))
         key = keymap.key(self.app, "chat.phrases")
         phrases = f" Phrases that were learned from replies stay; {key} in the chat deletes them." if stay else ""
-        self._tell(f"Deleted {counted(removed, 'conversation')}.{phrases}{later and ' '}{later}")
+        await self._list_again(f"Deleted {counted(removed, 'conversation')}.{phrases}{later and ' '}{later}")
 
 
 def _entries(history: History, words: str) -> Sequence[_Entry]:
@@ -286,11 +270,3 @@ def _renamed(history: History, info: ConversationInfo, title: str) -> Conversati
 
 def _exported(history: History, conversation: int, name: str) -> Path:
     return write_new(f"{as_markdown(by_present_name(saved_conversation(history, conversation)))}\n", name)
-
-
-def _gone(history: History, conversations: Sequence[int]) -> set[int]:
-    """Return which of the conversations no longer exist, as far as known."""
-    try:
-        return {number for number in conversations if history.info(number) is None}
-    except LocalspecError:
-        return set()
