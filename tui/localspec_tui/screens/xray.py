@@ -138,8 +138,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         going = "" if chosen.ended else ", and it continues"
         line = f"{number}{overview(chosen)}{going}"
         prompt = cut(one_line(chosen.prompt), max(self.size.width - cell_len(line) - 6, 0))
-        which = self.query_one("#which", Static)
-        which.update(Content.assemble((line, "bold"), "  ", (prompt, "dim")), layout=which.size.height != 1)
+        self.query_one("#which", Static).update(Content.assemble((line, "bold"), "  ", (prompt, "dim")))
         self.query_one(XRayLegend).show(chosen)
 
     def on_xray_view_moved(self) -> None:
@@ -148,7 +147,5 @@ class XRayScreen(ClosesOnce, Screen[None]):
             return
         first, *rest = about(self._chosen, view.pieces.all[view.cursor])
         told = Content.assemble((first, "bold"), *(f"\n{line}" for line in rest))
-        about_it, wide = self.query_one("#about Static", Static), self.query_one("#about").size.width
-        fits = all(cell_len(line) < wide for line in (first, *rest)) and about_it.size.height == 1 + len(rest)
-        about_it.update(told, layout=not fits)
+        self.query_one("#about Static", Static).update(told)
         self.query_one("#about").scroll_home(animate=False)

@@ -2,23 +2,21 @@
 
 from typing import ClassVar, NamedTuple
 
-from rich.cells import cell_len
+from rich.columns import Columns
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.content import Content
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
-from textual.style import Style as TextStyle
 from textual.widget import Widget
 
 from localspec.chat.trace import Pieces, Trace, proposers
 from localspec_tui.xray_layout import Layout, Run
 
-BETWEEN = "   "  # between parts of the legend
 ROWS = 2  # of a line: its text, and the marks below
 
 
@@ -71,33 +69,14 @@ class XRayLegend(Widget):
         if wrong := trace.corrections:
             parts.append((CORRECTED, f"where a draft was refused {wrong}"))
         if parts != self._parts:
-            width, before = self.content_size.width, len(self._parts) and len(self._lines(self.content_size.width))
             self._parts = parts
-            self.refresh(layout=len(self._lines(width)) != before)
+            self.refresh(layout=True)
 
-    def _lines(self, width: int) -> list[list[tuple[Mark, str]]]:
-        lines: list[list[tuple[Mark, str]]] = [[]]
-        room = width
-        for mark, words in self._parts:
-            wide = cell_len(f"{mark.symbol} {words}") + len(BETWEEN)
-            if lines[-1] and wide > room + len(BETWEEN):
-                lines.append([])
-                room = width
-            lines[-1].append((mark, words))
-            room -= wide
-        return lines
+    def render(self) -> Columns:
+        return Columns((self._part(mark, words) for mark, words in self._parts), padding=(0, 3))
 
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return len(self._lines(width))
-
-    def render(self) -> Content:
-        said = Content("")
-        for number, line in enumerate(self._lines(self.content_size.width)):
-            said += "\n" if number else ""
-            for place, (mark, words) in enumerate(line):
-                colour = TextStyle(foreground=self.get_component_styles(mark.style).color, bold=True)
-                said += Content.assemble(BETWEEN if place else "", (mark.symbol, colour), f" {words}")
-        return said
+    def _part(self, mark: Mark, words: str) -> Text:
+        return Text.assemble((mark.symbol, self.get_component_rich_style(mark.style) + Style(bold=True)), f" {words}")
 
 
 class XRayView(ScrollView, can_focus=True):
@@ -145,9 +124,7 @@ class XRayView(ScrollView, can_focus=True):
         before = max(self._layout.height - 1, 0)
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
-        if self.virtual_size != (size := Size(self._columns, ROWS * self._layout.height)):
-            self.set_reactive(ScrollView.virtual_size, size)  # otherwise the whole screen would be laid out
-            self.vertical_scrollbar.window_virtual_size = size.height  # there is always a scrollbar
+        self.virtual_size = Size(self._columns, ROWS * self._layout.height)
         self.refresh(Region(0, ROWS * before - self.scroll_offset.y, self.size.width, self.size.height))
         if self._follows and self.pieces.all:
             self._put_cursor(len(self.pieces.all) - 1)
