@@ -8,7 +8,7 @@ from tui.scripted_engine import talked, until
 
 from localspec.chat.figures import Figures, HeldMemory
 from localspec.marks import wrapped
-from localspec_tui.widgets.side_panel import PanelSection, SidePanel, sparkline
+from localspec_tui.widgets.side_panel import SidePanel, sparkline
 
 FIGURES = Figures(
     tokens=248, seconds=4.1, tokens_per_second=61.3, speedup=2.4, saved_seconds=4.9, acceptance_length=3.1,
@@ -91,41 +91,6 @@ async def test_what_it_shows(chat):
         panel(talk).show(replace(plain, plain_asked=True, off_reason="no drafter pays here"))
         await until(pilot, lambda: "because you chose" in talk.screen_text())
         assert "fastest" not in talk.screen_text()
-
-
-async def test_a_section_is_as_high_as_what_it_says_whoever_asks_meanwhile_where_all_stands(chat):
-    """Its height changes twice before the layout that it asks for."""
-    async with chat().opened(size=(120, 40)) as (talk, pilot):
-        panel(talk).add_class("-open")
-        panel(talk).show(replace(FIGURES, tokens=1, seconds=0.5, speedup=None, saved_seconds=None))
-        await until(pilot, lambda: wording("speedup_not_known_yet") in talk.screen_text())
-        panel(talk).show(replace(FIGURES, tokens=2, seconds=1, saved_seconds=None))
-        compositor = talk.app.screen_stack[0]._compositor
-        panel(talk)._clear_arrangement_cache()  # as by another section that changed
-        compositor._full_map_invalidated = True  # as by a widget that is new
-        assert compositor.full_map
-        panel(talk).show(replace(FIGURES, tokens=3, seconds=2))
-        await until(pilot, lambda: "2.4× faster" in talk.screen_text())
-        await pilot.pause()
-        assert "4.9 s saved" in talk.screen_text()
-
-
-async def test_only_what_changed_is_drawn(chat, monkeypatch):
-    async with chat().opened() as (talk, pilot):
-        panel(talk).add_class("-open")
-        panel(talk).show(FIGURES)
-        await pilot.pause()
-        drawn = []
-        monkeypatch.setattr(PanelSection, "refresh", lambda section, **how: drawn.append(section))
-        panel(talk).show(FIGURES)
-        assert drawn == []
-        panel(talk).show(replace(FIGURES, tokens_per_second=70.0))
-        assert drawn == [panel(talk)._speed]
-        panel(talk).remove_class("-open")
-        await pilot.pause()
-        drawn.clear()
-        panel(talk).show(replace(FIGURES, tokens_per_second=80.0))
-        assert drawn == []
 
 
 def test_sparks_and_folds():

@@ -6,8 +6,7 @@ from rich.cells import cell_len, set_cell_size
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.geometry import Size
-from textual.widget import Widget
+from textual.widgets import Static
 
 from localspec.chat.figures import Figures
 from localspec.chat.wording import SAMENESS, drafting_off, seconds_words, shares, thought, tokens_a_step
@@ -27,47 +26,19 @@ SEE_DRAFTS = "To see drafts: localspec chat --drafter phrases; /race shows both"
 Line = tuple[str, str]  # a text and its style
 
 
-class PanelSection(Widget):
-    """Lines under a heading, invisible without lines. It is drawn again only if they have changed."""
-
-    def __init__(self, heading: str) -> None:
-        super().__init__()
-        self._heading = heading
-        self._lines: list[Line] = []
-
-    def show(self, lines: Sequence[Line]) -> None:
-        """Replace the lines."""
-        if [*lines] != self._lines:
-            grown, self._lines = len(lines) != len(self._lines), [*lines]
-            self.display = bool(lines)
-            self.refresh(layout=grown)
-
-    @property
-    def shown(self) -> bool:
-        """Whether the section has content."""
-        return bool(self._lines)
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        return 1 + len(self._lines)
-
-    def render(self) -> Content:
-        return Content.assemble((self._heading, "dim"), *(("\n" + text, style) for text, style in self._lines))
-
-
 class SidePanel(VerticalScroll, can_focus=False):
     """A panel that F4 opens. While it is closed, figures take almost no time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._speed, self._proposers = PanelSection("this reply"), PanelSection("who proposed it")
-        self._depths, self._memory = PanelSection("drafts that were right"), PanelSection("memory")
-        self._model, self._sampling = PanelSection("model"), PanelSection("sampling")
+        self._text = Static(markup=False)
+        self._shown: list[Line] = []
         self._figures: Figures | None = None
         self.add_class("-empty")  # until there is something to show: a server may report nothing
         self._moments: list[tuple[float, int]] = []  # seconds and tokens of this reply
 
     def compose(self) -> ComposeResult:
-        yield from (self._speed, self._proposers, self._depths, self._model, self._memory, self._sampling)
+        yield self._text
 
     def toggle(self) -> None:
         """Open the panel, or close it."""
@@ -107,13 +78,22 @@ class SidePanel(VerticalScroll, can_focus=False):
 
     def _draw(self, figures: Figures) -> None:
         width = max(self.scrollable_content_region.width, 8)
-        self._speed.show([*_speed(figures, self._rates(), width)])
-        self._proposers.show([*_bars(shares(figures.sources), width)])
-        self._depths.show([*_depths(figures.acceptance_by_depth)])
-        self._model.show([*_model(figures, width)])
-        self._memory.show([*_memory(figures, width)])
-        self._sampling.show([(line, "dim") for line in wrapped(figures.sampling, width) if line])
-        self.set_class(not any(section.shown for section in self.query(PanelSection)), "-empty")
+        sections = (
+            ("this reply", _speed(figures, self._rates(), width)),
+            ("who proposed it", _bars(shares(figures.sources), width)),
+            ("drafts that were right", _depths(figures.acceptance_by_depth)),
+            ("model", _model(figures, width)),
+            ("memory", _memory(figures, width)),
+            ("sampling", ((line, "dim") for line in wrapped(figures.sampling, width) if line)),
+        )
+        between, shown = "\n\n" if self.screen.has_class("-tall") else "\n", list[Line]()
+        for heading, lines in sections:
+            if below := [(f"\n{text}", style) for text, style in lines]:
+                shown += [(f"{between if shown else ''}{heading}", "dim"), *below]
+        if shown != self._shown:
+            self._shown = shown
+            self._text.update(Content.assemble(*shown))
+        self.set_class(not shown, "-empty")
 
     def _rates(self) -> list[float]:
         """Return the tokens/s between consecutive measurements."""
