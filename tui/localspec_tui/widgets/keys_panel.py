@@ -114,17 +114,9 @@ SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
 class KeysFooter(Footer):
-    """A footer with as many whole keys as there is room for, then the key that shows all keys.
-
-    The palette's key is always at the right. Textual would make the footer again whenever bindings may have changed, at
-    each move of the focus. This one is made again only if they have changed.
-    """
-
-    _shown: object = None  # what it was last made of
-    _is_ready = False  # whether the bindings are known
+    """A footer with as many whole keys as there is room for, then the key that shows all keys, and the palette's."""
 
     def compose(self) -> ComposeResult:
-        self._shown = self._known()
         all_of_them: Iterator[Any] = (key for key in super().compose() if _action(key))
         keys = sorted(all_of_them, key=lambda key: rank(self.screen, key))
         palette = [key for key in keys if key.has_class("-command-palette")]
@@ -134,23 +126,8 @@ class KeysFooter(Footer):
         yield from keys[: bisect_right([*accumulate(map(_width, keys))], room)]
         yield from (*help_keys, *palette)
 
-    def _known(self) -> object:
-        """Return everything on which the footer depends."""
-        bindings = self.screen.active_bindings.values()
-        keys = [(one.binding, one.enabled, one.tooltip) for one in bindings if one.binding.show]
-        return self._is_ready, self.app.size.width, keys
-
-    def bindings_changed(self, screen: Screen[object]) -> None:
-        self._is_ready = True
-        super().bindings_changed(screen)
-
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.recompose)
-
-    async def recompose(self) -> None:
-        """Make the keys again, if they have changed."""
-        if self.is_attached and self._known() != self._shown:
-            await super().recompose()
 
 
 def rank(screen: Screen[object], key: object) -> int:
