@@ -69,7 +69,7 @@ def test_it_goes_on_below_its_own_beginning():
 
 def test_what_is_selected_is_the_line_as_it_was():
     def selected(app):
-        return app.query_one(ReplyMarkdown).get_selection(Selection(Offset(4, 1), Offset(len(LINE), 1)))
+        return app.query_one(ReplyMarkdown).get_selection(Selection(Offset(13, 0), Offset(9 + len(LINE), 0)))
 
     assert shown(f"```python\ndef f():\n{LINE}\n```", (40, 12), selected) == (LINE.strip(), "\n")
 

@@ -1,5 +1,6 @@
 """A widget that displays all blocks of a reply, and draws only the visible rows."""
 
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,12 +32,12 @@ MARKED = "bold underline"  # style of search matches
 class BlockView(LaidOutOnce, Widget):
     """A column of blocks.
 
-    Rows are the lines on the screen. Lines are those of the text, and a selection copies lines. An example of two
-    blocks, the first of them wrapped:
+    Rows are the lines on the screen. A selection counts from the beginning of a block's text. An example of two blocks,
+    the first of them wrapped:
 
-        row 0   A long          block 0, line 0
-        row 1   paragraph       block 0, line 0
-        row 2   • An item       block 1, line 1       so _tops = [0, 2, 3] and _lines = [0, 1, 2]
+        row 0   A long          block 0
+        row 1   paragraph       block 0
+        row 2   • An item       block 1         so _tops = [0, 2, 3]
     """
 
     BELOW = 0  # blank rows below the last block
@@ -50,7 +51,6 @@ class BlockView(LaidOutOnce, Widget):
         self._blocks: list[ReplyBlock] = []
         self._laid: list[LaidBlock] = []
         self._tops = [0]  # the first row of each block, then the row after the last block
-        self._lines = [0]  # likewise for lines
         self._width = 0  # columns for which the blocks are broken into rows; 0 before the first layout
         self.found: dict[int, list[tuple[int, int]]] = {}  # search matches, by number of the block
 
@@ -77,13 +77,12 @@ class BlockView(LaidOutOnce, Widget):
 
     def _lay(self, first: int) -> None:
         """Break the blocks from number `first` on into rows."""
-        del self._laid[first:], self._tops[first + 1 :], self._lines[first + 1 :]
+        del self._laid[first:], self._tops[first + 1 :]
         if not self._width:
             return
         for block in self._blocks[first:]:
             self._laid.append(LaidBlock(block, self._width))
             self._tops.append(self._tops[-1] + self._laid[-1].height)
-            self._lines.append(self._lines[-1] + block.text.count("\n") + 1)
 
     def get_content_width(self, container: Size, viewport: Size) -> int:
         return container.width
@@ -158,18 +157,16 @@ class BlockView(LaidOutOnce, Widget):
         for first, last in self.found.get(number, ()):
             if first < end and last > start:
                 spans.append(Span(max(first - start, 0), min(last, end) - start, MARKED))
-        line = self._lines[number] + block.text.count("\n", 0, start)
-        column = start - (block.text.rfind("\n", 0, start) + 1)  # of `start` in its line, where selections count from
         selection = self.text_selection
-        if selection is not None and (chosen := selection.get_span(line)) is not None:
-            first, last = chosen[0] - column, (chosen[1] - column if chosen[1] >= 0 else len(text))
+        if selection is not None and (chosen := selection.get_span(number)) is not None:
+            first, last = chosen[0] - start, (chosen[1] - start if chosen[1] >= 0 else len(text))
             if last > 0 and first < len(text):
                 style = Style.from_styles(self.screen.get_component_styles("screen--selection"))
                 spans.append(Span(max(first, 0), min(last, len(text)), style))
-        drawn = []
+        drawn, at = [], start
         for piece, style in Content(text, spans).render(base, end=""):
-            drawn.append(Segment(piece, (base + style).rich_style_with_offset(column, line)))
-            column += len(piece)
+            drawn.append(Segment(piece, (base + style).rich_style_with_offset(at, number)))
+            at += len(piece)
         if any(run.href for run in block.runs_in(start, end)):
             links = self.link_style
             drawn = [
@@ -236,24 +233,15 @@ class BlockView(LaidOutOnce, Widget):
     # -- selection, search and clicks ---------------------------------------------------------------------------------
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """Return the selected text, with the bullets of whole lines, and the line break that follows it."""
-        lines = "\n".join(block.text for block in self._blocks).split("\n")
-        last = len(lines) - 1
-        start, end = selection.start or Offset(0, 0), selection.end or Offset(len(lines[-1]), last)
+        """Return the selected text, with the bullets or numbers of whole blocks, and the line break that follows it."""
+        start, end = selection.start or Offset(0, 0), selection.end or Offset(sys.maxsize, sys.maxsize)
         chosen = []
-        for y in range(min(start.y, last), min(end.y, last) + 1):
-            line = lines[y][: end.x] if y == end.y else lines[y]
-            chosen.append(line[start.x :] if y == start.y else self._marker(y) + line)
-        if selection.start is None and chosen and start.y == 0:
-            chosen[0] = self._marker(0) + chosen[0]
+        for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
+            text = block.text[: end.x] if y == end.y else block.text
+            whole = y > start.y or selection.start is None
+            marks = "".join(one.text for one in block.lead if not one.is_quote)
+            chosen.append(marks + text if whole else text[start.x :])
         return "\n".join(chosen), "\n"
-
-    def _marker(self, line: int) -> str:
-        """Return the bullet or number before a line; empty for a line that does not begin a block."""
-        number = bisect_right(self._lines, line) - 1
-        if number >= len(self._blocks) or self._lines[number] != line:
-            return ""
-        return "".join(one.text for one in self._blocks[number].lead if not one.is_quote)
 
     def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
         """Underline these search matches, given by number of the block."""
@@ -262,10 +250,7 @@ class BlockView(LaidOutOnce, Widget):
 
     def select(self, number: int, start: int, end: int) -> int:
         """Select a part of a block's text; return its row."""
-        text = self._blocks[number].text
-        line = self._lines[number] + text.count("\n", 0, start)
-        begin = text.rfind("\n", 0, start) + 1
-        self.screen.selections = {self: Selection(Offset(start - begin, line), Offset(end - begin, line))}
+        self.screen.selections = {self: Selection(Offset(start, number), Offset(end, number))}
         return self._tops[number] + self._laid[number].row_of(start) if number < len(self._laid) else 0
 
     def action_copy(self, number: int) -> None:
