@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar, cast
 from urllib.parse import unquote
 
@@ -56,11 +57,10 @@ class BlockView(LaidOutOnce, Widget):
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
-    def show(self, blocks: Sequence[ReplyBlock], settled: int = 0) -> None:
-        """Display these blocks. The first `settled` blocks are known to be unchanged."""
-        same, height = settled, self._tops[-1]
-        while same < min(len(blocks), len(self._blocks)) and self._blocks[same] == blocks[same]:
-            same += 1
+    def show(self, blocks: Sequence[ReplyBlock]) -> None:
+        """Display these blocks."""
+        pairs, height = zip(self._blocks, blocks, strict=False), self._tops[-1]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
         self._blocks[same:] = blocks[same:]
         self._lay(same)
         self.found = {at: spans for at, spans in self.found.items() if at < same}

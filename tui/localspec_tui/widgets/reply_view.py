@@ -130,9 +130,8 @@ class ReplyMarkdown(BlockView):
     async def append(self, text: str) -> None:
         """Add to the text."""
         async with self._lock:
-            settled = self._document.settled
             self._document.append(safe(text))
-            self.show(self._document.blocks, min(settled, self._document.settled))
+            self.show(self._document.blocks)
 
 
 ENDINGS = {
