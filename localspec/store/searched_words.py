@@ -94,15 +94,15 @@ class Hit(NamedTuple):
     at: int = 0
 
 
-def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
-    """Return the messages with all the words, the newest first, of turns from number `first` on.
+def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
+    """Return the messages with all the words, the newest first.
 
     As in the search of conversations, the words may be split between a prompt and its reply. Then the message with the
     first word counts.
     """
     wanted = folded_words(words)
     found: list[Hit] = []
-    for turn in reversed(range(first, len(messages) if wanted else 0)):
+    for turn in reversed(range(len(messages) if wanted else 0)):
         prompt, reply = messages[turn]
         if here := [Hit(turn, is_reply) for is_reply in (True, False) if hold(wanted, reply if is_reply else prompt)]:
             found += here
@@ -111,11 +111,11 @@ def hits(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> lis
     return found
 
 
-def places(messages: Sequence[tuple[str, str]], words: str, first: int = 0) -> list[Hit]:
+def places(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
     """Return every occurrence of the first word in the messages that `hits` finds, the newest first, and in a
     message the last first."""
     found: list[Hit] = []
-    for hit in hits(messages, words, first):
+    for hit in hits(messages, words):
         count = fold(messages[hit.turn][hit.reply]).count(folded_words(words)[0])
         found += (hit._replace(at=at) for at in reversed(range(max(count, 1))))
     return found

@@ -176,7 +176,7 @@ class Turns:
                     await self._conversation.think(thoughts)
                 if text := self._engine.buffer.take():
                     await self._conversation.grow(text)
-                    await self._finder.search_again(last=True)
+                    await self._finder.search_again()
         self._follow_after(self._pace.next())
 
     def show_figures(self) -> None:
@@ -225,7 +225,7 @@ class Turns:
         self.show_figures()
         if self.edited is not None:
             self._show_edited()
-        await self._finder.search_again(last=False)
+        await self._finder.search_again()
         await self.send_waiting()
 
     async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:

@@ -166,24 +166,22 @@ class Finder:
         self._hit = self._hits[at] if self._hits and not self._only_counts else None
         await self._show_hit()
 
-    async def search_again(self, *, last: bool) -> None:
-        """Search in new text, with `last` only in the last turn. The displayed message stays."""
+    async def search_again(self) -> None:
+        """Search in new text, too. The displayed message stays."""
         if self._go_back is None or not self._words.strip():
             return
         shown = self._hit
-        self._look(len(self._conversation.messages) - 1 if last else 0)
+        self._look()
         if shown in self._hits or self._only_counts:
             self._show_count()
         elif shown is not None or self._hits:
             self._hit = self._hits[0] if self._hits else None
             await self._show_hit()
 
-    def _look(self, first: int = 0) -> None:
-        """Search from turn `first` on. Earlier hits stay."""
+    def _look(self) -> None:
         from localspec.store.searched_words import places  # after the first paint
 
-        before = [hit for hit in self._hits if hit.turn < first]
-        self._hits = [*places(self._conversation.messages, self._words, first), *before]
+        self._hits = places(self._conversation.messages, self._words)
 
     async def show_again(self) -> None:
         """Show the match again after a change of size."""
