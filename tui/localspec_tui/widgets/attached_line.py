@@ -34,13 +34,10 @@ class AttachedLine(Widget):
         if self._asking is not None:
             self._asking.stop()
         if "@" in text or is_long(text):
-            self._asking = self.set_timer(QUIET_SECONDS, lambda: self._begin(text))
+            self._asking = self.set_timer(QUIET_SECONDS, lambda: self._find(text))
         else:
             self.workers.cancel_node(self)
             self._show()
-
-    def _begin(self, text: str) -> None:
-        self._find(text)
 
     @work(exclusive=True)
     async def _find(self, text: str) -> None:
