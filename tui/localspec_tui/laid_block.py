@@ -140,15 +140,6 @@ class _Table:
         parts[-1] = parts[-1]._replace(drawn="│")
         return parts
 
-    def row_of(self, place: int) -> int:
-        """Return the y of a position in the text."""
-        firsts = [row[0][0] if row else 0 for row in self._block.cells]
-        number = max(bisect_right(firsts, place) - 1, 0)
-        for at, (start, end) in enumerate(self._block.cells[number]):
-            if start <= place <= end:
-                return self._tops[number] + bisect_right(self._breaks.get((number, at), [start]), place) - 1
-        return self._tops[number]
-
     def _line(self, ends: str) -> str:
         """Return a horizontal line; `ends` is its left end, its crossings and its right end."""
         return ends[0] + ends[1].join("─" * (width + 2) for width in self.widths) + ends[2]
@@ -186,8 +177,12 @@ class LaidBlock:
 
     def row_of(self, place: int) -> int:
         """Return the row of a position in the text, counted with the head."""
-        rows = self._table.row_of(place) if self._table is not None else bisect_right(self._starts, place) - 1
-        return self.head + rows
+        if self._table is None:
+            return self.head + bisect_right(self._starts, place) - 1
+        rows = (
+            row for row in range(self._table.height) if any(one.start <= place < one.end for one in self.parts(row))
+        )
+        return self.head + next(rows, 0)
 
     def _rows(self) -> list[int]:
         """Return the positions in the text where rows begin."""
