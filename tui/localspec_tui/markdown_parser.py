@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -15,25 +16,18 @@ from localspec.text import one_line, safe
 _DISPLAYED = {r"\[": r"\]", "$$": "$$"}  # on separate lines
 _OF_FORMULAS = _DISPLAYED | {r"\(": r"\)", r"\)": "", r"\]": "", r"\,": ""}
 LONGEST_FORMULA = 2000  # characters: an unclosed formula is not searched for its end through the whole reply
-MOST_BRACKETS = 500  # in one paragraph
 DEEPEST = 12  # nested quotes, or twice the nested lists: an indent of 24 columns
 
 
-_parsers = threading.local()  # a parser stores the text that it searches for links
-
-
 def parser() -> MarkdownIt:
-    """Return the parser of this thread. It is cached, because making one takes longer than parsing a paragraph."""
-    if not hasattr(_parsers, "one"):
-        _parsers.one = _new_parser()
-    found: MarkdownIt = _parsers.one
-    return found
+    """Return the parser of this thread: it stores the text that it searches for links."""
+    return _parser_of(threading.get_ident())
 
 
-def _new_parser() -> MarkdownIt:
+@cache  # making one takes longer than parsing a paragraph
+def _parser_of(_thread: int) -> MarkdownIt:
     """Return a parser without HTML; decoded entities such as &#27; are made safe."""
     markdown = MarkdownIt("gfm-like", {"html": False})
-    markdown.core.ruler.before("inline", "brackets", _keep_many_brackets)
     markdown.core.ruler.push("safe", _make_safe)
     markdown.block.ruler.before("table", "deep", _as_it_stands)
     markdown.block.ruler.before("table", "formula", _formula_in_lines, {"alt": ["paragraph"]})
@@ -95,21 +89,6 @@ def _keep_formula(state: StateInline, silent: bool) -> bool:
             state.push("text", "", 0).content = line.strip() if number else line
     state.pos = after
     return True
-
-
-def _keep_many_brackets(state: StateCore) -> None:
-    """Treat a paragraph with very many brackets as text, because searching it for links would take seconds."""
-    for token in state.tokens:
-        if token.type == "inline" and token.content.count("[") > MOST_BRACKETS:
-            lines = token.content.split("\n")
-            token.children = [part for line in lines for part in (Token("softbreak", "br", 0), _text(line))][1:]
-            token.content = ""
-
-
-def _text(content: str) -> Token:
-    token = Token("text", "", 0)
-    token.content = content
-    return token
 
 
 def _make_safe(state: StateCore) -> None:
