@@ -96,7 +96,7 @@ def grows(name, text, whole) -> None:
     assert document.source == text, name
     # not minutes, as of a pattern that goes back again and again
     assert time.process_time() - began < 4 * MORE, name
-    if document.blocks[-1].kind != "code":  # which is read quickly, all of it each time: 16 times
+    if not document._tail or document._tail[-1].kind != "code":  # which is read quickly, all of it each time: 16 times
         assert sum(read) < 10 * len(text), f"characters of {name} that were read"
     assert letters(document.blocks) >= 0.2 * letters(whole), name
 
