@@ -10,10 +10,10 @@ from typing import Any
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import DraftableModel
 from localspec.drafters.tensors import StoredTensors, check_tensors
-from localspec.drafters.trained import OfModel, TrainedDrafter
+from localspec.drafters.trained import OfModel, TrainedDrafter, check_vocabulary
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
-from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_cards import DrafterCard, remedy
 from localspec.models.drafter_kinds import kind_of
 
 CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
@@ -55,7 +55,9 @@ def _read(card: DrafterCard, target: DraftableModel[Any], reporter: Reporter) ->
     try:
         options = class_.parse_options({**class_.BEFORE, **card.options})
         # A few bytes of drafter.json can ask for any amount of memory: check before allocating.
-        check_tensors(class_.tensor_specs(target, options), tensors.specs())
+        check_tensors(class_.tensor_specs(target, options), tensors.specs(), remedy(file))
+        if (kept := tensors.get("kept")) is not None:
+            check_vocabulary(int(kept.min()), int(kept.max()), target.vocab_size, remedy(file))
         drafter = class_(target, options, target.compute.stored(file, tensors, card.revision, reporter))
     except UsageMistake as mistake:
         raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None

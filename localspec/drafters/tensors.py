@@ -9,7 +9,7 @@ import numpy as np
 
 from localspec.decoding.compute import Array
 from localspec.errors import LocalspecError, cannot_read
-from localspec.models.drafter_cards import FACTORS, GROUP, INT4, REMEDY, stored_shape
+from localspec.models.drafter_cards import FACTORS, GROUP, INT4, TRAIN_AGAIN, remedy, stored_shape
 from localspec.weights.checkpoint import tensor_headers, tensor_start
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -28,21 +28,25 @@ class TensorSpec:
     dtype: str = "float32"
 
 
-def check_tensors(expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec]) -> None:
+def check_tensors(
+    expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec], what_to_do: str = TRAIN_AGAIN
+) -> None:
     """Raise LocalspecError if a tensor is missing, superfluous, or has an unexpected shape or type.
 
-    Floating-point weights may have any precision that localspec computes in.
+    Floating-point weights may have any precision that localspec computes in. The message ends in `what_to_do`.
     """
     if missing := sorted(expected.keys() - found.keys()):
-        raise LocalspecError(f"{_named(missing)} missing; {REMEDY}.")
+        raise LocalspecError(f"{_named(missing)} missing; {what_to_do}.")
     if extra := sorted(found.keys() - expected.keys()):
-        raise LocalspecError(f"{_named(extra)} not a part of it; {REMEDY}.")
+        raise LocalspecError(f"{_named(extra)} not a part of it; {what_to_do}.")
     for name, tensor in found.items():
         wanted = expected[name]
         if tensor.shape != wanted.shape:
-            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} instead of {[*wanted.shape]}; {REMEDY}.")
+            raise LocalspecError(
+                f"'{name}' has the shape {[*tensor.shape]} instead of {[*wanted.shape]}; {what_to_do}."
+            )
         if tensor.dtype != wanted.dtype and not (wanted.dtype == "float32" and tensor.dtype in FLOATS.values()):
-            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {wanted.dtype}; {REMEDY}.")
+            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {wanted.dtype}; {what_to_do}.")
 
 
 def _named(names: list[str]) -> str:
@@ -60,14 +64,14 @@ class StoredTensors(Mapping[str, Array]):
     """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._entries, self._start = file, tensor_headers(file, REMEDY), tensor_start(file)
+        self._file, self._entries, self._start = file, tensor_headers(file, remedy(file)), tensor_start(file)
         in_int4 = {name: entry for name, entry in self._entries.items() if entry["dtype"] == INT4}
         self._factors = {name: self._entries.pop(name + FACTORS, None) for name in in_int4}
         for name, entry in in_int4.items():
             *outer, inner = stored_shape(entry) or (0,)
             factors, shape = self._factors[name], [*outer, -(-inner // GROUP)]
             if not entry["shape"] or not factors or factors["dtype"] != "F16" or factors["shape"] != shape:
-                raise LocalspecError(f"'{name}' of {file} has no valid scale factors; {REMEDY}.")
+                raise LocalspecError(f"'{name}' of {file} has no valid scale factors; {remedy(self._file)}.")
 
     def specs(self) -> dict[str, TensorSpec]:
         """Return the shapes and types that the file states."""
@@ -94,13 +98,13 @@ class StoredTensors(Mapping[str, Array]):
         except OSError as error:
             raise cannot_read(self._file, error) from error
         except ValueError as error:  # there are fewer numbers
-            raise LocalspecError(f"{self._file} is damaged ({error}); {REMEDY}.") from error
+            raise LocalspecError(f"{self._file} is damaged ({error}); {remedy(self._file)}.") from error
         if entry["dtype"] == "BF16":
             numbers = (numbers.astype(np.uint32) << 16).view(np.float32)
         if entry["dtype"] in FLOATS:
             numbers = numbers.astype(np.float32, copy=False)
             if not np.isfinite(numbers).all():
-                raise LocalspecError(f"'{name}' has NaN or inf; {REMEDY}.")
+                raise LocalspecError(f"'{name}' has NaN or inf; {remedy(self._file)}.")
         return numbers
 
     def __contains__(self, name: object) -> bool:

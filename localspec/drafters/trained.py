@@ -17,7 +17,7 @@ from localspec.decoding.logits import Candidate, Logits
 from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
 from localspec.drafters.tensors import TensorSpec
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.drafter_cards import RANKS
+from localspec.models.drafter_cards import RANKS, TRAIN_AGAIN
 
 QUIET = np.errstate(over="ignore", invalid="ignore")  # NaN and inf only lose the draft; no warning
 
@@ -46,24 +46,24 @@ def draft_vocabulary(wanted: int, vocab_size: int) -> int:
     return wanted if wanted >= 0 else FREQUENT if vocab_size > LARGE else 0
 
 
-def check_vocabulary(least: int, most: int, vocab_size: int) -> None:
-    """Raise LocalspecError if a draft vocabulary has an id that the model does not. `least` and `most` are its
-    extreme ids."""
+def check_vocabulary(least: int, most: int, vocab_size: int, what_to_do: str = TRAIN_AGAIN) -> None:
+    """Raise LocalspecError if a draft vocabulary has an id that the model does not.
+
+    `least` and `most` are its extreme ids. The message ends in `what_to_do`.
+    """
     if least < 0 or most >= vocab_size:
-        raise LocalspecError("'kept' lists tokens that the model does not have; train the drafter again.")
+        raise LocalspecError(f"'kept' lists tokens that the model does not have; {what_to_do}.")
 
 
 class DraftVocabulary:
     """The tokens that a drafter proposes: those in its tensor `kept` [tokens], or all."""
 
     def __init__(self, target: DraftableModel[Any], tensors: Mapping[str, Array], shared: bool = True) -> None:
-        """Read the ids. With `shared` the drafter uses the target's head. Raises LocalspecError for tokens that the
-        model lacks."""
+        """Read the ids. With `shared` the drafter uses the target's head."""
         self.ids: Array | None = tensors.get("kept")
         self._target = target
         self.rows: LinearLayer | None = None  # a copy of the target's head, if it is shared
         if self.ids is not None:
-            check_vocabulary(int(self.ids.min()), int(self.ids.max()), target.vocab_size)
             if shared:
                 self.rows = target.compute.target.head_rows(self.ids.tolist())
 

@@ -22,7 +22,7 @@ from localspec.exporting.layouts import write_eagle3, write_heads, write_model
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.models.default_draft import compare_stored
-from localspec.models.drafter_cards import DrafterCard
+from localspec.models.drafter_cards import DrafterCard, remedy
 from localspec.models.registry import TargetCard
 from localspec.models.small_model import MaskedModel, mask_token
 from localspec.models.stored_names import stored_name
@@ -262,7 +262,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
     try:
         options = class_.parse_options({**class_.BEFORE, **trained.options})
         target = Target.load(checkpoint.path, device="meta")
-        check_tensors(class_.tensor_specs(target, options), StoredTensors(file).specs())
+        check_tensors(class_.tensor_specs(target, options), StoredTensors(file).specs(), remedy(file))
     except LocalspecError as error:
         raise LocalspecError(f"{file} does not fit: {error}") from None
     return options

@@ -1,5 +1,6 @@
 """Finds trained drafters by name or directory and describes them as DrafterCard. Reads headers, never weights."""
 
+import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.environment import home
-from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.errors import LocalspecError, NotHere, UsageMistake, cannot_read
 from localspec.families.gemma4 import GEMMA4, UNIFIED
 from localspec.families.supported import text_config
 from localspec.families.table import FAMILIES
@@ -128,15 +129,17 @@ def _suits(kind: str, architecture: str | None, card: TargetCard) -> bool:
 
 
 FORMAT = 1  # of drafter.json
+DIGEST = "sha256"  # of the weights' file, in drafter.json
 RANKS = 10  # candidates by rank whose accuracy is stored
 ACCEPTANCE = ("acceptance", "acceptance_elsewhere")  # on text like the training text, and on all kinds
 RIGHT_AFTER_RIGHT = "right_after_right"  # on held-out text, by depth: the first guess, given all before it were right
 BY_ROWS = ("masks", "embedding")  # embedding tensors, which are read by rows and not multiplied
-SHIPPED = Path(__file__).parents[1] / "trained"  # drafters for published models that come with localspec
+PACKAGE = Path(__file__).parents[1]  # localspec, as it is installed
+SHIPPED = PACKAGE / "trained"  # drafters for published models that come with localspec
 # Matrices in int4 are stored as bytes of two numbers (type U8 of safetensors). GROUP numbers of a row share a factor,
 # which is in a tensor whose name ends in FACTORS.
 GROUP, FACTORS, INT4 = 64, ".factors", "U8"
-REMEDY = "train the drafter again"  # a drafter from `train` cannot be fetched
+TRAIN_AGAIN = "train the drafter again"  # a drafter from `train` cannot be fetched
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,12 @@ class DrafterCard:
         return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
 
 
+def remedy(file: Path) -> str:
+    """Return the end of a sentence about a damaged file of a drafter: what to do."""
+    shipped = PACKAGE in file.parents
+    return "the installation is damaged, so install localspec again" if shipped else TRAIN_AGAIN
+
+
 def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the shape of a drafter's tensor by its header. In int4 it is twice as wide as the stored bytes."""
     shape = tuple(header["shape"])
@@ -191,7 +200,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     """
     if name in kinds(*WEIGHTS):
         trouble = None
-        for found in (found for kind, found in _drafters_here(card, paths) if kind == name):
+        for found in (found for kind, found in _drafters_here(card, paths) if kind in (name, None)):
             if isinstance(found, DrafterCard):
                 return found
             trouble = trouble or found
@@ -233,24 +242,17 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
-    """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error."""
-    places = _drafter_places(card, paths)
-    own = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
-    for path in places:
+    """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error.
+
+    If the drafter.json of one that came with localspec is damaged, its kind is unknown: None.
+    """
+    for path, content in drafter_directories(card, paths):
+        found: DrafterCard | LocalspecError
         try:
-            content = _content(path / "drafter.json")
-        except LocalspecError:
-            continue  # its kind is unknown; naming its directory reports the error
-        target = content.get("target")
-        if isinstance(target, dict) and (
-            (own and own.owns(target.get("weights"), target.get("revision"))) or _is_shipped_for(path, target, card)
-        ):
-            found: DrafterCard | LocalspecError
-            try:
-                found = _not_kept(path, content) if content.get("kept", True) is False else read_drafter(path)
-            except LocalspecError as trouble:
-                found = trouble
-            yield content.get("kind"), found
+            found = _not_kept(path, content) if content.get("kept", True) is False else read_drafter(path)
+        except LocalspecError as trouble:
+            found = trouble
+        yield content.get("kind"), found
     for one in card.entry.drafters if card.entry else ():
         # A small model drafts as published; other published drafters were converted when they were fetched.
         if kind_of(one.kind).mask_key and one.source and (here := find_snapshot(one.source, paths or Paths(home()))):
@@ -265,6 +267,27 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
     except LocalspecError as trouble:  # in most models: there is none
         yield MTP, trouble
+
+
+def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the directory of each drafter that was trained for a model, with its drafter.json, the first choice first.
+
+    The content is empty if it is damaged in a drafter that came with localspec. Others cannot be assigned to a model.
+    """
+    places = _drafter_places(card, paths)
+    own = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
+    for path in places:
+        try:
+            content = _content(path / "drafter.json")
+        except LocalspecError:
+            if path.parent == SHIPPED and _is_shipped_for(path, {"name": path.name}, card):
+                yield path, {}
+            continue
+        target = content.get("target")
+        if isinstance(target, dict) and (
+            (own and own.owns(target.get("weights"), target.get("revision"))) or _is_shipped_for(path, target, card)
+        ):
+            yield path, content
 
 
 def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
@@ -314,7 +337,7 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
     if kind not in kinds(*WEIGHTS) or not isinstance(options, dict) or not isinstance(target, dict):
-        raise LocalspecError(f"{file} does not say what the drafter is; train it again.")
+        raise LocalspecError(f"{file} does not say what the drafter is; {remedy(file)}.")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too
         raise LocalspecError(
@@ -322,14 +345,14 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
         )
     if not _are_accuracies(content.get("accuracy_by_depth", [])):
         raise LocalspecError(
-            f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; train the drafter again."
+            f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; {remedy(file)}."
         )
     if wrong := [name for name in ACCEPTANCE if not _is_acceptance(content.get(name))]:
-        raise LocalspecError(f"{wrong[0]} in {file} has no valid length and nodes; train the drafter again.")
+        raise LocalspecError(f"{wrong[0]} in {file} has no valid length and nodes; {remedy(file)}.")
     weights = path / "drafter.safetensors"
     if not weights.is_file():
-        raise NotHere(f"{path} lacks drafter.safetensors; train the drafter again.")
-    headers = {name: one for name, one in tensor_headers(weights, REMEDY).items() if not name.endswith(FACTORS)}
+        raise NotHere(f"{path} lacks drafter.safetensors; {remedy(file)}.")
+    headers = {name: one for name, one in tensor_headers(weights, remedy(file)).items() if not name.endswith(FACTORS)}
     shapes = {name: stored_shape(one) for name, one in headers.items()}
     parameters = sum(map(math.prod, shapes.values()))
     others = sum(
@@ -342,6 +365,15 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     size = weights.stat().st_size
     weights_of = str(target.get("weights") or "")
     return DrafterCard(kind, path, options, made_for, name, parameters, size, content, others, weights_of, *inner)
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a file of weights. Raises LocalspecError if it cannot be read."""
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise cannot_read(file, error) from error
 
 
 def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
@@ -357,7 +389,7 @@ def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
 
 def _content(file: Path) -> dict[str, Any]:
     """Return the content of a drafter.json; empty if it is not a table."""
-    content = read_json(file, REMEDY)
+    content = read_json(file, remedy(file))
     return content if isinstance(content, dict) else {}
 
 

@@ -13,7 +13,7 @@ from localspec.decoding.compute import Array, Floats
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Reporter
-from localspec.models.drafter_cards import REMEDY
+from localspec.models.drafter_cards import remedy
 from localspec.paths import Paths
 from localspec.weights.checkpoint import tensor_headers, tensor_start
 from localspec.weights.file_fingerprint import file_fingerprint
@@ -152,6 +152,6 @@ def _filler(every: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, m
         assert tensor is not None
         fill_panels([every[name]], tensor, first, into, _interleaved(name))
         if not is_finite(into, tensor):
-            raise LocalspecError(f"'{name.rpartition(' ')[0]}' has NaN or inf; {REMEDY}.")
+            raise LocalspecError(f"'{name.rpartition(' ')[0]}' has NaN or inf; {remedy(every[name].file)}.")
 
     return fill

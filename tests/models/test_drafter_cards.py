@@ -15,7 +15,7 @@ from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models import drafter_cards
-from localspec.models.drafter_cards import find_drafter, read_drafter, trained_drafters
+from localspec.models.drafter_cards import file_digest, find_drafter, read_drafter, trained_drafters
 from localspec.models.registry import TargetCard, cards, resolve
 from localspec.paths import Paths
 from localspec.weights.checkpoint import revision
@@ -87,6 +87,28 @@ def test_one_that_came_with_localspec_serves_every_published_file_of_its_registe
         assert trained_drafters(unlike, paths) == []
     shipped.rename(tmp_path / "moved")
     assert trained_drafters(published, paths) == []
+
+
+def test_a_damaged_one_that_came_with_localspec_cannot_be_trained_again(paths, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter_cards, "PACKAGE", tmp_path / "installed")
+    monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "installed" / "trained")
+    name = "qwen2.5-coder-0.5b"
+    published = replace(model, name=name, entry=cards(paths)[name].entry)
+    shipped = written(drafter_cards.SHIPPED / name, published, target={"name": name, "revision": "0" * 40})
+    (shipped / "drafter.safetensors").write_bytes(b"no")
+    for file in ("drafter.safetensors", "drafter.json"):
+        (shipped / file).write_bytes(b"no")
+        with pytest.raises(LocalspecError, match=f"{shipped / file}.*{matching('install_localspec_again')}"):
+            find_drafter("medusa", published, paths)
+        assert trained_drafters(published, paths) == []
+
+
+def test_each_drafter_that_comes_with_localspec_has_the_digest_of_its_weights():
+    demo = drafter_cards.PACKAGE / "demo" / "drafters"
+    places = [file.parent for root in (drafter_cards.SHIPPED, demo) for file in root.glob("*/drafter.json")]
+    assert len(places) == 7
+    for place in places:
+        assert read_drafter(place).about["sha256"] == file_digest(place / "drafter.safetensors")
 
 
 def test_each_drafter_that_comes_with_localspec_can_be_read_and_has_a_card():
