@@ -23,7 +23,7 @@ from localspec.drafters.tensors import StoredTensors
 from localspec.engine.loading import load_target
 from localspec.events import Reporter
 from localspec.models import registry
-from localspec.models.drafter_cards import ACCEPTANCE, FACTORS, GROUP, read_drafter
+from localspec.models.drafter_cards import ACCEPTANCE, DIGEST, FACTORS, GROUP, file_digest, read_drafter
 from localspec.training.generated import ELSEWHERE, measure_generated
 from localspec.training.prompts import held_out_prompts
 
@@ -75,6 +75,7 @@ def write(trained: Path, to: Path, most: int) -> Path:
     file, description = to / "drafter.safetensors", to / "drafter.json"
     save_file(written, file)
     file.chmod(0o644)
+    about[DIGEST] = file_digest(file)
     description.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     shipped = StoredTensors(file)
     print(f"{file.stat().st_size / 1e6:.2f} MB")

@@ -16,6 +16,8 @@ import torch
 from demo_data.passes import trained
 from safetensors.torch import load_file, save_file
 
+from localspec.models.drafter_cards import DIGEST, file_digest
+
 # After 150,000 tokens Medusa's first guess was right 10 % of the time at 1e-3, 17 % at 5e-3, and with steps of 1,024
 # tokens 23 % at 5e-3 and 22 % at 1.5e-2. EAGLE-3's loss after 12 steps was 22.7 at 3e-4 and 20.2 at 3e-3.
 # Of all sets of four layers these guess best before any training: 42 % of 521 first guesses are right, and 32 % with
@@ -85,6 +87,7 @@ def put(kind: str, directory: Path, out: Path) -> int:
     place = out / kind
     place.mkdir(parents=True, exist_ok=True)
     save_file(halved, place / "drafter.safetensors", metadata={"format": "pt"})
+    card[DIGEST] = file_digest(place / "drafter.safetensors")
     (place / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
     trained = card["trained"]
     shares = " ".join(f"{100 * line[0]:.0f} %" for line in card["accuracy_by_depth"])

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import LocalspecError, UsageMistake
+from localspec.models.drafter_cards import DIGEST, file_digest
 from localspec.weights.checkpoint import inspect, revision
 
 DEMO = Path(__file__).resolve().parent.parent / "localspec" / "demo"
@@ -182,6 +183,7 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
             kept = "drafter.safetensors"
             Widening(config, factor).file(drafter / kept, own / kept, card["kind"])
             card["target"] = {"name": out.name, "revision": revision(made)}
+            card[DIGEST] = file_digest(own / kept)
             (own / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
         shutil.copy(source / "NOTICES.txt", made / "NOTICES.txt")
         (made / "README.md").write_text(_card(source, factor, context), "utf-8")

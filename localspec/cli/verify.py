@@ -15,6 +15,7 @@ from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.cached_gguf import verify_gguf
 from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
+from localspec.models.drafter_cards import DIGEST, drafter_directories, file_digest, read_drafter, remedy
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.paths import Paths
 from localspec.pulling.repositories import repository_of, sources_of
@@ -39,7 +40,7 @@ def verify_model(
     problems: list[str] = []
     if model is None:
         problems += _verify_own(name)
-    damaged = _verify_packed(name, sources, model)
+    damaged = _verify_packed(name, sources, model) + _verify_drafters(name)
     for source in sources:
         try:
             checked = _checked(source)
@@ -146,6 +147,30 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
             damaged.append(f"{file} is damaged; delete it, and it is made again")
         else:
             typer.echo(one_line(f"{name}, packed ({file.name}): every weight agrees with its digest."))
+    return damaged
+
+
+def _verify_drafters(name: str) -> list[str]:
+    """Compare the weights of a model's drafters with the digests in their drafter.json. Return a clause for each
+    damaged one."""
+    try:
+        found = [*drafter_directories(resolve(name))]
+    except LocalspecError:  # the model is damaged or not here, which is reported elsewhere
+        return []
+    damaged = []
+    for path, content in found:
+        file, digest = path / "drafter.safetensors", content.get(DIGEST)
+        try:
+            kind = read_drafter(path).kind
+            if digest is None:
+                typer.echo(one_line(f"{name}, {kind} in {path}: its weights are complete, judged by their headers."))
+            elif file_digest(file) == digest:
+                typer.echo(one_line(f"{name}, {kind} in {path}: its weights agree with their digest."))
+            else:
+                raise LocalspecError(f"{file} is damaged, because its sha256 is not {digest}; {remedy(file)}.")
+        except LocalspecError as error:
+            typer.echo(one_line(f"{name}, a drafter: {error}"))
+            damaged.append(str(error).removesuffix("."))
     return damaged
 
 

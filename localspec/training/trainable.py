@@ -17,7 +17,7 @@ from localspec.drafters.saved import CARD, WEIGHTS
 from localspec.drafters.tensors import TensorSpec, check_tensors
 from localspec.drafters.trained import TrainedDrafter, check_vocabulary
 from localspec.engine.backends import Target as DecodingTarget
-from localspec.models.drafter_cards import FORMAT
+from localspec.models.drafter_cards import DIGEST, FORMAT, file_digest
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
@@ -378,6 +378,7 @@ def save_drafter(drafter: Saveable, path: Path, about: Mapping[str, Any]) -> Non
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}
     tensors = {name: tensor.contiguous().cpu() for name, tensor in drafter.tensors().items()}
     save_file(tensors, path / (WEIGHTS + ".new"), metadata={"format": "pt"})
+    card[DIGEST] = file_digest(path / (WEIGHTS + ".new"))
     (path / (CARD + ".new")).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
     for name in (WEIGHTS, CARD):
         (path / (name + ".new")).replace(path / name)

@@ -1,16 +1,22 @@
 """`verify` compares files with their recorded digests, or with their names in the cache, and needs no network."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from checkpoints import write_checkpoint
 from cli.hub_commands import WEIGHTS, at, repository
-from command import sentence
+from command import called, sentence
 from golden import wording
 from hub_server import Hub, served
+from safetensors.torch import save_file
 
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
+from localspec.models.drafter_cards import file_digest
 from localspec.paths import Paths
+from localspec.weights.checkpoint import revision
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +87,25 @@ def test_what_is_not_here(home):
 def test_the_demo_has_no_digests(home):
     result = at(home, GONE, "verify", "demo")
     assert result.returncode == 0 and wording("whole_far_their_own_headers_tell") in result.stdout
+
+
+def test_drafters_are_compared_with_their_digests(tmp_path):
+    model = write_checkpoint(tmp_path / "model")
+    drafter = model / "drafters" / "medusa"
+    drafter.mkdir(parents=True)
+    file = drafter / "drafter.safetensors"
+    save_file({"w": torch.arange(4.0)}, file)
+    card = {"format": 1, "kind": "medusa", "options": {}, "target": {"name": "mine", "revision": revision(model)}}
+    (drafter / "drafter.json").write_text(json.dumps(card))
+    result = called(tmp_path, "verify", str(model))
+    assert result.returncode == 0 and wording("its_weights_are_complete") in result.stdout
+    (drafter / "drafter.json").write_text(json.dumps({**card, "sha256": file_digest(file)}))
+    result = called(tmp_path, "verify", str(model))
+    assert result.returncode == 0 and wording("weights_agree_with_their_digest") in result.stdout
+    save_file({"w": torch.arange(4.0) + 1}, file)
+    result = called(tmp_path, "verify", str(model))
+    assert result.returncode == 1 and f"{file} is damaged" in result.stdout
+    assert f"{file} is damaged" in result.stderr and wording("train_the_drafter_again") in result.stderr
 
 
 def test_repositories_of_other_programs(home, path: Path):
