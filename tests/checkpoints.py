@@ -39,6 +39,17 @@ def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list
     return path
 
 
+def write_drafter(path: Path, model: Path, kind: str = "medusa") -> Path:
+    """Write what passes for a trained drafter of the model in a directory. Return its file of weights."""
+    from localspec.weights.checkpoint import revision
+
+    path.mkdir(parents=True)
+    about = {"format": 1, "kind": kind, "options": {}, "target": {"name": "mine", "revision": revision(model)}}
+    (path / "drafter.json").write_text(json.dumps(about))
+    (file := path / "drafter.safetensors").write_bytes(safetensors({"w": [4]}))
+    return file
+
+
 def change_config(path: Path, **values: object) -> Path:
     """Return the same directory with other values in its config.json."""
     content = json.loads((path / "config.json").read_text())

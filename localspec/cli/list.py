@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,22 +17,28 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.hub.records import packed_sources
 from localspec.models.default_draft import BESIDE, default_draft
+from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.paths import Paths
-from localspec.quantities import amount, precision_in_words, size
+from localspec.quantities import amount, counted, precision_in_words, size
 from localspec.weights.checkpoint import is_packed, revision
 from localspec.weights.packed_file import BLOCKS, read
 from localspec.weights.packed_files import files_in_use, packed_files, packed_for_gpus, unreadable
 
 app = typer.Typer()
 
+MOST_KINDS = 2  # of trained drafters that the table names; of more it counts them
+
 
 @app.command()
 def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False,
 ) -> None:
-    """List the models on this machine: name, parameters, bytes, packed forms, small model, license, path.
+    """List the models on this machine: name, parameters, bytes, packed forms, drafters, license, path.
+
+    Drafters are the small model that drafts for a model, and trained drafters. Those that come with localspec are
+    marked as shipped.
 
     At a terminal a star marks the one that answers when you name none.
     """
@@ -63,6 +70,7 @@ def list_models(
         row |= {
             "packed": _packed(card, packed),
             "draft": None if isinstance(found, LocalspecError) else _draft(card),
+            "trained": [{"kind": one.kind, "shipped": one.shipped} for one in _trained(card, found)],
             "license": card.license,
             "path": str(card.path),
             "description": card.description,
@@ -91,13 +99,13 @@ def list_models(
             a_count(row["parameters"]),
             bytes_(row["bytes"]),
             _forms(row, bytes_),
-            row["draft"] or "no",
+            _drafters(row),
             row["license"] or "unknown",
             row["path"],
         ]
         for row in rows
     ]
-    heads = ["NAME" if not width() else "  NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
+    heads = ["NAME" if not width() else "  NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFTERS", "LICENSE", "PATH"]
     # `show NAME` has the whole path
     print("\n".join(table([heads, *lines], right={1, 2}, width=width())))
 
@@ -117,6 +125,23 @@ def _draft(card: TargetCard) -> str | None:
     if own is None or not own.card.here:
         return None
     return f"{BESIDE}{os.sep}" if own.card.path == card.path / BESIDE and not own.named else own.card.name
+
+
+def _trained(card: TargetCard, found: object) -> list[DrafterCard]:
+    """Return the trained drafters of a model, or nothing if its files cannot be read."""
+    with suppress(LocalspecError):
+        return [] if isinstance(found, LocalspecError) else trained_drafters(card)
+    return []
+
+
+def _drafters(row: dict[str, Any]) -> str:
+    """Return the drafters of a model in words: the user's trained drafters, the shipped ones, and its small model."""
+    named = []
+    for shipped, words in ((False, ""), (True, ", shipped")):
+        kinds = [one["kind"] for one in row["trained"] if one["shipped"] is shipped]
+        if kinds:
+            named.append((", ".join(kinds) if len(kinds) <= MOST_KINDS else counted(len(kinds), "kind")) + words)
+    return "; ".join([*named, row["draft"]] if row["draft"] else named) or "no"
 
 
 def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, int]:

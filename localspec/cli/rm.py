@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
 from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
-from localspec.models.drafter_cards import SHIPPED, trained_drafters
+from localspec.models.drafter_cards import trained_drafters
 from localspec.models.entries import Entry
 from localspec.models.present import is_here
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
@@ -318,9 +318,7 @@ def _drafters_outside(names: Collection[str]) -> tuple[Path, ...]:
         with suppress(LocalspecError):
             card = resolve(name)
             found |= {
-                one.path
-                for one in trained_drafters(card)
-                if not one.path.is_relative_to(card.path) and not one.path.is_relative_to(SHIPPED)
+                one.path for one in trained_drafters(card) if not one.path.is_relative_to(card.path) and not one.shipped
             }
     return (*sorted(found),)
 

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.machine.machine import this_machine
 from localspec.models.default_draft import default_draft, too_large_to_draft
-from localspec.models.drafter_cards import MTP, comes_with_mtp, trained_drafters
+from localspec.models.drafter_cards import MTP, DrafterCard, comes_with_mtp, trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, draft_form, model_of
@@ -35,7 +35,16 @@ from localspec.weights.packed_file import read
 app = typer.Typer()
 
 Facts = dict[str, str | int | float | list[str] | None]
-_ONLY_KNOWN = ("weights", "draft", "draft_form", "draft_origin", "passed_over", "auto", "idle")  # most lack them
+_ONLY_KNOWN = (
+    "weights",
+    "shipped",
+    "draft",
+    "draft_form",
+    "draft_origin",
+    "passed_over",
+    "auto",
+    "idle",
+)  # most lack them
 _ONLY_JSON = ("rule", "M")  # the line `auto` has them, too
 
 
@@ -90,6 +99,7 @@ def _installed_facts(card: TargetCard) -> Facts:
             *(one.kind for one in trained_drafters(card) if shape is None or kind_of(one.kind).drafts_for(shape)),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
+        "shipped": _shipped(card),
         "draft": draft,
         "draft_form": draft_form(own.card) if own is not None and draft is not None else None,
         "draft_origin": own.origin if own is not None and draft is not None else None,
@@ -97,6 +107,22 @@ def _installed_facts(card: TargetCard) -> Facts:
         "revision": revision(card.path),
         "sampling": sampling_words(default_sampling_of(card)),
     }
+
+
+def _shipped(card: TargetCard) -> list[str] | None:
+    """Return the drafters that come with localspec for a published model, with their measured figures and cards."""
+    return [
+        f"{one.kind}, {size(one.bytes)}{_measured(one)}, described in {one.path / 'README.md'}"
+        for one in trained_drafters(card)
+        if one.shipped
+    ] or None
+
+
+def _measured(drafter: DrafterCard) -> str:
+    if drafter.generated is None:
+        return ""
+    length, nodes = drafter.generated
+    return f", {length:.2f} tokens/step with {nodes} nodes"
 
 
 def _drafts_for(kind: str, shape: Shape) -> bool:
@@ -118,7 +144,12 @@ def _announced_facts(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "drafters": [*(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)), *own],
+        "drafters": [
+            *(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)),
+            *own,
+            *(drafter.kind for drafter in trained_drafters(card)),
+        ],
+        "shipped": _shipped(card),
     }
 
 

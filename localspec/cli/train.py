@@ -25,7 +25,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.marks import drawable
 from localspec.models import registry
-from localspec.models.drafter_cards import accepted_kinds
+from localspec.models.drafter_cards import accepted_kinds, trained_drafters
 from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.models.names import full_name
 from localspec.paths import Paths, file_stem, private_files
@@ -141,6 +141,11 @@ def train(
     own = _own_words(data or [], more or [], keep_answers)
     progress = Progress()
     card = _model_to_train_for(settings, progress)
+    if any(one.kind == kind and one.shipped for one in trained_drafters(card)):
+        progress.notice(
+            f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; training another pays "
+            "only for text like your own: --data history, or --data FILE."
+        )
     directory = output or Paths(home()).drafters / f"{file_stem(_public_name(card))}-{kind}"
     usable(directory)
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}

@@ -63,9 +63,8 @@ class DraftVocabulary:
         self.ids: Array | None = tensors.get("kept")
         self._target = target
         self.rows: LinearLayer | None = None  # a copy of the target's head, if it is shared
-        if self.ids is not None:
-            if shared:
-                self.rows = target.compute.target.head_rows(self.ids.tolist())
+        if self.ids is not None and shared:
+            self.rows = target.compute.target.head_rows(self.ids.tolist())
 
     @property
     def nbytes(self) -> int:

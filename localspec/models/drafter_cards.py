@@ -159,6 +159,11 @@ class DrafterCard:
     inner: int = 0  # channels of the target's inner states that it reads; a forward returns this many per row
 
     @property
+    def shipped(self) -> bool:
+        """Whether it is one of localspec's drafters for published models."""
+        return SHIPPED in self.path.parents
+
+    @property
     def generated(self) -> tuple[float, int] | None:
         """Return (acceptance length, nodes) on text that its target generated after the training, if that was measured.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import write_drafter
 from command import called
 from each import each
 from golden import matching, wording
@@ -25,6 +26,7 @@ from localspec.cli.main import main
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.errors import NotHere
+from localspec.models import drafter_cards
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
@@ -287,6 +289,16 @@ def test_a_plan_is_printed_and_nothing_is_done(train, place, tmp_path):
     file.write_text("the cat sat\n\n" * 40)
     code, text, errors = train("--dry-run", "--data", file)
     assert code == 0 and text.startswith("medusa for ") and not place.exists(), errors
+
+
+def test_before_a_plan_it_is_said_that_such_a_drafter_comes_with_localspec(train, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "trained")
+    _, text, errors = train("--dry-run")
+    assert wording("comes_with_localspec_auto_may") not in errors
+    write_drafter(tmp_path / "trained" / "mine", model, "semi")
+    assert wording("comes_with_localspec_auto_may") not in train("--dry-run")[2]
+    write_drafter(tmp_path / "trained" / "other", model)
+    assert wording("comes_with_localspec_auto_may") in train("--dry-run")[2] and train("--dry-run")[1] == text
 
 
 def test_what_should_not_pay_is_asked_about_before_anything_is_answered(

@@ -3,9 +3,11 @@ import os
 import re
 from pathlib import Path
 
-from checkpoints import write_checkpoint
+from checkpoints import write_checkpoint, write_drafter
 from command import called
 from golden import wording
+
+from localspec.models import drafter_cards
 
 
 def register(home, text: str) -> None:
@@ -23,6 +25,7 @@ def test_json(tmp_path):
     size = (model / "model.safetensors").stat().st_size
     assert first == {
         "name": "demo", "parameters": 44, "bytes": size, "packed": {}, "draft": None, "license": "mit", "path": str(model),
+        "trained": [],
         "description": "", "present": False, "bits_per_weight": None, "missing": None,
     }  # fmt: skip
     assert second["name"] == "other" and second["license"] is None
@@ -32,8 +35,28 @@ def test_table(tmp_path):
     model = write_checkpoint(tmp_path / "model")
     register(tmp_path, f'[demo]\npath = "{model}"\n')
     lines = called(tmp_path, "list").stdout.splitlines()
-    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFT", "LICENSE", "PATH"]
+    assert lines[0].split() == ["NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFTERS", "LICENSE", "PATH"]
     assert lines[1].split()[:2] == ["demo", "44"] and lines[1].endswith(str(model)) and "unknown" in lines[1]
+
+
+def test_drafters_that_come_with_localspec_and_the_users_own_are_listed(tmp_path, monkeypatch):
+    model = write_checkpoint(tmp_path / "model")
+    register(tmp_path, f'[mine]\npath = "{model}"\n')
+    monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "trained")
+    write_drafter(tmp_path / "trained" / "mine", model)
+
+    def shown() -> list[str]:
+        (line,) = (line for line in called(tmp_path, "list").stdout.splitlines() if line.startswith("mine "))
+        return re.split(" {2,}", line)
+
+    assert "medusa, shipped" in shown()
+    (row,) = (one for one in json.loads(called(tmp_path, "list", "--json").stdout) if one["name"] == "mine")
+    assert row["trained"] == [{"kind": "medusa", "shipped": True}]
+    for kind in ("semi", "s3d", "eagle3"):
+        write_drafter(tmp_path / "data" / "drafters" / kind / "drafter", model, kind)
+        if kind == "s3d":
+            assert "s3d, semi; medusa, shipped" in shown()
+    assert "3 kinds; medusa, shipped" in shown()
 
 
 def test_at_a_terminal_no_line_is_wider_than_it_and_programs_get_the_whole_path(tmp_path, monkeypatch):

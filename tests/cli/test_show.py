@@ -1,12 +1,14 @@
 import json
 import os
+from pathlib import Path
 
 import pytest
-from checkpoints import write_checkpoint
+from checkpoints import write_checkpoint, write_drafter
 from command import called, sentence
 from each import each
 from golden import wording
 
+from localspec.models import drafter_cards
 from localspec.weights.checkpoint import revision
 
 USUAL = ["none", "phrases", "lookahead", "layers"]
@@ -31,6 +33,7 @@ KEYS = {
     "rule",
     "revision",
     "sampling",
+    "shipped",
     "weights",
 }
 
@@ -87,6 +90,18 @@ def test_a_small_model_in_the_directory_drafts_or_is_passed_over_with_a_reason(t
         shown["draft"] is None and shown["draft_origin"] is None and wording("holds_no_weights") in shown["passed_over"]
     )
     assert json.loads(called(tmp_path, "list", "--json").stdout)[-1]["draft"] is None
+
+
+def test_a_drafter_that_comes_with_localspec_has_its_figure_and_its_card(tmp_path, monkeypatch):
+    facts = json.loads(called(tmp_path, "show", "qwen2.5-coder-0.5b", "--json").stdout)
+    (shipped,) = facts["shipped"]
+    assert "medusa" in facts["drafters"] and shipped.startswith("medusa, ")
+    assert "1.82 tokens/step with 16 nodes" in shipped and Path(shipped.split()[-1]).is_file()
+    model = write_checkpoint(tmp_path / "model")
+    monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "trained")
+    write_drafter(tmp_path / "trained" / "mine", model)
+    shown = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", str(model)).stdout.splitlines())
+    assert shown["shipped"].startswith("medusa, ") and "tokens/step" not in shown["shipped"], "it was not measured"
 
 
 def test_the_demo(tmp_path):

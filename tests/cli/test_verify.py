@@ -4,19 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from checkpoints import write_checkpoint
+from checkpoints import write_checkpoint, write_drafter
 from cli.hub_commands import WEIGHTS, at, repository
 from command import called, sentence
 from golden import wording
 from hub_server import Hub, served
-from safetensors.torch import save_file
 
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import file_digest
 from localspec.paths import Paths
-from localspec.weights.checkpoint import revision
 
 pytestmark = pytest.mark.slow
 
@@ -91,18 +88,16 @@ def test_the_demo_has_no_digests(home):
 
 def test_drafters_are_compared_with_their_digests(tmp_path):
     model = write_checkpoint(tmp_path / "model")
-    drafter = model / "drafters" / "medusa"
-    drafter.mkdir(parents=True)
-    file = drafter / "drafter.safetensors"
-    save_file({"w": torch.arange(4.0)}, file)
-    card = {"format": 1, "kind": "medusa", "options": {}, "target": {"name": "mine", "revision": revision(model)}}
-    (drafter / "drafter.json").write_text(json.dumps(card))
+    file = write_drafter(model / "drafters" / "medusa", model)
+    card = json.loads((file.parent / "drafter.json").read_text())
     result = called(tmp_path, "verify", str(model))
     assert result.returncode == 0 and wording("its_weights_are_complete") in result.stdout
-    (drafter / "drafter.json").write_text(json.dumps({**card, "sha256": file_digest(file)}))
+    (file.parent / "drafter.json").write_text(json.dumps({**card, "sha256": file_digest(file)}))
     result = called(tmp_path, "verify", str(model))
     assert result.returncode == 0 and wording("weights_agree_with_their_digest") in result.stdout
-    save_file({"w": torch.arange(4.0) + 1}, file)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
     result = called(tmp_path, "verify", str(model))
     assert result.returncode == 1 and f"{file} is damaged" in result.stdout
     assert f"{file} is damaged" in result.stderr and wording("train_the_drafter_again") in result.stderr
