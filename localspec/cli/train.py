@@ -38,6 +38,7 @@ from localspec.weights.checkpoint import is_packed
 if TYPE_CHECKING:
     from localspec.training.course import Course
     from localspec.training.job import Job
+    from localspec.training.train import StepReport
     from localspec.training.verdict import Verdict
 
 app = typer.Typer()
@@ -49,6 +50,7 @@ PRECISION = ("device", "dtype", "quantize")
 BATCH, RATE = 4096, 1e-3  # if neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
+STEADY, STEADY_SECONDS = 0.1, 5.0  # share or seconds of a training after its first step, from which its pace is known
 FEW = 1000  # tokens below which a share is known only to about two percent
 
 
@@ -297,20 +299,24 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
     """Train and report each step. Return whether it finished; Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
     losses: deque[float] = deque(maxlen=SPARK)
+    first = None
+    estimated = False
     for seen in job.run(lambda: interrupt.requested):
         if job.main:
             losses.append(seen.loss)
-            _show_step(progress, seen, losses, first=seen.step == job.began + 1)
+            first = first or seen
+            steady = seen.step > first.step and (seen.done >= STEADY or seen.seconds - first.seconds >= STEADY_SECONDS)
+            if steady and not estimated and seen.done < 1:
+                estimated = True
+                progress.notice(f"about {seen.steps} steps, {_duration(seen.left)} more.")
+            _show_step(progress, seen, losses)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
         progress.notice(f"stopped after step {job.training.state.step}; the same command continues from there.")
     return not job.training.stopped
 
 
-def _show_step(progress: Progress, seen: Any, losses: Sequence[float], first: bool) -> None:
-    if first and seen.done < 1:
-        steps = round(seen.step / seen.done)
-        progress.notice(f"about {steps} steps, {_duration(seen.left)}, estimated from the first step.")
+def _show_step(progress: Progress, seen: "StepReport", losses: Sequence[float]) -> None:
     if seen.accuracy is not None:
         progress.notice(
             f"step {seen.step}, loss {seen.loss:.3f}, first guess accepted by depth {_percentages(seen.accuracy)}."

@@ -96,13 +96,14 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A finished step. About `left` seconds of the training remain."""
+    """A finished step of about `steps`. About `left` seconds of the training remain."""
 
     step: int
     loss: float
     done: float
     tokens: int  # so far
     seconds: float  # of the training, over all sessions
+    steps: int
     left: float
     accuracy: Sequence[Sequence[float]] | None = None  # on held-out text, if it was measured after this step
 
@@ -182,8 +183,9 @@ class Training:
         """
         plan, state = self.plan, self.state
         began = saved = time.monotonic()
-        seconds_before, first = state.seconds, state.step
+        seconds_before = state.seconds
         done = plan.done(state.step, state.seconds, state.epochs)
+        since, first = (state.step, done, state.seconds), True  # where the pace is measured from
         if state.looked < 0:
             self._evaluate(done)
         for rows, following, epochs in self.corpus.batches(state.place):
@@ -200,8 +202,14 @@ class Training:
             self._write_log({"step": state.step, "loss": state.loss, "rate": rate, "tokens": state.tokens})
             due = state.step - state.looked >= max(APART, state.step / (done * EVALUATIONS))
             accuracy = self._evaluate(done) if due and done < 1 else None
-            left = (seconds - seconds_before) / (state.step - first) * state.step * (1 / done - 1)
-            yield StepReport(state.step, state.loss, done, state.tokens, seconds, left, accuracy)
+            passed = state.step - since[0]
+            to_go = passed * (1 - done) / max(done - since[1], 1e-9)
+            left = to_go * (seconds - since[2]) / passed
+            yield StepReport(
+                state.step, state.loss, done, state.tokens, seconds, round(state.step + to_go), left, accuracy
+            )
+            if first:  # it is slower than others, and held-out text was measured before it
+                first, since = False, (state.step, done, seconds)
             if asked and done < 1:
                 self.stopped = True
                 break

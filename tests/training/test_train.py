@@ -6,11 +6,12 @@ import resource
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
-from clocks import PATIENCE
+from clocks import PATIENCE, Clock
 from each import each
 from golden import matching
 from tiny_models import byte_tokenizer, read, write
@@ -104,6 +105,28 @@ def test_steps_learning_rate_and_progress(training):
     accuracies = [line for line in log(made) if "accuracy_by_depth" in line]
     assert [line["step"] for line in accuracies] == [0] and len(accuracies[0]["accuracy_by_depth"]) == 2
     assert all(0 <= share <= 1 for share in accuracies[0]["accuracy_by_depth"][0])
+
+
+@pytest.mark.slow
+def test_steps_and_time_to_go_are_estimated_from_the_steps_after_the_first(training, monkeypatch):
+    """A training of 36 s: held-out text takes 6 s, the first step 10 s, and any other 2 s."""
+    clock, stepping = Clock(), Training._step
+    monkeypatch.setattr("localspec.training.train.time", SimpleNamespace(monotonic=clock.perf_counter))
+
+    def step(self, rows, done):
+        clock.now += 2 if self.state.step else 10
+        return stepping(self, rows, done)
+
+    def evaluate(self, done):
+        clock.now += 6
+        self.state.looked = self.state.step
+
+    monkeypatch.setattr(Training, "_step", step)
+    monkeypatch.setattr(Training, "_evaluate", evaluate)
+    monkeypatch.setattr("localspec.training.train.APART", 1000)
+    seen = list(training(replace(PLAN, steps=None, hours=36 / 3600)).run())
+    assert len(seen) == 11 and [one.steps for one in seen[1:]] == [11] * 10
+    assert [round(one.left) for one in seen[1:]] == [*range(18, -1, -2)]
 
 
 @pytest.mark.slow
