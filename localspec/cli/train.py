@@ -183,6 +183,7 @@ def train(
                         return 0
                     found = _take(course, interrupt, progress)
                 if found is None:
+                    course.close()
                     return 130
                 report, verdict = found
                 used = f"\n{_used(report, reference)}" if verdict.kept else ""
@@ -248,7 +249,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         report, verdict = course.judge()
     except KeyboardInterrupt:
         progress.notice("stopped; progress is saved, and the same command continues.")
-        raise
+        return None
     return report, verdict
 
 

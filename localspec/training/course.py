@@ -283,6 +283,11 @@ class Course(Clock):
             self._kept, self._state.spent = time.monotonic(), self.spent
             self._state.save(self.directory)
 
+    def close(self) -> None:
+        """Save the seconds so far for the next session, if the course has begun."""
+        if self._prepared or self.resumed:
+            self.note(now=True)
+
     def reading_is_over(self) -> bool:
         """Return whether reading text must end because training needs the time."""
         self.note()

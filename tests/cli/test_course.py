@@ -9,10 +9,12 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from checkpoints import write_drafter
+from clocks import Clock
 from command import called
 from each import each
 from golden import matching, wording
@@ -252,6 +254,27 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
     code, text, errors = train("--json")
     assert code == 0, errors
     assert json.loads(text)["kept"] is True and json.loads(text)["steps"] == 2 and lines(place) == answered
+
+
+def test_a_stop_is_one_sentence_and_all_its_time_counts(train, place, monkeypatch):
+    clock, running = Clock(), Job.run
+    for module in (course, train_command):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.perf_counter))
+
+    def stopped(self: Job, stop: Callable[[], bool]) -> Any:
+        for seen in running(self, stop):
+            clock.now += 2  # less than between two records of the time
+            signal.raise_signal(signal.SIGINT)
+            yield seen
+
+    monkeypatch.setattr(Job, "run", stopped)
+    code, text, errors = train(flags=["--steps", "9", *FLAGS[2:]])
+    assert (code, text) == (130, "") and wording("stopped_after_step_2") in errors and "Interrupted" not in errors
+    assert json.loads((place / "plan.json").read_text())["spent"] == clock.now - 100.0 == 4.0
+
+    monkeypatch.setattr(Job, "run", lambda *_: signal.raise_signal(signal.SIGINT))
+    code, text, errors = train(flags=["--steps", "9", *FLAGS[2:]])
+    assert (code, text) == (130, "") and "Interrupted" not in errors
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "s3d"])
