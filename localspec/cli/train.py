@@ -51,6 +51,7 @@ BATCH, RATE = 4096, 1e-3  # if neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
 STEADY, STEADY_SECONDS = 0.1, 5.0  # share or seconds of a training after its first step, from which its pace is known
+NOTABLE = 1.5  # times as many tokens as were expected, or as few
 FEW = 1000  # tokens below which a share is known only to about two percent
 
 
@@ -234,8 +235,12 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         if not course.propose() and not _goes_on():
             return None
         interrupt.wait_for_step = True
+        expected = course.plan.tokens
         for seen in course.answer(lambda: interrupt.requested):
-            progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} tokens")
+            if seen.expected < expected / NOTABLE or seen.expected > expected * NOTABLE:
+                expected = seen.expected
+                progress.notice(f"at the present speed there will be about {expected} tokens of answers.")
+            progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} of {seen.expected} tokens")
         interrupt.wait_for_step = False
         if course.stopped:
             progress.notice("stopped; the answers so far are saved, and the same command continues.")
@@ -262,8 +267,8 @@ def _plan(course: "Course") -> Iterator[str]:
     plan, request = course.plan, course.request
     yours = f"{plan.conversations} of your conversations, and answers" if plan.conversations else "answers"
     parts = (
-        f"{yours} of {request.name} to {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for "
-        f"{plan.tokens} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
+        f"{yours} of {request.name} to {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for up "
+        f"to {plan.tokens} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
         f"out, about {_duration(3600 * plan.bench)}"
     )
     if course.resumed:

@@ -83,11 +83,15 @@ class CourseOptions:
 
 @dataclass(frozen=True)
 class Answered:
-    """The number of answers so far and of their tokens. `done` is their share of the planned text."""
+    """The number of answers so far and of their tokens. `done` is their share of the needed text.
+
+    At the present speed there will be about `expected` tokens.
+    """
 
     replies: int
     tokens: int
     done: float
+    expected: int
 
 
 def _measuring(total: float) -> float:
@@ -375,7 +379,7 @@ class Course(Clock):
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
                 each = self._state.each = (self.spent - began) / max(tokens - tokens_before, 1)
                 self.note(now=True)
-                yield Answered(replies, tokens, self._share(replies, tokens, each))
+                yield Answered(replies, tokens, self._share(replies, tokens, each), self._expected_tokens(tokens, each))
                 if self._enough(replies, tokens, each):
                     break
                 if stop():
@@ -414,6 +418,14 @@ class Course(Clock):
         balanced = min((spent + needed) / (total - self._tail), spent / (LEAST_ANSWERING * total))
         shares = (tokens / self._wanted, balanced, spent / (MOST_ANSWERING * (total - self._tail)))
         return min(max(shares), replies / LEAST, 1.0)
+
+    def _expected_tokens(self, tokens: int, each: float) -> int:
+        """Return about how many tokens of text there will be if each further one takes `each` seconds."""
+        training = self._token_seconds(each)
+        balanced = (self._total - self._tail - self.spent - tokens * training) / (each + training) * each
+        least = LEAST_ANSWERING * self._total - self.spent
+        most = MOST_ANSWERING * (self._total - self._tail) - self.spent
+        return round(min(tokens + min(max(balanced, least, 0.0), max(most, 0.0)) / each, max(self._wanted, tokens)))
 
     @property
     def _answers(self) -> Path:

@@ -277,6 +277,29 @@ def test_a_stop_is_one_sentence_and_all_its_time_counts(train, place, monkeypatc
     assert (code, text) == (130, "") and "Interrupted" not in errors
 
 
+def test_the_plan_has_the_most_tokens_and_the_first_answers_say_how_many_there_will_be(train, monkeypatch, capfd):
+    clock, honest = Clock(), distill.append
+    answered: list[Any] = []
+    for module in (course, train_command):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.perf_counter))
+
+    def slowly(file: Path, new: list[Any]) -> None:
+        honest(file, new)
+        answered.extend(new)
+        clock.now += 60
+
+    monkeypatch.setattr(distill, "append", slowly)
+    monkeypatch.setattr(course.Course, "train", lambda _: (_ for _ in ()).throw(Killed))
+    with pytest.raises(Killed):
+        train("--hours", "0.5", flags=FLAGS[2:])
+    errors = capfd.readouterr().err
+    planned = int(re.search(r"for up to (\d+) tokens", errors)[1])
+    expected = [int(found) for found in re.findall(r"present speed there will be about (\d+) tokens", errors)]
+    batches = (clock.now - 100) / 60
+    assert planned > 10 * expected[0], "the machine is that slow"
+    assert expected[-1] == pytest.approx(expected[0], rel=0.5) and 5 < batches < 20 and len(answered) == batches
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "s3d"])
 def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
     small, speeds, model, tmp_path, monkeypatch, capfd, kind
