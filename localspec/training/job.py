@@ -195,14 +195,15 @@ class Job:
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
             batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, distill=request.distill,
-            steps=request.steps, hours=request.hours if clock is None else clock.training(), epochs=request.epochs,
-            save_seconds=request.save_seconds,
+            steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
         )  # fmt: skip
         # All of them, because an omitted option may have another default in a later version.
         identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
         self.training = Training(
             self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided, readings
         )
+        if clock is not None:  # what was computed before the first step has taken its time
+            self.training.plan = replace(plan, hours=clock.training())
         if corpus.refused:
             self._tell(
                 f"{len(corpus.refused)} of the texts that were read are left out, because the model's template or "

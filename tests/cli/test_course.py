@@ -36,6 +36,7 @@ from localspec.store.store import Store
 from localspec.training import answering, checkpoint, course, distill, generated, verdict
 from localspec.training.job import Job
 from localspec.training.prompts import shipped_questions
+from localspec.training.train import Training
 from localspec.training.trainable import Proposed
 
 MODEL = "phi3-grouped-window-partial-rotary"
@@ -275,6 +276,27 @@ def test_a_stop_is_one_sentence_and_all_its_time_counts(train, place, monkeypatc
     monkeypatch.setattr(Job, "run", lambda *_: signal.raise_signal(signal.SIGINT))
     code, text, errors = train(flags=["--steps", "9", *FLAGS[2:]])
     assert (code, text) == (130, "") and "Interrupted" not in errors
+
+
+def test_training_gets_the_time_that_is_left_when_it_is_ready(train, monkeypatch):
+    clock, honest, left = Clock(), Training.__init__, list[float]()
+    for module in (course, train_command):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock.perf_counter))
+
+    def fitted(self: Training, *arguments: Any) -> None:
+        honest(self, *arguments)
+        clock.now += 300  # least squares
+
+    def ready(self: Job, _: object) -> None:
+        assert isinstance(self.clock, course.Course) and self.training.plan.hours is not None
+        left.extend([3600 * self.training.plan.hours, self.clock.left - self.clock._tail])
+        raise Killed
+
+    monkeypatch.setattr(Training, "__init__", fitted)
+    monkeypatch.setattr(Job, "run", ready)
+    with pytest.raises(Killed):
+        train("--hours", "0.5")
+    assert left[0] == pytest.approx(left[1], abs=1)
 
 
 def test_the_plan_has_the_most_tokens_and_the_first_answers_say_how_many_there_will_be(train, monkeypatch, capfd):
