@@ -112,7 +112,7 @@ class Acceptance:
 
     def merged(self, other: "Acceptance") -> "Acceptance":
         """Return the acceptance of two drafters in one tree: their gains add up (docs/figures/drafter-table.md)."""
-        return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin}, and phrases")
+        return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin}, with phrases")
 
 
 def expected(kind: str) -> Acceptance | None:
@@ -310,7 +310,7 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
     if levels:
         if at.shape.recurrent:
             levels = [[max(level)] for level in levels]  # a recurrent target reads only one path of a tree
-        acceptance = Acceptance.tree(levels, MOST_NODES, "by the held-out text of its training")
+        acceptance = Acceptance.tree(levels, MOST_NODES, "as measured after its training")
         found, share = drafter.generated, HELD_OUT
         if found is not None and acceptance.length(found[1]) > 1:
             share = (found[0] - 1) / (acceptance.length(found[1]) - 1)

@@ -64,8 +64,9 @@ def show(
     if as_json:
         print(json.dumps(facts, indent=2))
         return
+    known = (*_ONLY_KNOWN, *(("commit",) if card.imported_as else ()))  # the user's file has no commit
     for key, value in facts.items():
-        if key not in _ONLY_JSON and (value is not None or key not in _ONLY_KNOWN):
+        if key not in _ONLY_JSON and (value is not None or key not in known):
             line = f"{key:13} {one_line(_shown(key, value)) or _missing(key, card)}"
             print("\n".join(folded(line, width(), indent=14)))
 
