@@ -239,8 +239,8 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         for seen in course.answer(lambda: interrupt.requested):
             if seen.expected < expected / NOTABLE or seen.expected > expected * NOTABLE:
                 expected = seen.expected
-                progress.notice(f"at the present speed there will be about {expected} tokens of answers.")
-            progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens} of {seen.expected} tokens")
+                progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
+            progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens:,} of {seen.expected:,} tokens")
         interrupt.wait_for_step = False
         if course.stopped:
             progress.notice("stopped; the answers so far are saved, and the same command continues.")
@@ -267,8 +267,8 @@ def _plan(course: "Course") -> Iterator[str]:
     plan, request = course.plan, course.request
     yours = f"{plan.conversations} of your conversations, and answers" if plan.conversations else "answers"
     parts = (
-        f"{yours} of {request.name} to {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for up "
-        f"to {plan.tokens} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
+        f"{yours} of {request.name} to at most {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for at "
+        f"most {plan.tokens:,} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
         f"out, about {_duration(3600 * plan.bench)}"
     )
     if course.resumed:

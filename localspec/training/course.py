@@ -421,7 +421,7 @@ class Course(Clock):
 
     def _expected_tokens(self, tokens: int, each: float) -> int:
         """Return about how many tokens of text there will be if each further one takes `each` seconds."""
-        training = self._token_seconds(each)
+        each, training = max(each, 1e-9), self._token_seconds(each)
         balanced = (self._total - self._tail - self.spent - tokens * training) / (each + training) * each
         least = LEAST_ANSWERING * self._total - self.spent
         most = MOST_ANSWERING * (self._total - self._tail) - self.spent

@@ -265,7 +265,8 @@ def test_a_stop_is_one_sentence_and_all_its_time_counts(train, place, monkeypatc
     def stopped(self: Job, stop: Callable[[], bool]) -> Any:
         for seen in running(self, stop):
             clock.now += 2  # less than between two records of the time
-            signal.raise_signal(signal.SIGINT)
+            if seen.step == 1:
+                signal.raise_signal(signal.SIGINT)
             yield seen
 
     monkeypatch.setattr(Job, "run", stopped)
@@ -273,9 +274,14 @@ def test_a_stop_is_one_sentence_and_all_its_time_counts(train, place, monkeypatc
     assert (code, text) == (130, "") and wording("stopped_after_step_2") in errors and "Interrupted" not in errors
     assert json.loads((place / "plan.json").read_text())["spent"] == clock.now - 100.0 == 4.0
 
-    monkeypatch.setattr(Job, "run", lambda *_: signal.raise_signal(signal.SIGINT))
+    def interrupted_twice(*_: object) -> None:
+        for _again in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Job, "run", interrupted_twice)
     code, text, errors = train(flags=["--steps", "9", *FLAGS[2:]])
-    assert (code, text) == (130, "") and "Interrupted" not in errors
+    assert (code, text) == (130, "") and wording("what_done_kept_same_command_goes") in errors
+    assert "Interrupted" not in errors
 
 
 def test_training_gets_the_time_that_is_left_when_it_is_ready(train, monkeypatch):
@@ -315,8 +321,9 @@ def test_the_plan_has_the_most_tokens_and_the_first_answers_say_how_many_there_w
     with pytest.raises(Killed):
         train("--hours", "0.5", flags=FLAGS[2:])
     errors = capfd.readouterr().err
-    planned = int(re.search(r"for up to (\d+) tokens", errors)[1])
-    expected = [int(found) for found in re.findall(r"present speed there will be about (\d+) tokens", errors)]
+    planned = int(re.search(r"for at most ([\d,]+) tokens", errors)[1].replace(",", ""))
+    about = re.findall(r"present speed there will be about ([\d,]+) tokens", errors)
+    expected = [int(found.replace(",", "")) for found in about]
     batches = (clock.now - 100) / 60
     assert planned > 10 * expected[0], "the machine is that slow"
     assert expected[-1] == pytest.approx(expected[0], rel=0.5) and 5 < batches < 20 and len(answered) == batches

@@ -101,6 +101,6 @@ def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
     piped = called(tmp_path, "list").stdout.splitlines()[1].split()
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     lines = called(tmp_path, "list").stdout.splitlines()
-    assert re.fullmatch(r"\* demo +\d+\.\d+ M +\d+\.\d MiB +no +demo-draft +Apache-2\.0 +/.*", lines[1])
+    assert re.fullmatch(r"\* demo +\d+\.\d+ M +\d+\.\d MiB +no +5 kinds; demo-draft +Apache-2\.0.*", lines[1])
     assert piped[0] == "demo" and all(figure.replace(",", "").isdecimal() for figure in piped[1:3])
     assert json.loads(called(tmp_path, "list", "--json").stdout)[0]["bytes"] > 1_000_000

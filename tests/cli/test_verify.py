@@ -99,8 +99,8 @@ def test_drafters_are_compared_with_their_digests(tmp_path):
     content[-1] ^= 1
     file.write_bytes(content)
     result = called(tmp_path, "verify", str(model))
-    assert result.returncode == 1 and f"{file} is damaged" in result.stdout
-    assert f"{file} is damaged" in result.stderr and wording("train_the_drafter_again") in result.stderr
+    assert result.returncode == 1 and f"{file} has changed" in result.stdout
+    assert f"{file} has changed" in result.stderr and wording("train_the_drafter_again") in result.stderr
 
 
 def test_repositories_of_other_programs(home, path: Path):
