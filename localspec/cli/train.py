@@ -240,7 +240,9 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
             if seen.expected < expected / NOTABLE or seen.expected > expected * NOTABLE:
                 expected = seen.expected
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
-            progress.show(f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens:,} of {seen.expected:,} tokens")
+            progress.show(
+                f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens:,} of {seen.expected:,} tokens"
+            )
         interrupt.wait_for_step = False
         if course.stopped:
             progress.notice("stopped; the answers so far are saved, and the same command continues.")

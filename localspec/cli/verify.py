@@ -167,7 +167,9 @@ def _verify_drafters(name: str) -> list[str]:
             elif file_digest(file) == digest:
                 typer.echo(one_line(f"{name}, {kind} in {path}: its weights agree with their digest."))
             else:
-                raise LocalspecError(f"{file} has changed since it was written: its sha256 was {digest}; {remedy(file)}.")
+                raise LocalspecError(
+                    f"{file} has changed since it was written: its sha256 was {digest}; {remedy(file)}."
+                )
         except LocalspecError as error:
             typer.echo(one_line(f"{name}, a drafter: {error}"))
             damaged.append(str(error).removesuffix("."))
