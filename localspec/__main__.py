@@ -15,8 +15,8 @@ def run() -> int:
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, end_at_once)
         encoding = sys.modules.get("localspec.models.encoding")  # most commands never encode anything
-        # The interpreter would unload modules under a thread that it cannot stop. After a training it would spend a second
-        # of computing on that, more on a busy machine, which `--hours` does not include.
+        # The interpreter would unload modules under a thread that it cannot stop. After a training that would take a
+        # second of computing, more on a busy machine, which `--hours` does not include.
         if (encoding is not None and encoding.is_abandoned()) or "localspec.training.job" in sys.modules:
             os._exit(code)
     except KeyboardInterrupt:

@@ -270,8 +270,8 @@ def _plan(course: "Course") -> Iterator[str]:
     yours = f"{plan.conversations} of your conversations, and answers" if plan.conversations else "answers"
     parts = (
         f"{yours} of {request.name} to at most {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for at "
-        f"most {plan.tokens:,} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are held "
-        f"out, about {_duration(3600 * plan.bench)}"
+        f"most {plan.tokens:,} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are "
+        f"held out, about {_duration(3600 * plan.bench)}"
     )
     if course.resumed:
         yield f"continuing a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."
