@@ -110,7 +110,7 @@ OFTEN_RIGHT: dict[str, Made] = {
 
 # By the rule `rejection`: layers of the model, replies that are drawn, and drafted tokens that are accepted at the least.
 REJECTING: dict[str, tuple[Made, int, int, int]] = {
-    "dflash": (lambda model, path: test_dflash.made(model, path, block_size=3)[0], 3, 400, 80),
+    "dflash": (lambda model, path: test_dflash.made(model, path, block_size=3)[0], 3, 250, 50),
     "dspark": (DRAFTERS["dspark"], 3, 400, 80),
     "eagle3": (eagle3(0.0, depth=2), 1, 250, 60),
     "eagle3, few tokens": (eagle3(0.0, depth=3, vocabulary=4), 1, 250, 60),
