@@ -48,7 +48,7 @@ def model(tiny) -> Path:
 def data(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("data") / "chat.jsonl"
     with file.open("w") as lines:
-        for number in range(60):
+        for number in range(30):
             asked, said = CHAT[number % 3]
             roles = [("user", f"{asked} {number}"), ("assistant", said), ("user", "and?"), ("assistant", said * 2)]
             print(json.dumps({"messages": [{"role": r, "content": c} for r, c in roles]}), file=lines)
@@ -282,7 +282,7 @@ def test_layers_are_computed_twice_where_not_even_a_row_fits_and_the_losses_are_
 
 def test_own_layers_learn_in_bf16(train, model, tmp_path, capfd):
     """Where fp32 does not fit or was not requested; the drafter is lossless for the changed target."""
-    code, _, errors = train("s3d", "--steps", 4, "--dtype", "bf16", "-O", "full=true", "-o", tmp_path / "out")
+    code, _, errors = train("s3d", "--steps", 2, "--dtype", "bf16", "-O", "full=true", "-o", tmp_path / "out")
     assert code == 0, errors
     card = json.loads((tmp_path / "out" / "drafter" / "drafter.json").read_text())
     assert card["features"] == {"dtype": "bf16", "quantize": "none"}
@@ -436,6 +436,7 @@ def _no_room_for_dense_weights(card, settings, machine):
 
 
 GOES_ON = wording("same_command_goes_from_there")
+STEPS = 16
 
 
 def steps_made(directory: Path) -> int:
@@ -444,8 +445,8 @@ def steps_made(directory: Path) -> int:
 
 
 def asked(model: Path, data: Path, out: Path, *more: object) -> list[str]:
-    words = ["train", "medusa", "-m", model, "--data", data, "-o", out, "--steps", 24, "--batch", 256, "--length", 128]
-    return [str(word) for word in (*words, *more)]
+    words = ["train", "medusa", "-m", model, "--data", data, "-o", out, "--steps", STEPS, "--batch", 256]
+    return [str(word) for word in (*words, "--length", 128, *more)]
 
 
 @pytest.fixture(scope="module")
@@ -460,7 +461,7 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
 
 def test_killed_it_goes_on_to_the_same_losses(training_cage, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
-    for steps in (3, 16):
+    for steps in (3, 9):
         words = asked(model, data, out, "--save-every", 0.2)
         sent = Signal(signal.SIGKILL, when=lambda steps=steps: steps_made(out) >= steps)
         kills += training_cage.run(tmp_path, *words, sent=sent).code == -signal.SIGKILL
@@ -477,7 +478,7 @@ def test_ended_it_keeps_a_checkpoint_and_says_how_to_go_on(training_cage, tmp_pa
     told = training_cage.run(tmp_path, *asked(model, data, out), sent=Signal(ended, when=lambda: steps_made(out) >= 5))
     assert told.code == code and GOES_ON in told.errors and "Traceback" not in told.errors
     step = json.loads((out / "checkpoint" / "state.json").read_text())["step"]
-    assert 5 <= step < 24 and not (out / "training.lock").exists()
+    assert 5 <= step < STEPS and not (out / "training.lock").exists()
     other = called(tmp_path, *asked(model, data, out, "--lr", 0.5))
     assert other.returncode == 2 and wording("lr_0_001_one_lr_0_5") in sentence(other) and "--force" in sentence(other)
     result = called(tmp_path, *asked(model, data, out))
@@ -533,7 +534,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, model, data, whole):
     assert card["trained"]["processes"] == 2
     assert result.stdout.count("use it:") == 1 and result.stderr.count(wording("gib_of_memory")) == 1
     one, two = ([line["loss"] for line in lines if "loss" in line] for lines in (whole, losses(out)))
-    assert len(two) == 24 and two == pytest.approx(one, rel=0.02)
+    assert len(two) == STEPS and two == pytest.approx(one, rel=0.02)
     assert [line["step"] for line in losses(out)] == [line["step"] for line in whole]
 
 
