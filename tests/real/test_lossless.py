@@ -30,7 +30,7 @@ from localspec.models.s3d_prediction import MeasuredLayers
 from localspec.store.store import Store
 
 NODES = 8
-TOKENS = 32 if "WHOLE_MATRIX" in os.environ else 20  # of a reply
+TOKENS = 32 if "WHOLE_MATRIX" in os.environ else 12  # of a reply
 LETTERS = 14_000  # of a text of 3,900 tokens: with prompts and replies 4,000 and more
 KEPT = (*range(10), *range(20, 28))  # layers that draft
 HOW = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=45)}
