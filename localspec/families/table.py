@@ -1,6 +1,8 @@
-"""The supported families, one row each."""
+"""The supported families, one row each, and the architectures that a config.json may name."""
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
 from localspec.families.family import Family
 from localspec.families.gemma3 import GEMMA3
@@ -28,3 +30,47 @@ _IN_GGUF = [(one.gguf.architecture, one) for one in _ROWS if one.gguf]
 # By `general.architecture` of a GGUF file. If several families have the same one, the first row counts, unless its
 # `config` names another.
 OF_GGUF: Mapping[str, Family] = dict(_IN_GGUF) | dict(reversed(_IN_GGUF))
+
+
+# The class that a config.json names -> its model type. Of a model that also reads pictures, only the text is served.
+ARCHITECTURES = {name: kind for family in FAMILIES.values() for name, kind in family.classes.items()}
+# The beginning of an unsupported architecture's name -> the nearest registered model.
+_NEAREST = {"Deepseek": "deepseek-r1-qwen-7b"}
+_NEAREST |= {name: model for family in FAMILIES.values() for name, model in family.nearest.items()}
+ANY = "qwen3-4b"  # the nearest model if none of these matches
+
+
+def _inside(kind: str) -> dict[str, str]:
+    """Return the language models that a model of this type may contain: model type -> class, the usual one first."""
+    of_type = [one for one in FAMILIES.values() if kind in one.classes.values() and kind != one.model_type]
+    others = [one for one in FAMILIES.values() if kind in one.inside]
+    return {one.model_type: next(iter(one.classes)) for one in (*of_type, *others)}
+
+
+def supported(refused: str | None) -> str:
+    """Return the end of a sentence that refuses an architecture: which ones are supported, and the nearest model."""
+    names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
+    return f"supported are {', '.join(names)}; {nearest_model(refused)}"
+
+
+def nearest_model(refused: str | None) -> str:
+    """Return the end of a sentence that refuses an architecture: the nearest registered model, and how to pull it."""
+    nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
+    return f"the nearest model is {nearest}, by `localspec pull {nearest}`."
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the language model's config. A model that also reads pictures has it under `text_config`."""
+    inner, inside = config.get("text_config"), _inside(str(config.get("model_type")))
+    if not inside or not isinstance(inner, dict):
+        return config
+    kind = inner.get("model_type") or next(iter(inside))
+    if kind not in inside:
+        return config
+    outer = {
+        name: value for name, value in config.items() if name not in ("text_config", "vision_config", "audio_config")
+    }
+    stated = {name: value for name, value in inner.items() if value is not None}
+    ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # these include the end of a turn
+    tied = {name: True for name in ("tie_word_embeddings",) if outer.get(name) is True}  # whatever `inner` has
+    return {**outer, **stated, **ends, **tied, "architectures": [inside[kind]], "model_type": kind}

@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.environment import hub_places
 from localspec.errors import LocalspecError
-from localspec.families.supported import ARCHITECTURES, supported
+from localspec.families.table import ARCHITECTURES, supported
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.client import client, localspec_errors, must_be_online, page, server

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake, cannot_read
-from localspec.families.supported import text_config
+from localspec.families.table import text_config
 from localspec.models.registry import TargetCard, known, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.outside_files import parse_json, read_bytes

@@ -12,8 +12,7 @@ from typing import Any
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake, cannot_read
 from localspec.families.gemma4 import GEMMA4, UNIFIED
-from localspec.families.supported import text_config
-from localspec.families.table import FAMILIES
+from localspec.families.table import FAMILIES, text_config
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, Takes, kind_of, kinds
 from localspec.models.registry import TargetCard

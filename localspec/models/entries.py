@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 from localspec.config import nearest, read_toml
 from localspec.errors import UsageMistake
-from localspec.families.supported import ARCHITECTURES
-from localspec.families.table import FAMILIES
+from localspec.families.table import ARCHITECTURES, FAMILIES
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import WEIGHTS, kinds
 from localspec.models.shape import TABLE_KEYS, Shape, whole

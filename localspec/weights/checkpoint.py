@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError, NotHere, cannot_read
-from localspec.families.supported import ARCHITECTURES, supported, text_config
+from localspec.families.table import ARCHITECTURES, supported, text_config
 from localspec.outside_files import JSON_LIMIT, TEXT_LIMIT, parse_json, read_bytes
 from localspec.published_heads import kind_of_heads, why_not_read
 from localspec.quantities import precision_in_words, size

@@ -26,7 +26,7 @@ from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
 from localspec.families.experts import KEYS_IN_GGUF, MixtureSizes, from_gguf
 from localspec.families.model_config import ModelConfig
-from localspec.families.supported import text_config
+from localspec.families.table import text_config
 from localspec.models.default_draft import step_bytes
 from localspec.models.drafter_cards import accepted_kinds, trained_drafters
 from localspec.models.drafter_kinds import TABLE, kinds

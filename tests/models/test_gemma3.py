@@ -21,7 +21,7 @@ from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
-from localspec.families.supported import ARCHITECTURES
+from localspec.families.table import ARCHITECTURES
 from localspec.models.chat_tokenizer import ChatTokenizer
 from localspec.models.messages import Message
 from localspec.models.registry import cards
@@ -236,9 +236,9 @@ def test_embeddings_are_scaled_by_a_root_that_has_as_many_digits_as_they_have(pi
 
 
 def test_the_nearest_model_of_what_is_refused_is_registered(tmp_path: Path):
-    from localspec.families import supported
+    from localspec.families import table
 
-    names = {*supported._NEAREST.values(), supported.ANY}
+    names = {*table._NEAREST.values(), table.ANY}
     known = cards(Paths(tmp_path))
     assert names <= known.keys()
     for name in names:

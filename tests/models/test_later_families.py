@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
-from localspec.families.supported import supported, text_config
+from localspec.families.table import supported, text_config
 from localspec.models.shape import Shape
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target

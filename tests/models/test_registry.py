@@ -8,7 +8,7 @@ from each import each
 from golden import wording
 
 from localspec.errors import LocalspecError, NotHere
-from localspec.families.supported import ARCHITECTURES
+from localspec.families.table import ARCHITECTURES
 from localspec.models.registry import cards, installed, resolve
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect, revision
