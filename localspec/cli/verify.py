@@ -146,7 +146,7 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
         if problems:
             damaged.append(f"{file} is damaged; delete it, and it is made again")
         else:
-            typer.echo(one_line(f"{name}, packed ({file.name}): every weight agrees with its digest."))
+            typer.echo(one_line(f"{name}, {file.name}: every part agrees with its digest."))
     return damaged
 
 
