@@ -3,8 +3,9 @@
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
 (gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
 begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Keys of
-a single family are in that family's file, which is read before these tables. Any other key of the architecture is
-refused, because it may change the arithmetic. Unknown keys elsewhere are ignored.
+a single family are in that family's file, which is read before these tables. In files with experts OFF_WITH_EXPERTS
+comes before NEUTRAL. Any other key of the architecture is refused, because it may change the arithmetic. Unknown keys
+elsewhere are ignored.
 """
 
 import math
@@ -60,7 +61,9 @@ USED: Mapping[str, Callable[[Any], bool]] = {
     "rope.scaling.yarn_log_multiplier": _number(-1e6, 1e6),
     "tensor_data_layout": lambda value: value in ("reference", "Meta AI original pth"),
 }
-_EXPERTS = "no expert is chosen, because expert_count must be 0"
+_EXPERTS = (
+    "without experts it changes nothing; with experts their family or OFF_WITH_EXPERTS has it, or tensors show it"
+)
 _RMS = "every norm of these architectures divides by the root of the mean square"
 _CLASSES = "it is for embeddings and classes, and replies are text"
 # Keys that are ignored, and the reason.
@@ -178,6 +181,14 @@ OFF: Mapping[str, tuple[Any, ...]] = {
         ),
         (),
     ),
+}
+# The same for routers, in files with experts: llama.cpp may compute another choice of experts, or other weights.
+OFF_WITH_EXPERTS: Mapping[str, tuple[Any, ...]] = {
+    "expert_weights_scale": (0, 1),
+    "expert_weights_norm": (True,),
+    "expert_gating_func": (0, 1, 3),  # not named, or a softmax over all or the chosen logits: the same after a norm
+    "expert_group_count": (0, 1),
+    "router_logit_softcapping": (0,),
 }
 # Keys that are accepted only with the value of another key.
 SAME: Mapping[str, str] = {
@@ -352,7 +363,8 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
 
     `own` lists the keys that only this family reads, with a check of each.
     """
-    used = {**USED, **(own or {})}
+    used, experts = {**USED, **(own or {})}, metadata.values.get(f"{named}.expert_count")
+    off = {**OFF, **(OFF_WITH_EXPERTS if experts is not None and any(_by_layer(experts)) else {})}
 
     def refuse(key: str, what: str) -> LocalspecError:
         return LocalspecError(
@@ -369,9 +381,9 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
         if name in used:
             if not all(map(used[name], values)):
                 raise refuse(key, "which is not possible; fetch it again, or choose another")
-        elif name in OFF or name in SAME:
-            if name in OFF:
-                computed = all(one is not None and one in OFF[name] for one in values)
+        elif name in off or name in SAME:
+            if name in off:
+                computed = all(one is not None and one in off[name] for one in values)
             else:
                 others = _by_layer(metadata.values.get(f"{named}.{SAME[name]}"))
                 computed = None not in values and (values == others or len({*values, *others}) == 1)

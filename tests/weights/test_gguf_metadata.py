@@ -58,8 +58,25 @@ def test_every_key_of_the_converters_is_in_the_table():
 def test_no_key_is_in_two_tables():
     names = [*table.USED, *table.NEUTRAL, *table.OFF, *table.SAME]
     assert len(names) == len({*names})
+    assert {*table.OFF_WITH_EXPERTS} < {*table.NEUTRAL}
     names = [*table.USED_ELSEWHERE, *table.TASTE, *table.NEUTRAL_ELSEWHERE]
     assert len(names) == len({*names})
+
+
+@each("named", ["qwen3moe", "qwen35moe", "gpt-oss", "gemma4"])
+@each(
+    "key, usual, other",
+    [
+        ("expert_weights_scale", 1.0, 2.5), ("expert_weights_norm", True, False), ("expert_gating_func", 3, 2),
+        ("expert_group_count", 1, 4), ("router_logit_softcapping", 0.0, 30.0),
+    ],
+)  # fmt: skip
+def test_another_router_is_refused_in_files_with_experts(named, key, usual, other):
+    own, experts = table_of_families.OF_GGUF[named].gguf.keys, {"expert_count": 8, "expert_used_count": 2}
+    check(metadata(named, {**experts, key: usual}), named, own)
+    with pytest.raises(LocalspecError, match=f"sets {named}.{key} = .*, which localspec does not compute"):
+        check(metadata(named, {**experts, key: other}), named, own)
+    check(metadata("llama", {"expert_count": 0, key: other}), "llama")
 
 
 @each("named", FAMILIES)
