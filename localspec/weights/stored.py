@@ -150,7 +150,10 @@ _OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
-    """Return tensors of single experts, which are stored in one for all: [experts, rows, columns], gates before ups."""
+    """Return tensors of single experts, by `names`, out of stored tensors [experts, rows, columns] of all experts.
+
+    Such a tensor has the down projections, or gate and up projections: of each expert the gate before the up.
+    """
     wanted = {name: of for name in names if (of := _OF_EXPERT.fullmatch(name))}
     together = {name: f"{of[1]}.{'down' if of[3] == 'down' else 'gate_up'}_proj" for name, of in wanted.items()}
     stored, found = _find(checkpoint, frozenset(together.values())), {}
@@ -192,10 +195,11 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
         raise LocalspecError(
             f"The config.json in {checkpoint.path} cannot be used ({error}); fetch the model again, or choose another."
         ) from None
-    # Check this before anything is allocated for layers that do not exist.
+    # Check this before anything is allocated for layers and experts that do not exist.
+    experts = f" of {config.experts.count} experts" if config.experts else ""
     if least_parameters(config) > checkpoint.parameters:
         raise LocalspecError(
-            f"{checkpoint.path / 'config.json'} claims {config.num_hidden_layers} layers and a vocabulary of "
+            f"{checkpoint.path / 'config.json'} claims {config.num_hidden_layers} layers{experts} and a vocabulary of "
             f"{config.vocab_size}, more than its {checkpoint.parameters} weights; fetch the model again."
         )
     return config

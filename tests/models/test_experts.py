@@ -83,6 +83,19 @@ def test_in_gguf_weights_of_chosen_experts_sum_to_one(name: str, tmp_path: Path)
     assert (found.count, found.used, found.size) == (8, 2, 256)
 
 
+@each("key", ["num_experts", "moe_intermediate_size"])
+def test_a_config_with_more_experts_than_the_files_have_weights_is_refused_at_once(
+    tiny: Make, tmp_path: Path, key: str
+) -> None:
+    path = copied(tiny(next(iter(MIXTURES))), tmp_path / "many", lambda tensors: tensors)
+    said = json.loads((path / "config.json").read_text())
+    said |= {"num_experts": 8, key: 2**30}
+    said.pop("num_local_experts", None)
+    (path / "config.json").write_text(json.dumps(said))
+    with pytest.raises(LocalspecError, match=rf"claims \d+ layers of {said['num_experts']} experts and a vocabulary"):
+        read_config(inspect(path))
+
+
 def test_a_router_may_choose_all_experts() -> None:
     assert ModelConfig.of({**QWEN3, "num_experts_per_tok": 8}).experts == MixtureSizes(8, 8, 32)
 
