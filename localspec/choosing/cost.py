@@ -17,8 +17,8 @@ TREE = 4e-5  # of a step with a tree, in addition to STEP
 DRAFT = 5e-5  # of drafting, in addition to matrix products
 BESIDE_PRODUCTS = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
-# Bytes per second of small reads from a disk, assumed where they were not measured. A cloud machine's disk reads that
-# many (docs/figures/experts.md); an NVMe disk several times as many.
+# Bytes per second of small reads from a disk, assumed if they were not measured. The disk of a cloud machine reads this
+# many (docs/figures/experts.md), and an NVMe disk several times as many.
 DISK = 0.27e9
 PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
@@ -83,7 +83,11 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class FromDisk:
-    """A cost model for the case that `on_disk` bytes of the experts stay on the disk until a row chooses them."""
+    """A cost model for a model of which `on_disk` bytes of experts have no room in memory.
+
+    The chosen part of these bytes is read from the disk at each forward. Experts in memory are assumed to be chosen as
+    often as those on the disk.
+    """
 
     in_memory: ForwardCostModel
     shape: Shape
@@ -239,8 +243,8 @@ class Rates:
 class Estimate:
     """The estimated cost of a model's forwards.
 
-    `reads`, if known, are the weights that every step reads and those of all experts. Both are bytes divided by the
-    average bytes of a weight, because `rates` are per average weight.
+    `reads`, if known, are (weights that every step reads, weights of all experts). Both are bytes divided by the
+    model's average bytes per weight, because `rates` are per average weight.
     """
 
     shape: Shape

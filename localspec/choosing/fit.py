@@ -119,9 +119,9 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 def on_disk(quantize: str, backend: str, experts: int, over: int) -> int:
     """Return the bytes of experts that stay on the disk if a model needs `over` bytes more memory than it may take.
 
-    The result is 0 if the model fits, or if its experts are not in a mapped file. At most half of the `experts` bytes
-    may stay there: with more, nearly every token would wait for the disk. A model that needs still more memory does not
-    fit.
+    `experts` are the bytes of all experts. The result is 0 if the model fits, or if its experts are not in a mapped
+    file: on other devices, and with dense weights. At most half of the experts may stay on the disk, because reading
+    more for each token would be too slow. A model that needs still more memory does not fit.
     """
     return min(over, experts // 2) if over > 0 and backend == "native" and quantize != "none" else 0
 
@@ -177,7 +177,9 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
         qkv, mixed, window = max(qkv, sizes.read + sizes.values), max(mixed, sizes.values), sizes.read
     floats = shape.hidden_size + qkv + shape.num_heads * padded + mixed + inner + most.head_dim + window
     floats += (shape.num_layers + 1) * shape.layer_inputs[0]
-    if (experts := shape.experts) is not None:  # for each pair of a row and an expert; inputs are in int8
+    if (experts := shape.experts) is not None:
+        # For each row the sum of outputs and the router's logits. For each pair of a row and an expert: channels,
+        # output, and inputs, of which one in int8 with its part of scales and sums takes at most half of a float.
         floats += shape.hidden_size + experts.count + experts.used * (experts.size + 3 * shape.hidden_size // 2)
     widest = max(shape.hidden_size, inner, mixed)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums

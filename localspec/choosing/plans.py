@@ -85,8 +85,8 @@ class RunPlan:
     speed: float  # tokens/s
     measured: bool  # whether the speed was measured here rather than predicted
     cost_effectiveness: float = 0.0  # M
-    on_disk: int = 0  # bytes of experts without room in memory, which a token that needs them reads from the disk
-    active: tuple[int, int] | None = None  # in a model with experts: parameters that a token reads, and all
+    on_disk: int = 0  # bytes of experts without room in memory: they are read from the disk whenever a token needs them
+    active: tuple[int, int] | None = None  # for a model with experts: (parameters that a token reads, all parameters)
     slowed: float = 1.0  # how many times as long a plain forward takes because of `on_disk`, as predicted
     disk_measured: bool = False  # whether the speed of the disk was measured
     most: int = AUTO_NODES  # the most nodes that a draft may have
@@ -346,10 +346,10 @@ def step_bytes(model: Model, precision: Precision) -> float:
 
 
 def read_bytes(model: Model, precision: Precision) -> tuple[float, float]:
-    """Return the bytes of weights that each step of a model reads in this precision, and those of all experts.
+    """Return (bytes that every step of a model reads, bytes of all its experts) of the weights in this precision.
 
-    In blocks they are the sizes of the tensors. Otherwise they are shares of all bytes, in proportion to the number of
-    weights.
+    A step also reads the experts that its rows choose. In blocks the bytes are the sizes of the tensors. Otherwise they
+    are shares of all bytes, in proportion to the number of weights.
     """
     if precision.quantize == BLOCKS and model.block_reads:
         return model.block_reads
@@ -492,7 +492,7 @@ def disk_words(plan: RunPlan) -> str:
     if not plan.on_disk:
         return ""
     slower = ""
-    if plan.slowed >= 1.05:  # shown as 1.1
+    if plan.slowed >= 1.05:  # below that it would be shown as 1.0
         slower = f", so a token takes about {plan.slowed:.1f} times as long"
         slower += "" if plan.disk_measured else f" if that reads {cost.DISK / 1e9} GB/s, as assumed"
     return f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk{slower}"

@@ -31,10 +31,10 @@ from localspec.weights.packed_files import FILED
 
 Prefer = Literal["speed", "memory", "quality"]
 DrafterRule = Literal["auto", "memory", "speed"]
-# At x times a comfortable speed quality counts (1 + FALLING) x² / (x² + FALLING): by half at 5.8 tokens/s, about as
-# fast as people read, by 0.85 at twice that, and by 0.03 at 1.
+# At x times a comfortable speed, up to 1, a model's quality is multiplied by (1 + FALLING) x² / (x² + FALLING): by 0.5
+# at 5.8 tokens/s, about as fast as people read, by 0.85 at twice that, and by 0.03 at 1 token/s.
 FALLING = 0.1
-ON_A_CARD = 1.05  # a model on a graphics card counts this many times, since other programs need the processor
+ON_A_CARD = 1.05  # factor for the quality of a model on a graphics card, since other programs need the processor
 THINKING = 1.5  # a model that thinks before it answers is comfortable at this many times the usual speed
 
 
@@ -230,7 +230,7 @@ def recommend(
     no device of this machine computes with.
     """
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
-    tried: list[tuple[Device, RunPlan]] = []  # the plan that fits on a device, else the smallest one there
+    tried: list[tuple[Device, RunPlan]] = []  # of each device the best plan that fits, or else the smallest one
     for device in machine.devices:
         if not (open_ones := possible_precisions(model, precisions(as_computed(device, model)))):
             continue
@@ -303,10 +303,11 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
 
 
 def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer: Prefer | None = None) -> str:
-    """Return sentences about the mixtures of experts that are better than the model taken; "" if there are none.
+    """Return sentences about the mixtures of experts that are better than `taken`, or "".
 
-    They say why each is not taken: because it does not fit, or because its speed counts for more than its quality.
-    `prefer` is that of `preferred`, which may have taken a model for another reason.
+    `taken` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. For a mixture
+    that fits, the sentence has its predicted speed, and a clause if speed is why it was not taken; `prefer` may be
+    another reason. Of those that do not fit, the smallest has its reason, and the others are only named.
     """
     better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
     fitting = sorted((one for one in better if one.fits), key=lambda one: one.worth, reverse=True)
@@ -325,7 +326,8 @@ def _better(one: Recommendation) -> str:
 
 
 def _slower(one: Recommendation, taken: Recommendation, prefer: Prefer | None) -> str:
-    """Return a clause about a better mixture that fits: its speed, and whether speed is why it is not taken."""
+    """Return the predicate of a sentence about a better mixture that fits: its speed, and whether that is why it is not
+    taken."""
     assert one.plan is not None
     disk = f" with {size(one.plan.on_disk)} of its experts on the disk" if one.plan.on_disk else ""
     thinks = " and thinks before it answers" if one.thinks else ""

@@ -11,7 +11,8 @@ from typing import Any
 from localspec.families.family import GgufFile, Names
 from localspec.families.reading import NotComputed, check, positive
 
-SIZE, WIDTH = 16, 32  # in the CPU engine the channels of an expert, and of states, are multiples of these
+# The CPU engine needs experts whose inner channels, and states whose channels, are multiples of these.
+_MULTIPLE_OF_SIZE, _MULTIPLE_OF_STATES = 16, 32
 
 # Tensors of the experts. A name with braces stands for one tensor of each expert.
 IN_SAFETENSORS: Names = {
@@ -24,6 +25,7 @@ IN_GGUF: Names = {
     "experts.gate_up_proj.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
     "experts.down_proj.weight": ("ffn_down_exps.weight",),
 }
+# In the order in which `from_gguf` reads them.
 KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"), positive)
 
 
@@ -31,33 +33,40 @@ KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_
 class MixtureSizes:
     """The sizes of a layer's mixture of experts.
 
-    With `beside`, the layer also has an MLP of `intermediate_size` channels for all tokens, and its output is added. If
-    that MLP is `gated`, its output is first multiplied by a number per token. With `norms`, router, experts and MLP
-    each have norms, and each expert has a scale (Gemma 4).
+    With `beside`, the layer also has an MLP of `intermediate_size` channels, through which every token passes. The
+    output of the MLP is added to the output of the experts; if the MLP is `gated`, it is first multiplied by a number
+    between 0 and 1 for each token (Qwen3.5). With `norms`, router, experts and MLP each have norms, and the weights of
+    each expert are multiplied by a number (Gemma 4).
     """
 
     count: int  # experts of a layer
-    used: int  # experts that a token is given to
-    size: int  # channels of an expert
-    normalised: bool = True  # the weights of the chosen experts sum to 1
+    used: int  # experts that the router chooses for a token
+    size: int  # inner channels of an expert
+    normalised: bool = True  # whether the weights of the chosen experts sum to 1; otherwise those of all experts do
     beside: bool = False
     gated: bool = False
     norms: bool = False
 
 
 def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
-    """Return the sizes that a config.json has under these keys. Raises ValueError for impossible sizes."""
+    """Return the sizes in a config.json, `found`, under the keys `count`, `used` and `size`.
+
+    Raises ValueError for impossible sizes, and NotComputed for widths that the CPU engine does not compute.
+    """
     for name in (count, used, size):
         check(found, name, positive)
     if found[used] > found[count]:
         raise ValueError(f"{used} = {found[used]} is more than {count} = {found[count]}")
-    if found[size] % SIZE or found["hidden_size"] % WIDTH:
+    if found[size] % _MULTIPLE_OF_SIZE or found["hidden_size"] % _MULTIPLE_OF_STATES:
         raise NotComputed(f"experts of {found[size]} channels on states of {found['hidden_size']}")
     return MixtureSizes(found[count], found[used], found[size], normalised)
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
-    """Return the sizes in a GGUF file, under these keys of config.json. Raises ValueError if one is missing."""
+    """Return the sizes in the metadata of a GGUF file, under the family's keys in config.json: `count`, `used`, `size`.
+
+    Raises ValueError if one is missing.
+    """
     found = dict(zip((count, used, size), map(file.number, KEYS_IN_GGUF), strict=True))
     if missing := next((key for key, value in found.items() if value is None), None):
         raise ValueError(f"it does not say its {missing}")

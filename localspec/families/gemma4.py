@@ -1,15 +1,17 @@
 """Gemma 4: a Gemma 3 whose layers differ from each other.
 
-Layers without a window have their own heads, and the last layers read keys and values of earlier layers. Values have a
-norm, and one projection may make both keys and values. The output of a layer is multiplied by a number. In small models
-each layer reads an input by the token's id. The factor of a norm is its weight, not one plus its weight.
+Layers without a window have heads of another number and width, and the last layers read keys and values of earlier
+layers. Values have a norm, and one projection may make both keys and values. The output of a layer is multiplied by a
+number. In small models each layer has an additional input, which is looked up by the token's id. The 26B-A4B has
+experts in each layer in addition to the MLP. The factor of a norm is its weight, not one plus its weight.
 
 In GGUF, an array says which layers have a window. The rotation of the others is in `rope_freqs.weight`, which divides
-the channels that are not rotated by 1e30.
+the frequencies of the channels that are not rotated by 1e30.
 
 The 12B has another model type, `gemma4_unified`, but the same arithmetic.
 
-The sizes and the rotation of the model are those of layers without a window.
+In names below, `whole` stands for layers without a window and `local` for layers with one. `num_key_value_heads`,
+`head_dim` and `rope_parameters` of a ModelConfig are those of layers without a window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,7 @@ from localspec.families.reading import by_pattern, check, number, positive, two_
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    # text is read from left to right
+    # "vision": attention has both directions only within images, which localspec does not read
     check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))
     width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
     check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))
@@ -38,7 +40,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("attention_k_eq_v", "use_double_wide_mlp"):
         check(found, name, lambda value: isinstance(value, bool))
     types = found["layer_types"] or by_pattern(found["num_hidden_layers"], 6)
-    types = (*types[:-1], "full_attention")
+    types = (*types[:-1], "full_attention")  # whatever the file says of the last layer, as in transformers
     whole = _whole_heads(found, types)
     said = {
         "layer_types": types,
@@ -58,7 +60,11 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
-    """Return (key heads, channels of a head) of layers without a window, from published or saved files."""
+    """Return (key heads, channels of a head) of layers without a window.
+
+    Published files have separate keys for them. Files that transformers saved have a table `per_layer_config`. Raises
+    ValueError for impossible sizes.
+    """
     heads, by_layer = found["num_key_value_heads"], found.get("per_layer_config")
     if by_layer is None:
         own = found["num_global_key_value_heads"] if found["attention_k_eq_v"] else None
@@ -67,6 +73,7 @@ def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, i
         at = {str(layer) for layer, kind in enumerate(types) if kind == "full_attention"}
         tables = list(by_layer.values()) if isinstance(by_layer, dict) else [None]
         possible = all(isinstance(one, dict) and one == tables[0] for one in tables)
+        # the table's keys are numbers of layers, perhaps with leading zeros; an empty table changes nothing
         if not possible or {str(name).lstrip("0") or "0" for name in by_layer} not in (at, set()):
             raise ValueError("per_layer_config: layers without a window must have the same sizes")
         said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
@@ -80,6 +87,7 @@ def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, i
 
 
 def _layers(found: Mapping[str, Any], types: Sequence[str], whole: tuple[int, int]) -> tuple[LayerSizes, ...]:
+    """Return the sizes of each layer. Raises ValueError if layers cannot share keys and values as the file says."""
     shared, wide = found["num_kv_shared_layers"], found["intermediate_size"]
     first = len(types) - shared if type(shared) is int else -1
     if not 0 < first <= len(types) or (shared and {*types[:first]} != {*types}):

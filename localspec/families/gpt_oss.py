@@ -14,11 +14,13 @@ from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
 from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, Sampled
 from localspec.families.reading import NotComputed, by_pattern, check, number
 
-# The clamped gate, of g at most _LIMIT and u within ±_LIMIT, is g σ(_ALPHA g) (u + 1).
+# The output of the clamped gate for a gate g and an up u is g σ(_ALPHA g) (u + 1), where g is first limited to at most
+# _LIMIT, and u to ±_LIMIT.
 _ALPHA, _LIMIT = 1.702, 7.0
 
 
 def _types(layers: int) -> tuple[str, ...]:
+    """Return the kinds of layers: windows in the first, the third, and so on."""
     return by_pattern(layers, 2)
 
 
@@ -42,7 +44,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
         "layer_types": types if content["sliding_window"] else ["full_attention"] * len(types),
         "attention_bias": True,
         "mlp_bias": True,
-        # `truncate` is not in the file; its config.json has this value
+        # the file lacks `truncate`; the published config.json has this value
         "rope_parameters": {**rope, "truncate": False} if rope["rope_type"] == "yarn" else rope,
     }
 

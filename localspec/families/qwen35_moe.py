@@ -1,6 +1,7 @@
-"""Qwen3.5 and 3.6 with experts (35B-A3B): each MLP is replaced by a mixture, plus a shared expert that all tokens pass.
+"""Qwen3.5 and 3.6 with experts (35B-A3B): a mixture in the place of each MLP, plus an expert that every token passes.
 
-The output of the shared expert is multiplied by σ(w · h), where h is the token's state and w is `shared_gate`.
+The latter is the shared expert, computed as an MLP. Its output is multiplied by σ(w · h), where h is its input and w is
+`shared_gate`.
 """
 
 from collections.abc import Mapping

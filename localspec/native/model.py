@@ -142,6 +142,7 @@ class NativeModel:
             layer.router = linear("router")
             layer.expert_gate_up, layer.expert_down = linear("experts.gate_up_proj"), linear("experts.down_proj")
             if (bias := self.weights.get(f"{prefix}experts.gate_up_proj.bias")) is not None:
+                # unlike the matrix, [gates of all, ups of all], the library wants biases as [gates, ups] of each expert
                 by_expert = bias.reshape(2, sizes.experts.count, sizes.experts.size).swapaxes(0, 1).copy()
                 self._arrays.append(by_expert)
                 layer.expert_gate_up.bias = address(by_expert)

@@ -28,9 +28,11 @@ def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, to
 
 
 class Experts(nn.Module):
-    """A mixture of the experts of a layer. `gate_up_proj` has the gates of all experts, then the ups of all.
+    """The mixture of experts of a layer.
 
-    `gated` is the activation (gate, up) -> product. With `exact` drafts are computed row by row on a CPU, too.
+    `gate_up_proj` has the gates of all experts, then the ups of all, and `down_proj` the matrices of all experts.
+    `gated` is the activation (gate, up) -> product. On a GPU, and with `exact` on a CPU, up to AT_ONCE rows are
+    computed row by row.
     """
 
     def __init__(
@@ -81,7 +83,10 @@ class Experts(nn.Module):
     def _by_expert(
         self, layer: Linear | QuantizedLinear, parts: int
     ) -> list[list[tuple[torch.Tensor, torch.Tensor | None]]]:
-        """Return (weight, bias) as [expert][part]. `parts` is 2 for a matrix of gates and ups, and 1 for downs."""
+        """Return (weight, bias) of each expert in the stacked matrices of all, as [expert][part].
+
+        `parts` is 2 for gates and ups, and 1 for downs.
+        """
         count, weight = self.sizes.count, layer.weight
         rows = weight.shape[0] // parts // count
         weights = weight.view(parts, count, rows, -1)
@@ -93,8 +98,12 @@ class Experts(nn.Module):
 
 
 def experts_together(tensors: Mapping[str, torch.Tensor], count: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model's directory, with the matrices of its `count` experts stacked, gates before ups."""
-    first = ".experts.0."
+    """Return `tensors` of the Hugging Face layout with the matrices of each layer's `count` experts in two tensors.
+
+    `experts.gate_up_proj` is [experts, gates and then ups, hidden_size], and `experts.down_proj` is [experts,
+    hidden_size, size].
+    """
+    first = ".experts.0."  # each layer with experts has this one
     found = {name: one for name, one in tensors.items() if ".experts." not in name}
     for layer in {name.partition(first)[0] for name in tensors if first in name}:
 

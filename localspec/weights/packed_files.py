@@ -31,7 +31,9 @@ STALLED = 30.0  # seconds after which a process that writes nothing is no longer
 GPU_SUFFIX = ".safetensors"  # of files packed for a GPU, which another library reads
 # Packings that are saved on disk. Dense weights are read about as fast from the model's own files.
 FILED = ("int8", "int4")
-ROUNDED = "rounded"  # in the name of a file in blocks, for a registration with types without kernels
+ROUNDED = (
+    "rounded"  # in the name of the second file of a registration: rounded blocks, or those of a model with experts
+)
 
 
 _BEGIN = 2**16  # bytes of a packed file in which the name of its model is
