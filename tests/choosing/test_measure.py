@@ -40,7 +40,6 @@ from localspec.machine.hardware import physical_cores
 from localspec.models.registry import TargetCard, resolve
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
-from localspec.weights.checkpoint import revision
 from localspec.weights.draft_role import as_draft
 from localspec.weights.fingerprint import Identity
 
@@ -151,7 +150,7 @@ def test_what_a_draft_model_costs_in_its_form_says_nothing_of_the_model_as_it_an
 def test_costs_of_the_form_that_is_asked_for_come_first_and_the_usual_ones_serve(store: Store, card) -> None:
     forms = {(False, None): flat(0.05), (False, 8192): flat(0.06), (True, None): flat(0.07), (True, 8192): flat(0.08)}
     for number, (form, costs) in enumerate(forms.items()):
-        about_it = model_subject(revision(card.path), *FORM, *form)
+        about_it = model_subject(weights(card), *FORM, *form)
         store.measurements.remember("costs", about_it, costs.as_list())
         assert known(store, *form).of(card, *FORM).costs == costs
         others = (known(store, *other).of(card, *FORM).costs for other in forms)
