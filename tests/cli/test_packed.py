@@ -486,11 +486,11 @@ def test_verify_sees_weights_that_changed_between_the_samples(home, hub: Hub, ti
     from weights.test_changed_weights import bytes_of, change_unseen
     from weights.test_opening import copied
 
-    from localspec.weights import fingerprint
+    from localspec.weights import file_fingerprint
 
-    monkeypatch.setattr(fingerprint, "SETTLED", 0)
+    monkeypatch.setattr(file_fingerprint, "SETTLED", 0)
     path = copied(tiny("qwen2-one-key-head").path, tmp_path / "model")
-    monkeypatch.setattr(fingerprint, "SAMPLES", 16)
+    monkeypatch.setattr(file_fingerprint, "SAMPLES", 16)
     before = bytes_of(load(path, "int8", "", 1, Reporter(), Paths(home)))
     assert at(home, hub, "verify", str(path)).returncode == 0
     change_unseen(path, monkeypatch, times)
