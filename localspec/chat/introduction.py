@@ -18,7 +18,7 @@ STARTERS = (
     "Write one short paragraph three times, word for word.",
     "Make this more polite: send me the report today.",
 )
-ELSEWHERE = "It answers on a server: everything you write goes there. Conversations are saved here."
+ELSEWHERE = "The model answers on a server: everything you write is sent there. Conversations are saved here."
 TINY = 100e6  # parameters up to which a model can answer none of those prompts
 # What models of up to this many parameters are usually good for.
 EXPECTATIONS = (

@@ -301,7 +301,7 @@ def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingSta
     if by_itself is None and model.choice.engine == "server":
         now = "auto" if requested is None else "on" if requested else "off"
         return ThinkingState(
-            f"The server is asked for it and may ignore it: /think {now}.", "off" if requested else "on"
+            f"The server is asked to do this, and may ignore it: /think {now}.", "off" if requested else "on"
         )
     if by_itself is None:
         # /think is refused in this case.
@@ -310,4 +310,4 @@ def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingSta
     now = "auto" if requested is None else "on" if requested else "off"
     others = " and ".join(f"/think {word}" for word in WORDS if word != now)
     does = "thinks before it answers" if thinks else "answers without thinking"
-    return ThinkingState(f"The model {does} (/think {now}); there are {others}.", "off" if thinks else "on")
+    return ThinkingState(f"The model {does} (/think {now}). Also possible: {others}.", "off" if thinks else "on")

@@ -286,7 +286,7 @@ def _choice(
     precision, predicted, named = plan.precision, _is_of(plan.candidate, drafter), settings.drafter != "auto"
     parts = kind_of(drafter.drafter).parts
     chose_none = drafter.drafter == "none" and not settings.plain
-    as_named = f"{drafter.drafter} as asked, in {precision}{expert_words(plan)}"
+    as_named = f"{drafter.drafter}, as you asked, in {precision}{expert_words(plan)}"
     return Choice(
         target=card,
         device=precision.device.name,

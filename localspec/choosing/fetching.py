@@ -83,8 +83,8 @@ def pull_set(
     if drafter == "none":
         return PullSet(model_source, "only the model, as you asked")
     if drafter == MTP and comes_with_mtp(entry.architecture):
-        return PullSet(model_source, f"{MTP} as asked; its layer comes with the model")
-    return PullSet((*model_source, *_named(entry, card, drafter)), f"{drafter} as asked")
+        return PullSet(model_source, f"{MTP}, as you asked; its layer comes with the model")
+    return PullSet((*model_source, *_named(entry, card, drafter)), f"{drafter}, as you asked")
 
 
 def _sources_of(found: Recommendation) -> tuple[Source, ...]:

@@ -91,7 +91,7 @@ class ChatAndServer(NamedTuple):
                 trouble = start_server(settings, card, keep, reporter)
                 with suppress(NoServer):  # also after a failure: another process may have been faster
                     return SocketEngine.open(place, card, settings, system, reporter, here, keep)
-                trouble = trouble or "It ended before it had loaded the model."
+                trouble = trouble or "The server ended before it had loaded the model."
                 reporter.notice(f"no server was started, so this process answers. {trouble}")
         except ServerDiffers as why:
             if keep:
@@ -164,12 +164,12 @@ def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: R
                         errors.seek(0)
                         return _last_sentence(errors.read(2**16))
     process.terminate()
-    return f"It did not start within {START_SECONDS:.0f} s."
+    return f"The server did not start within {START_SECONDS:.0f} s."
 
 
 def _last_sentence(said: bytes) -> str:
     """Return the last sentence that a process printed before it ended."""
-    found = said.decode("utf-8", "replace").splitlines() or ["It ended without a message."]
+    found = said.decode("utf-8", "replace").splitlines() or ["The server ended without a message."]
     return one_line(found[-1].removeprefix("localspec: "))
 
 

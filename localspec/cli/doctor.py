@@ -283,7 +283,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
     yield f"Fetch it with: localspec pull {best.card.name}"
     yield from filter(None, [_experts(best), best.idle, survey.mixture])
     if best.gated:
-        yield "It is gated: you need an account at the hub and must accept its terms; that command tells you where."
+        yield "The model is gated: you need an account at the hub and must accept its terms; that command says where."
         yield "Every model that fits here is gated."
     if chosen is not None:
         yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
@@ -293,7 +293,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
 def _experts(one: Recommendation) -> str:
     """Return a sentence about a model's experts, or "" if it has none."""
     return (
-        f"It is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."
+        f"The model is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."
         if one.plan and one.plan.active
         else ""
     )
@@ -335,7 +335,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
         path = shlex.quote(str(one.path))
         yield f"{one.program} has {one.name}, {size(one.bytes)}. Use it: localspec import {path}"
     if (rest := len(survey.found) - MOST_FOUND) > 0:
-        yield f"There {'is one more' if rest == 1 else f'are {rest} more'} of them; --json lists all."
+        yield f"There {'is 1 more such model' if rest == 1 else f'are {rest} more such models'}; --json lists all."
 
 
 def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:

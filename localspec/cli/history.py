@@ -127,9 +127,9 @@ def export(conversations: Ids = None, as_json: AsJson = False) -> None:
 @app.command()
 def rm(
     conversations: Ids = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them, and unsent prompts.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All conversations, and unsent prompts.")] = False,
     older_than: Annotated[
-        str | None, typer.Option(metavar="AGE", help="Those unused for this long: 12h, 30d, 4w or 1y.")
+        str | None, typer.Option(metavar="AGE", help="Conversations unused for this long: 12h, 30d, 4w or 1y.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -228,7 +228,7 @@ def _in_words(one: PublishedDrafter) -> str:
     """Return a published drafter in words."""
     where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
     if one.source is None and one.kind in kinds("published"):
-        where = "in its own files, if anywhere"
+        where = "part of the model's files, if they include it"
     if one.source is None and one.kind in kinds("weights"):
         where = f"nobody publishes one; `localspec train {one.kind}` makes it"
     accepted = f", {one.accepted.length} tokens/step ({one.accepted.source})" if one.accepted else ""

@@ -137,7 +137,7 @@ class Drafter(TrainedDrafter):
         specs["head.weight"] = TensorSpec((vocabulary, width))
         if options.clusters:
             if vocabulary % options.clusters:
-                raise UsageMistake(f"{vocabulary} tokens are not in {options.clusters} clusters of equal size.")
+                raise UsageMistake(f"{vocabulary} tokens cannot form {options.clusters} clusters of equal size.")
             specs |= {
                 "centroids.weight": TensorSpec((options.clusters, width)),
                 "members": TensorSpec((vocabulary,), "int64"),

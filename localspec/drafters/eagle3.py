@@ -77,7 +77,7 @@ class Eagle3Options:
         found = replace(self, vocabulary=vocabulary, states=states)
         if max(found.places) >= sizes.num_layers:
             raise UsageMistake(
-                f"states = {self.states!r} of eagle3 are not all before one of the model's {sizes.num_layers} layers; "
+                f"states = {self.states!r} of eagle3 is not possible for a model of {sizes.num_layers} layers; "
                 f"give indices from 0 to {sizes.num_layers - 1}."
             )
         return found

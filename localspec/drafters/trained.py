@@ -144,7 +144,7 @@ class TrainedDrafter(ABC):
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
         """Continue from a state, as `Drafter.resume` does."""
-        assert held.cache is None, "a drafter with a cache takes it back"
+        assert held.cache is None, "a drafter with a cache must restore it"
 
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:

@@ -124,8 +124,8 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
     rope = dict(target.config.rope_parameters)
     if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UsageMistake(
-            f"The head in {trained.path} rotates as its model does, by '{rope['rope_type']}' or a part of each "
-            f"head, which {engine.label} does not support for a Llama; the nearest is a small model, draft_model:MODEL."
+            f"The head in {trained.path} has its model's rotary positions ('{rope['rope_type']}', or a part of each "
+            f"head), which {engine.label} lacks for a Llama; the nearest is a small model, draft_model:MODEL."
         )
     theta = rope.pop("rope_theta")
     config = {
@@ -145,7 +145,7 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
         _copy_licences(checkpoint.path, directory)
 
     heads = ((target.sizes.num_heads, target.sizes.num_kv_heads),)
-    notes = (f"{engine.label} drafts a chain with it, where a tree by calibrated chances is drafted here.",)
+    notes = (f"{engine.label} drafts only chains with this head; localspec drafts trees.",)
     return Counterpart("eagle3 head", options.depth, write, heads, notes)
 
 
@@ -177,8 +177,8 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
         sizes = replace(layers_of(target.sizes, options), vocab_size=vocab_size, tied=target.sizes.tied)
         form, content = "draft model", {**target.config.content, **_layers(sizes, target.config.content)}
         notes = (
-            f"Its masks differ by depth, which no other engine supports: {engine.label} drafts token by token with "
-            "its layers, and with a copy of the model's embedding and head.",
+            f"The drafter has one mask for each depth, which no other engine supports: {engine.label} drafts token by "
+            "token with its layers, and with a copy of the model's embedding and head.",
         )
 
     def write(directory: Path) -> None:
@@ -234,7 +234,7 @@ def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tu
         )
     if "parallel draft model" in engine.forms:
         return "parallel draft model", ()
-    return "draft model", (f"{engine.label} drafts token by token with it; its mask token is of no use there.",)
+    return "draft model", (f"{engine.label} drafts token by token with this model, without its mask token.",)
 
 
 def _write_model(

@@ -164,7 +164,7 @@ def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) 
     factors = np.array(parameters["long_factor" if context > original else "short_factor"], np.float32)
     powers = _powers(parameters["rope_theta"], _rotary_dim(config, parameters))
     if factors.shape != powers.shape:
-        raise ValueError(f"{len(powers)} factors of channels are needed, and there are {factors.size}")
+        raise ValueError(f"they have {factors.size} factors for {len(powers)} channels")
     scaling = parameters.get("attention_factor")
     if scaling is None:
         scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

@@ -235,7 +235,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
             "fp16 weights."
         )
     # Many models of a supported architecture still name code from before transformers supported them.
-    return ("It comes with code (auto_map), which is neither fetched nor run.",) if own_code else ()
+    return ("The model comes with code (auto_map), which is neither fetched nor run.",) if own_code else ()
 
 
 def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:

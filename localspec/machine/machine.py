@@ -177,7 +177,7 @@ def torch_trouble() -> str | None:
         found = f"NVIDIA driver {driver.branch or 'of an unknown version'} found"
         best = next((name for oldest, name in _CUDA_BUILDS if driver.branch >= oldest), None)
         if best is None and driver.branch:
-            return f"{found}, and torch {build.version} needs {_CUDA_BUILDS[-1][0]} or newer: update it."
+            return f"{found}, and torch {build.version} needs {_CUDA_BUILDS[-1][0]} or newer: update the driver."
         best = best or _CUDA_BUILDS[-1][1]
         if build.cuda is None:
             return f"{found}, torch {build.version} is a CPU build: {_install(plain, best)}"

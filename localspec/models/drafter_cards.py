@@ -53,8 +53,8 @@ def mtp_layer(path: Path) -> MtpLayer:
     if (layers := config.get("mtp_num_hidden_layers", 1)) != 1 or config.get("mtp_use_dedicated_embeddings"):
         what = "its own embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
         raise LocalspecError(
-            f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single one "
-            "that shares the model's; use another drafter."
+            f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single layer "
+            "that uses the model's embedding; use another drafter."
         )
     shapes = [entry["shape"] for entry in entries.values()]
     offsets = [entry["data_offsets"] for entry in entries.values()]

@@ -187,8 +187,8 @@ def read_entries(file: Path) -> Iterator[Entry]:
             )
         if ("gguf" in entry or "bytes" in entry) and not {"gguf", "bytes", "repo"} <= entry.keys():
             raise UsageMistake(
-                f"M{of[1:]} is of GGUF files only with repo, gguf and bytes together; give all three, or leave out "
-                "gguf and bytes."
+                f"M{of[1:]} describes GGUF files only if it has repo, gguf and bytes; give all three, or leave "
+                "out gguf and bytes."
             )
         if "forms" in entry and "repo" not in entry:
             raise UsageMistake(f"M{of[1:]} has forms but no repo; add a repo, or remove the forms.")
@@ -242,7 +242,7 @@ def _source(table: Mapping[str, Any], of: str) -> Source | None:
             raise UsageMistake(f"gguf = {table['gguf']!r} of {of} names no type of GGUF files, such as Q8_0.") from None
         raise UsageMistake(
             f'repo = {table["repo"]!r} of {of} names no repository; write repo = "org/name", and revision = "…" '
-            "for another than main."
+            "if it is not main."
         ) from None
 
 

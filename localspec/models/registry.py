@@ -287,8 +287,8 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
     """Raise LocalspecError if a damaged packed file may be the model of this name."""
     if file := damaged_of(name, paths or Paths(home())):
         raise LocalspecError(
-            f"{name} is not here, unless it is {file}, which is damaged; delete that with `localspec rm {file}`, and "
-            "import its GGUF file or pull it again."
+            f"{name} is not here, or is the damaged file {file}; delete that with `localspec rm {file}`, and import "
+            "its GGUF file or pull it again."
         )
 
 

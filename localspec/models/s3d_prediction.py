@@ -195,9 +195,9 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
     if generated is not None:
         parts.append(f"the tree that is verified brought {generated:.2f} in replies of the model")
     parts.append(
-        f"as a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, that should be "
-        f"{(generated or found) / (draft + verify):.2f} times as fast as plain decoding, and "
-        f"{improvement(gamma, beta, constants):.2f} by the paper's constants"
+        f"a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, so this should be "
+        f"{(generated or found) / (draft + verify):.2f} times as fast as plain decoding "
+        f"({improvement(gamma, beta, constants):.2f} by the paper's constants)"
     )
     return "; ".join(parts) + "."
 

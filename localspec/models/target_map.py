@@ -71,7 +71,7 @@ def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
     headers = tensor_headers(file)
     shapes = {name: tuple(headers[name]["shape"]) for name in (WEIGHT, BIAS) if name in headers}
     if others := [headers[name]["dtype"] for name in shapes if headers[name]["dtype"] not in _FLOATS]:
-        raise LocalspecError(f"{file} has numbers of type {others[0]}, but a map has {', '.join(_FLOATS)}.")
+        raise LocalspecError(f"{file} is of the type {others[0]} instead of {', '.join(_FLOATS)}; use another drafter.")
     weight = shapes.get(WEIGHT, ())
     has_bias = bool(config.get("pard2_proj_bias", config.get("proj_bias", False))) and BIAS in shapes
     fits = len(weight) == 2 and weight[0] == config.get("hidden_size") and shapes.get(BIAS, weight[:1]) == weight[:1]

@@ -92,7 +92,7 @@ class KVCache:
     def slots_of(self, layer: int) -> torch.Tensor:
         """Return keys and values of all slots of a layer, [2, num_kv_heads, slots, head_dim]."""
         place = self._places[layer]
-        assert place is not None, f"layer {layer} keeps nothing"
+        assert place is not None, f"layer {layer} has no keys and values"
         return self._slots[place[0]][place[1]]
 
     @torch.inference_mode()

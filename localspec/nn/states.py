@@ -130,7 +130,7 @@ class LayerStates:
         """Return the state after the first `length` tokens, which must be reachable."""
         nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
         if nearest.length < self._first:  # from here on it is the earliest with rows after it
-            assert nearest.length == length, f"{length} tokens are no text that it can go back to"
+            assert nearest.length == length, f"the state after {length} tokens was not saved"
             self._first = length
         if nearest.length < length:
             first = nearest.length - self._first

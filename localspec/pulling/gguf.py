@@ -105,7 +105,7 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     if (least := share * sizes[packing]) > usable:
         wanted, left = distinct(size, int(least), usable)
         return False, f"{part.source} takes about {wanted}{held}, of {left} that may be used"
-    more = "the file itself will say"
+    more = "the file will show how much it really is"
     if sizes[packing] > usable:
         more = "the rest of its experts stays on the disk, so it will be slower"
     copy = second_copy(part.weights, settings) if experts else ""
@@ -218,7 +218,7 @@ class Instead:
         elif "qat" in self.form.source.repo.lower():
             near = f"{kind} is the form for which the publisher trained the model"
         return (
-            f"in place of {self.original}{about}: that would be packed to {self.packing}, and {near}; a GPU, "
+            f"instead of {self.original}{about}, which would be packed in {self.packing}; {near}. A GPU, "
             "training and other precisions need the original, which --original fetches"
         )
 

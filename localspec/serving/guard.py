@@ -62,7 +62,7 @@ class Guard:
             return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
         if not own and (self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
-            told = "is missing" if not keys else "is another one"
+            told = "is missing" if not keys else "is wrong"
             return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
         lengths = headers.get(b"content-length", [])
         if any(_length(one) > LONGEST_BODY for one in lengths):

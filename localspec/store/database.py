@@ -39,7 +39,7 @@ from localspec.store.opening import (
 NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 _MAKE_ROOM = "make room on its disk to change it"
 _REMEDIES = {  # by the reason why a database cannot be written; the first match counts
-    "locked": "wait for what else uses it",
+    "locked": "wait until other programs no longer use it",
     "full": _MAKE_ROOM,
     "No space": _MAKE_ROOM,
     "quota": _MAKE_ROOM,

@@ -188,7 +188,7 @@ def fitted(
         found[ours] = whole
     if others := sorted(name for name in stored.keys() - used if not (ignored and re.search(ignored, name))):
         raise LocalspecError(
-            f"'{others[0]}' in {path} is not a part of {what}, which would draft differently from its training; "
+            f"'{others[0]}' in {path} is not a tensor of {what}, so the drafter would not draft as it was trained; "
             "use another drafter."
         )
     return found

@@ -150,8 +150,8 @@ def only_packed(path: Path) -> NotHere:
             "registered model with `localspec pull NAME --original`."
         )
     return NotHere(
-        f"{header.origin.name} is here only packed in {packings}, and this needs its original weights; fetch them "
-        f"with `localspec pull {header.origin.repo or header.origin.name}`."
+        f"{header.origin.name} is here only packed in {packings}, but this command needs its original weights; fetch "
+        f"them with `localspec pull {header.origin.repo or header.origin.name}`."
     )
 
 
@@ -207,8 +207,8 @@ def moved(header: packed_file.Header, missing: Path) -> str:
         what, back = "has changed since it was imported", again(origin)
         if not origin.repo:  # an import is a model by another name
             back = (
-                f"put back the file that it was, or delete {origin.name} with `localspec rm {origin.name}`; "
-                f"`localspec import {missing}` makes a model of what is there now"
+                f"restore the earlier file, or delete {origin.name} with `localspec rm {origin.name}`; "
+                f"`localspec import {missing}` imports the file that is there now"
             )
     else:
         what, back = "is not there", "put it back, or run `localspec import` with its new path"

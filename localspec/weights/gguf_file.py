@@ -279,7 +279,7 @@ class _Reader:
     def _fetch(self, at: int, count: int) -> int:
         """Read until `count` bytes from `at` on are available. Return how many bytes of the file were read."""
         if count > self._most - at:
-            raise ValueError(f"{count} bytes are to follow where {self._most - at} are left, or may be")
+            raise ValueError(f"it announces {count} bytes where at most {self._most - at} can follow")
         while len(self._content) < at + count:
             piece = self._stream.read(
                 min(max(_PIECE, at + count - len(self._content)), self._most - len(self._content))

@@ -65,7 +65,7 @@ _EXPERTS = (
     "without experts it changes nothing; with experts their family or OFF_WITH_EXPERTS has it, or tensors show it"
 )
 _RMS = "every norm of these architectures divides by the root of the mean square"
-_CLASSES = "it is for embeddings and classes, and replies are text"
+_CLASSES = "it is for models that return embeddings or classes, not text"
 # Keys that are ignored, and the reason.
 NEUTRAL: Mapping[str, str] = {
     "vocab_size": "the rows of the embedding are counted",
@@ -250,15 +250,15 @@ NEUTRAL_ELSEWHERE: Mapping[str, str] = {
         ),
         _CARD,
     ),
-    "general.sampling.sequence": "the samplers of localspec have one order",
-    "general.sampling.xtc_threshold": "xtc_probability says whether there is XTC",
-    "general.sampling.penalty_last_n": "penalty_repeat says whether there is a penalty",
-    "general.sampling.mirostat_tau": "mirostat says whether there is Mirostat",
-    "general.sampling.mirostat_eta": "mirostat says whether there is Mirostat",
+    "general.sampling.sequence": "the samplers of localspec have a fixed order",
+    "general.sampling.xtc_threshold": "xtc_probability turns XTC on or off",
+    "general.sampling.penalty_last_n": "penalty_repeat turns the penalty on or off",
+    "general.sampling.mirostat_tau": "mirostat turns Mirostat on or off",
+    "general.sampling.mirostat_eta": "mirostat turns Mirostat on or off",
     "general.tensor_extra.": "it describes how tensors were made",
     "split.no": "the name of a file says which part it is",
     "tokenizer.chat_templates": "it lists the names of further templates",
-    "tokenizer.chat_template.": "further templates are for tools, and the first one serves",
+    "tokenizer.chat_template.": "further templates are for tools, and only the first one is used",
     "tokenizer.ggml.added_tokens": "the types of tokens show which were added",
     "tokenizer.ggml.token_type_count": _OTHER_KIND,
     "tokenizer.ggml.cls_token_id": _OTHER_KIND,

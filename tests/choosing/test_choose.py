@@ -563,7 +563,7 @@ def test_a_named_drafter_that_cannot_be_predicted_is_taken_without_a_forecast(sm
     for name in ("lookahead", "lookahead+phrases", f"ouroboros:{small}", f"draft_model:{small}+phrases"):
         choice = choose(CARD, Settings(drafter=name), HERE)
         assert (choice.tokens_per_second, choice.cost_effectiveness) == (None, None)
-        assert "as asked" in choice.reason and choice.nodes == AUTO_NODES
+        assert "as you asked" in choice.reason and choice.nodes == AUTO_NODES
     assert choose(CARD, Settings(drafter="phrases"), HERE).tokens_per_second
 
 

@@ -99,7 +99,7 @@ async def test_a_branch_that_is_given_a_title_is_listed_by_it(chat):
         await open_list(pilot, talk, first="cats · answered “Meow.”")
         assert listed(talk)[1].strip() == "└ answered “Said of cats.”"
         await pilot.press("down", "f2", "end", "!", "enter")
-        await until(pilot, told(talk, "It is called “cats!”."))
+        await until(pilot, told(talk, "The conversation is now called “cats!”."))
         assert listed(talk)[1].strip() == "└ cats! · answered “Said of cats.”" and marked(talk) == listed(talk)[1]
 
 

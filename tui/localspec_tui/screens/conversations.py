@@ -184,7 +184,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             return
         if info.id == self._chat.number():
             self._chat.call(info.title)
-        await self._list_again(f"It is called “{info.title}”.")
+        await self._list_again(f"The conversation is now called “{info.title}”.")
 
     @work(exclusive=True, group="asking")
     async def action_export(self) -> None:
@@ -201,7 +201,7 @@ class ConversationsScreen(AskingScreen[int | None]):
                 self._tell(str(error))
                 return
             else:
-                self._tell(f"It is in {path}.")
+                self._tell(f"The conversation is in {path}.")
                 return
 
     @work(exclusive=True, group="asking")

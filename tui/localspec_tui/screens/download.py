@@ -74,6 +74,6 @@ def _lines(planned: "Planned") -> Iterator[str]:
     if planned.instead:
         yield f"Form: {planned.instead.why}."
     memory = planned.memory.removesuffix(".")
-    yield f"Memory: {memory}." if planned.fits is not False else f"It may not run here: {memory}."
+    yield f"Memory: {memory}." if planned.fits is not False else f"The model may not run here: {memory}."
     if planned.drafter:
         yield f"Drafter: {planned.drafter.removesuffix('.')}."

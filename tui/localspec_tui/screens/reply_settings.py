@@ -84,7 +84,7 @@ class ReplySettings:
     def think(self, word: str) -> None:
         """Set whether the model thinks first: on, off or auto. Raises UsageMistake."""
         self._settings.change({THINK: word}, self._engine.model.engine)
-        self._show_change("Thinking", f"It is {word} from the next reply on.")
+        self._show_change("Thinking", f"Thinking is {word} from the next reply on.")
 
     def notify_thinking(self) -> None:
         """Notify the user whether the model thinks now. Raises UsageMistake."""
