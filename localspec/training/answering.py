@@ -149,8 +149,7 @@ class _Answering:
 
 
 class Native(_Answering):
-    """The CPU engine with several conversations at once; each row of a forward belongs to another conversation's
-    cache."""
+    """The CPU engine, which answers several conversations at once: each row of a forward belongs to another one."""
 
     at_once = TEXTS
 
@@ -225,7 +224,7 @@ def cut_reply(reply: Reply, generation: GenerationSettings) -> Reply:
 
 
 class OneByOne(_Answering):
-    """Torch with packed weights and the model's best drafter; phrases are not saved."""
+    """A model in torch with packed weights, which answers one conversation at a time with its best drafter."""
 
     at_once = 1
 
@@ -246,7 +245,7 @@ class OneByOne(_Answering):
 
 
 class Batched(_Answering):
-    """The `generate` of transformers. The model is loaded with the first prompts."""
+    """A model that answers several conversations by transformers' `generate`. It is loaded with the first prompts."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:
         from localspec.nn.target import Target as TorchTarget  # torch takes seconds to import

@@ -46,16 +46,16 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 
 
 def note_spent(directory: Path, seconds: float) -> None:
-    """Record the seconds of a training so far, if it has a checkpoint.
+    """Record in a checkpoint, if there is one, how many seconds the training has taken so far.
 
-    So lost time counts too if the process is killed.
+    So the time since the checkpoint counts too if the process is killed.
     """
     with suppress(OSError):  # the next checkpoint will report a full disk
         (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
 
 
 def spent(directory: Path) -> float:
-    """Return the recorded seconds; 0 if there are none, or if they are invalid."""
+    """Return the recorded seconds of training; 0 if there are none, or if they are invalid."""
     try:
         seconds = float((directory / SPENT).read_text("utf-8"))
     except (OSError, ValueError):
@@ -87,7 +87,7 @@ def load(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | No
 
 
 def state(directory: Path) -> Mapping[str, Any] | None:
-    """Return the state of a stopped training; None if there is no checkpoint.
+    """Return the content of state.json of a stopped training; None if there is no checkpoint.
 
     Raises LocalspecError if it is damaged.
     """

@@ -95,7 +95,7 @@ class Answered:
 
 
 def _measuring(total: float) -> float:
-    """Return the seconds for measuring replies of one of the two kinds of text, out of `total` seconds."""
+    """Return the seconds, out of `total`, for measuring replies of one of the two kinds of text."""
     return min(SECONDS, MEASURING_SHARE * total)
 
 
@@ -238,8 +238,7 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """Tokens/s of one answer: the expected speed, or that of earlier answers if it is lower, because the machine
-        may be busy."""
+        """The tokens/s of one answer: the expected speed, or that of earlier answers if it is lower."""
         known = self._choice.tokens_per_second or 1.0
         return min(known, 1 / (self._state.each * at_once(self._choice))) if self._state.each else known
 
@@ -261,7 +260,7 @@ class Course(Clock):
         return self._tail_of(self._total)
 
     def _tail_of(self, total: float) -> float:
-        """Return the seconds for everything after the training, if the course takes `total` seconds."""
+        """Return the seconds for everything after the training, if the course takes `total` seconds in all."""
         bench = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
         bench = max(bench, min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
         return bench + 2 * _measuring(total)
@@ -282,7 +281,7 @@ class Course(Clock):
         return self._before + time.monotonic() - self._began
 
     def note(self, now: bool = False) -> None:
-        """Save the seconds so far for the next session, unless they were saved a moment ago."""
+        """Save the seconds that the course has taken, unless they were saved a moment ago and `now` is False."""
         if now or time.monotonic() - self._kept >= NOTED:
             self._kept, self._state.spent = time.monotonic(), self.spent
             self._state.save(self.directory)
@@ -312,8 +311,7 @@ class Course(Clock):
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Let kinds with a probe propose options by measurements. Return whether the drafter is expected to pay with
-        them.
+        """Let kinds with a probe propose options by measurements. Return whether the drafter is expected to pay.
 
         The result is saved, so that it is not measured again.
         """
@@ -408,10 +406,9 @@ class Course(Clock):
         return replies >= LEAST and self._share(replies, tokens, each) >= 1
 
     def _share(self, replies: int, tokens: int, each: float) -> float:
-        """Return which share of the needed text exists, from 0 to 1. Less text is needed if the remaining time is
-        short.
+        """Return which share of the needed text exists, from 0 to 1. Less text is needed if little time is left.
 
-        A token took `each` seconds to generate.
+        `replies` have `tokens` tokens so far, and generating a token took `each` seconds.
         """
         spent, total = self.spent, self._total
         needed = tokens * self._token_seconds(each)
@@ -489,7 +486,7 @@ class Course(Clock):
     # -- bench --------------------------------------------------------------------------------------------------------
 
     def judge(self) -> tuple[dict[str, Any], Verdict]:
-        """Bench the drafter unless that was done, and remove files that are no longer needed.
+        """Bench the drafter, unless that was done, and remove files that are no longer needed.
 
         Return the report and the verdict.
         """
@@ -527,7 +524,7 @@ def _refuse_finished(directory: Path) -> None:
 
 
 def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:
-    """Return a user's conversation as a line of the file of answers."""
+    """Return a user's conversation as a line of the file of answers, under this name."""
     return {"asked": "history", "id": name, "messages": list(messages), "finish_reason": "stop"}
 
 

@@ -14,7 +14,7 @@ MAX_POINTS = 400  # of a line, at most
 
 
 def draw(log: Path, drawn: Path, title: str) -> None:
-    """Draw the log of a training into the SVG file `drawn`. Raises OSError."""
+    """Draw the log of a training, losses.jsonl, into the SVG file `drawn`. Raises OSError."""
     lines = _read(log)
     (new := drawn.with_suffix(".new")).write_text(figure(lines, title), encoding="utf-8")
     new.replace(drawn)

@@ -18,7 +18,8 @@ OWN_WORDS = ("prompts", "history")  # of a course: text that the model answered,
 
 
 def usable(directory: Path) -> None:
-    """Raise UsageMistake if a training could not write its result here, as far as that can be seen in advance."""
+    """Raise UsageMistake if a training could not write its result to this directory, as far as that can be checked
+    before."""
     there = directory
     try:
         directory.stat()
@@ -46,10 +47,7 @@ def has_unfinished(directory: Path) -> bool:
 
 
 def refuse_course(directory: Path, force: bool) -> None:
-    """Raise UsageMistake if a course has begun here.
-
-    With `force` allow it; the course can then no longer be resumed.
-    """
+    """Raise UsageMistake if a course has begun in this directory. With `force` it can no longer be resumed instead."""
     if has_unfinished(directory) and not force:
         raise UsageMistake(
             f"{directory} has a training without --data FILE that was stopped; give that command to continue, "

@@ -69,7 +69,7 @@ class Fit:
 
 
 def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choice) -> TrainableDrafter:
-    """Return the drafter to train on the meta device, without weights.
+    """Return the drafter to train, without weights, on torch's meta device, only to count its parameters.
 
     Raises the errors of `make_drafter`, and UsageMistake for options that recurrent layers or experts do not allow.
     """
@@ -253,7 +253,7 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
 
 
 def room(needed: Needs, directory: Path) -> None:
-    """Raise DoesNotFit if the disk has too little room for checkpoints and result."""
+    """Raise DoesNotFit if the disk has too little room for the checkpoints and the result of a training."""
     free = free_disk(directory)
     if needed.files > free:
         wanted, left = distinct(gib, needed.files, free)

@@ -107,7 +107,7 @@ class Readings:
         return _digest(row) in self._found
 
     def lacking(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows that have positions but are not stored yet, each once."""
+        """Return the rows that have positions to predict but are not stored yet, each once."""
         found = {_digest(row): row for row in rows if positions(row)}
         return [row for name, row in found.items() if name not in self._found]
 

@@ -221,7 +221,7 @@ def report_of(directory: Path) -> dict[str, Any]:
 
 
 def rounded(shares: Sequence[float]) -> list[float]:
-    """Return figures rounded as a card shows them."""
+    """Return shares rounded to the digits that drafter.json shows."""
     return [round(share, 4) for share in shares]
 
 

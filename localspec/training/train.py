@@ -426,7 +426,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return the largest number of reads of the target in one process, if the processes share its layers."""
+        """Return the largest `reads` of all processes: how often each reads the target, if they share its layers."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:

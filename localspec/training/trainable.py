@@ -65,7 +65,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The number of rows with a gradient per token of a text, and the layers that they pass; 0 layers: only heads.
+    """The work of training that needs gradients: rows per token of a text, and layers that they pass (0: heads).
 
     A row keeps `vectors` vectors of hidden_size in memory for the gradient: its state as it is chosen and sorted, and
     those within a head. Outputs of a head, mainly logits, are not included, because they exist for only a few rows at a
@@ -181,7 +181,7 @@ class TrainableDrafter(nn.Module):
 
     @property
     def fits(self) -> bool:
-        """Whether `fit` sets a start that a high learning rate would only spoil."""
+        """Whether `fit` finds good first weights by itself, which a high learning rate would only spoil."""
         return False
 
     def candidates(
@@ -214,8 +214,7 @@ class TrainableDrafter(nn.Module):
         return float(self.changes_target)
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work with a gradient per token of texts of this length, without the target's reading of the
-        text."""
+        """Return the work that needs gradients, per token of texts of this length, without reading the text."""
         return Drawn(float(self.depth))
 
     @property
@@ -322,7 +321,7 @@ class TrainableDrafter(nn.Module):
             check_vocabulary(int(kept.min()), int(kept.max()), self.target.transformer.config.vocab_size)
 
     def numbers(self) -> dict[str, Array]:
-        """Return the saved tensors as arrays of numpy, for `Drafter`."""
+        """Return the saved tensors as numpy arrays, from which a `Drafter` is built."""
         return {
             name: (tensor.float() if tensor.is_floating_point() else tensor).numpy(force=True)
             for name, tensor in self.tensors().items()

@@ -37,8 +37,8 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 class Verdict:
     """The result of a bench of a drafter, in its better form.
 
-    `speedup` compares it with plain decoding, and `against` with `without`, the drafter that `auto` takes without it.
-    It is `kept` if both are clearly above 1.
+    `speedup` is its speed relative to plain decoding. `against` is its speed relative to `without`, the drafter that
+    `auto` takes without it. It is `kept` if both are clearly above 1.
     """
 
     drafter: str

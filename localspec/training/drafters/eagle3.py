@@ -112,7 +112,7 @@ class Trainable(TrainableDrafter):
         self._copy_own_head()
 
     def copy_head_rows(self) -> None:
-        """Do nothing: the drafter has its own head."""
+        """Do nothing: this drafter's head is not the target's."""
 
     def _copy_own_head(self) -> None:
         rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
@@ -124,7 +124,7 @@ class Trainable(TrainableDrafter):
         return self.options.places
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work of all steps. Each step costs as much as one more layer for the whole text."""
+        """Return the work that needs gradients: each step costs as much as one more layer for the whole text."""
         return Drawn(1.0, self.depth)
 
     @property

@@ -142,7 +142,7 @@ class Trainable(TrainableDrafter):
             )
 
     def _own_rows(self) -> torch.Tensor:
-        """Return the rows of the target's head for the draft vocabulary, in fp32."""
+        """Return the rows of the target's head for the tokens of the draft vocabulary, in fp32."""
         transformer = self.target.transformer
         head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
         return head if self.kept is None else head[self.kept]
@@ -171,7 +171,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether training uses the target's saved outputs. Joint training does not: it reads texts with a gradient."""
+        """Whether training uses saved outputs of the target. Joint training needs gradients of the texts instead."""
         return not self.options.joint
 
     @property
@@ -272,7 +272,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses)
 
     def _places(self, batch: Batch) -> Places:
-        """Return the places of texts that were just read."""
+        """Return the target's outputs for texts that were just read, in the form of saved ones."""
         predicting = _predicting(batch.loss_mask)
         text, place = predicting.nonzero(as_tuple=True)
         roots = batch.tokens.roll(-1, 1)[predicting]

@@ -117,8 +117,7 @@ class Trainable(TrainableDrafter):
         return self.options.masks + 1
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work of all rows: a text's tokens, and as many masks as there is room for, in the drafter's own
-        layers."""
+        """Return the work that needs gradients: a text's tokens and masks, in the drafter's own layers."""
         return Drawn(min(self.depth, max(ROWS / length, 2)), len(self.model.layers))
 
     @property

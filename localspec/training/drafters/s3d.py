@@ -181,7 +181,7 @@ class Trainable(TrainableDrafter):
         return 1.0 if self.changes_target else 0.5
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work of groups: they begin at only some of the positions, and pass every kept layer."""
+        """Return the work that needs gradients: groups begin at only some positions, and pass every kept layer."""
         return Drawn(SHARE * self.depth, len(self.kept_layers))
 
     @property

@@ -142,7 +142,7 @@ class Trainable(TrainableDrafter):
         self.draft_from(options.vocabulary)
 
     def drawn(self, length: int) -> Drawn:
-        """Return the work of the tiny model per row.
+        """Return the work of the tiny model, in rows and layers that gradients pass.
 
         The LSTM has the most work: its gates, and the states of two layers.
         """
