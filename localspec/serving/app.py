@@ -45,7 +45,7 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Silent(Enum):
-    """A sentinel that stands for "no answer in time"."""
+    """A sentinel that is returned if no answer came in time."""
 
     SILENT = "silent"
 
@@ -159,7 +159,7 @@ class Serving:
         return answer
 
     async def say_more(self, request: Request) -> Response:
-        """Take more information about a running reply: its conversation, or a request to stop."""
+        """Receive more information about a reply that is being written: its conversation, or a request to stop it."""
         said = await self._from_own(request)
         ticket = self._replying.get(request.path_params["name"])
         if ticket is not None and isinstance(said, dict):
@@ -230,7 +230,7 @@ class Serving:
 
 
 class _LastWord(Response):
-    """A refusal that is sent before the whole body has arrived. The rest of the body is discarded."""
+    """A response that refuses a request before its whole body has arrived. The rest of the body is discarded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sentence = bytes(self.body).decode()
@@ -238,7 +238,7 @@ class _LastWord(Response):
 
 
 def _listed(card: TargetCard) -> dict[str, Any]:
-    """Return the entry of a model in a list of models. `created` is the time of its files."""
+    """Return the entry of a model in the list of models. `created` is the time when its files were made."""
     created = 0
     with suppress(OSError):
         created = int(card.path.stat().st_mtime)

@@ -25,9 +25,9 @@ class RequestRefused(UsageMistake):
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """One request: `messages` of a conversation, or a `text` to continue.
+    """A parsed request: the `messages` of a conversation, or a `text` to continue.
 
-    `sampling` has the settings that were given.
+    `sampling` has only the settings that the client gave.
     """
 
     model: str | None
@@ -47,7 +47,7 @@ class ClientRequest:
 
 @dataclass
 class _Fields:
-    """The keys of a request that were not read yet, and the `known` keys, which are supported."""
+    """The keys of a request that were not read yet; `known` lists the keys that are supported."""
 
     left: dict[str, Any]
     known: set[str] = field(default_factory=set)
@@ -205,7 +205,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Return whether turns must not be left out. The values are those of OpenAI's Responses API."""
+    """Return whether turns must not be left out. `value` is one of those of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"
@@ -296,7 +296,7 @@ def _message(place: str, value: object) -> Message:
 
 
 def _content(place: str, value: object) -> str:
-    """Return a text. Join it from its parts if there are several."""
+    """Return the text of a message. Join it from its parts if there are several."""
     if isinstance(value, str):
         return value
     parts = []

@@ -113,7 +113,7 @@ def is_socket(scope: Scope) -> bool:
 
 
 def _host(value: bytes) -> str:
-    """Return the host of `host` or `host:port`, in lower case; empty for anything else."""
+    """Return the host in a header's value `host` or `host:port`, in lower case; empty for anything else."""
     found = _AUTHORITY.fullmatch(value.decode("latin-1"))
     return found["host"].strip("[]").lower() if found else ""
 
@@ -124,7 +124,7 @@ def _origin(value: bytes) -> str:
 
 
 def _length(value: bytes) -> int:
-    """Return the length in a header of at most 20 digits. Longer values were refused before."""
+    """Return the number in a Content-Length header, which has at most 20 digits: longer values were refused before."""
     return int(value) if value.isdigit() else 0
 
 
@@ -186,7 +186,7 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
 
 
 def _made(file: Path) -> str:
-    """Return a new key, and write the file either completely or not at all."""
+    """Return a new key, and write it to the file either completely or not at all."""
     key = f"localspec-{secrets.token_urlsafe(32)}"
     write_anew(file, key.encode())
     return key

@@ -127,7 +127,7 @@ class Link:
         self.close()
 
     def close(self) -> None:
-        """Close the connection, so that the server notices that the client is gone."""
+        """Close the connection, so that the server stops writing a reply that nobody reads."""
         self._closed.set()
         if (open_socket := self._socket) is not None:
             with suppress(OSError):
@@ -237,7 +237,7 @@ class Patience:
 
     @property
     def waited(self) -> float:
-        """Return the seconds since the last arrival."""
+        """Return the seconds since something last arrived."""
         return time.monotonic() - self._began
 
     @property

@@ -125,7 +125,7 @@ def serve(
 
 @contextmanager
 def _ended_in_peace() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end the server properly.
+    """Let SIGTERM and a closed terminal end the server as Ctrl+C does.
 
     After uvicorn has ended, it sends the same signal to the process again, which is ignored here.
     """
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
         self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Close the connection if no request completed its head since the last check."""
+        """Close the connection if no request has sent its whole head since the last check."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is now a websocket
             return
         if self.conn.their_state is h11.IDLE and self._seen is self.cycle:

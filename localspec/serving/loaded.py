@@ -35,7 +35,7 @@ MOST_HEARD = 100  # notices: HTTP clients read none of them
 
 @dataclass
 class Loaded:
-    """An engine, and the time of its last use."""
+    """An engine of a loaded model, and the time of its last use."""
 
     engine: Engine
     load_seconds: float
@@ -51,7 +51,7 @@ class Loaded:
 
     @property
     def doubt_at(self) -> float:
-        """Return when to check again whether another drafter would be better."""
+        """Return the time at which to check whether another drafter would now be better."""
         return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
 
     def news(self) -> list[str]:
@@ -191,7 +191,7 @@ class LoadedModels:
         return self._of(self.card(name))
 
     def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
-        """Return the engine of the model that a command of this user means, and the seconds for loading it.
+        """Return the engine of the model at `path`, and the seconds for loading it. A command of this user names both.
 
         Raises the errors of `get`, and NotHere if that name means another directory here.
         """
@@ -283,7 +283,7 @@ class LoadedModels:
         return None if next_one is None else max(0.0, next_one - now)
 
     def _doubt(self, one: Loaded) -> None:
-        """Choose the drafter again, because the last choice may be from a busy moment."""
+        """Choose the drafter of a model again, because the last choice may be from a busy moment."""
         before = one.engine
         try:
             one.engine = self._reconsider(before, self._settings, self._store, self._reporter)

@@ -49,7 +49,7 @@ class TimedReply(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadTest:
-    """The task for each server: all prompts `repeat` times, with at most `max_tokens` per reply."""
+    """What each server is asked: all prompts, `repeat` times, with at most `max_tokens` tokens per reply."""
 
     prompts: Sequence[BenchPrompt]
     max_tokens: int

@@ -109,13 +109,13 @@ def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, Non
 
 
 def _still(since: float, limit: float) -> None:
-    """Raise NoServer if more than `limit` seconds have passed."""
+    """Raise NoServer if the server has been silent for more than `limit` seconds, since the time `since`."""
     if time.monotonic() - since > limit:
         raise NoServer(f"The server has sent nothing for {limit:.0f} s.")
 
 
 def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
-    """Raise the server's error: NoServer, ServerDiffers, or an error of an engine."""
+    """Raise the error that a line of the server reports: NoServer, ServerDiffers, or an error of an engine."""
     if "error" in line:
         kind, sentence = line["error"]
         if kind in ("Differs", "NotHere", "Refused", "TooMany"):
@@ -127,7 +127,7 @@ def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
 
 
 def event_of(line: Mapping[str, Any]) -> Event:
-    """Return the event in a line. Raises NoServer for an invalid one."""
+    """Return the event of a reply that a line of the server describes. Raises NoServer for an invalid line."""
     try:
         if "prefill" in line:
             return Prefill(*line["prefill"])
@@ -141,7 +141,7 @@ def event_of(line: Mapping[str, Any]) -> Event:
 
 
 def statistics_of(told: Mapping[str, Any]) -> Statistics:
-    """Return the figures of a reply, as `asdict` wrote them."""
+    """Return the figures of a reply from JSON that `asdict` wrote."""
     known = {one.name: told[one.name] for one in fields(Statistics) if one.name in told}
     known["rows"] = {int(rows): count for rows, count in told["rows"].items()}
     known["memory"] = Memory(**told["memory"])

@@ -51,11 +51,11 @@ class ReportedFigures:
         self._held = [count(held.get(f"{name}_bytes")) for name in ("target", "drafter", "cache", "peak")]
 
     def time(self, name: str) -> float:
-        """Return the time or speed of this name."""
+        """Return the reported time or speed of this name; 0 if it is missing or impossible."""
         return number(self._timings.get(name)) or 0.0
 
     def counted(self, name: str) -> int:
-        """Return the count of this name, of speculation."""
+        """Return the reported count of this name; 0 if it is missing or impossible."""
         return count(self.speculation.get(name)) or 0
 
     @property
@@ -121,7 +121,7 @@ class ThinkingInText:
     """A separator of thoughts and answer, for servers that leave both in the text, with the usual marks."""
 
     def __init__(self, separated: bool) -> None:
-        """Begin a reply. `separated` means that this server separates thoughts itself."""
+        """Begin a reply. If `separated`, the server separates thoughts itself, and nothing is left to do."""
         self._parting = None if separated else Parting(KNOWN[0])
         self._handed_on = 0  # up to here
 
@@ -184,7 +184,7 @@ def number(value: object) -> float | None:
 
 
 def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens of a piece and the proposer of each; empty if they are missing or invalid."""
+    """Return the tokens of a piece of a reply, and the proposer of each; empty if they are missing or invalid."""
     tokens, sources = own.get("token_ids"), own.get("token_sources")
     if not isinstance(tokens, list) or not isinstance(sources, list) or len(tokens) != len(sources):
         return (), ()
@@ -201,7 +201,7 @@ def word(value: object) -> str:
 
 
 def _content(value: object, content: bytes) -> str:
-    """Return a text, or the joined texts of its parts. Raises Broken for anything else."""
+    """Return the text of a piece of a reply, or the joined texts of its parts. Raises Broken for anything else."""
     if value is None or isinstance(value, str):
         return _text(value)
     parts = [part.get("text") if isinstance(part, dict) else None for part in value] if isinstance(value, list) else []

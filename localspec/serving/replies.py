@@ -17,7 +17,7 @@ def error(message: str, kind: str, *, param: str | None = None, code: str | None
 
 
 class ReplyForm:
-    """The form of one reply: an answer in a conversation, or a continued text."""
+    """The JSON form of one reply: an answer in a conversation, or the continuation of a text."""
 
     def __init__(self, chat: bool, model: str, version: str, start: Mapping[str, Any]) -> None:
         self._chat = chat

@@ -137,7 +137,7 @@ class StartedReply:
 
 @dataclass(frozen=True)
 class Ended:
-    """An event: the reply is finished, with these figures."""
+    """An event: a reply is finished. It has the figures of the reply."""
 
     done: Done
     figures: Mapping[str, Any]
@@ -145,7 +145,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A line for one of the user's own commands."""
+    """A line of the answer to one of the user's own commands."""
 
     value: Mapping[str, Any]
 

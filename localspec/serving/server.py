@@ -29,7 +29,7 @@ _OVERFLOWS = ("context_length_exceeded", "exceed_context_size", "context length"
 
 
 class ServedModel(NamedTuple):
-    """A model of a server: its owner as reported, and its context in tokens, 0 if not reported."""
+    """A model of a server: its owner, and its context in tokens (0: unknown), as the server reports them."""
 
     owner: str
     context: int
@@ -41,10 +41,7 @@ class TooLong(UsageMistake):
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answered at this address just now.
-
-    It has the number of unreadable entries in its list of models.
-    """
+    """A server that has just answered at this address; `unread` entries of its list of models could not be read."""
 
     address: ServerAddress
     key: str | None
@@ -74,13 +71,13 @@ class Server:
 
     @property
     def program(self) -> str:
-        """Return the name of the program, from its list of models; empty if unknown."""
+        """Return the name of the program that serves, as its list of models states it; empty if unknown."""
         owners = {one.owner for one in self.models.values()}
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
 
     @property
     def overheard(self) -> str:
-        """Return the warning that others could read the key; empty if they cannot."""
+        """Return a warning that others on the network could read the key; empty otherwise."""
         if not (self.key and self.address.crosses_a_network_in_the_clear):
             return ""
         return (

@@ -85,7 +85,7 @@ class ServerEngine:
 
     @property
     def exactness(self) -> "ServerEngine":
-        """Return this object, which has the method `label`."""
+        """Return this object, because its method `label` says how exact replies are."""
         return self
 
     def label(self, rule: Rule) -> str:
@@ -214,7 +214,7 @@ class ServerEngine:
 
 
 def _place(model: str) -> Path | None:
-    """Return the place of the model of this name on this machine."""
+    """Return the directory or file on this machine of the model with this name; None if it is not here."""
     try:
         return registry.resolve(model).path
     except LocalspecError:

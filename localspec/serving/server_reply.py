@@ -47,10 +47,10 @@ _TOLD = (
 
 
 class ServerReply:
-    """A reply that arrives from a server.
+    """A reply that is arriving from a server.
 
-    `most` tokens were requested, and `heard` is called when text arrives. Reading stops at a reply that is longer, or
-    that does not end.
+    `most` tokens were requested, and `heard` is called when text arrives. Reading stops if the reply is longer than
+    that, or does not end.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class ServerReport(Report):
 
     @property
     def exactness(self) -> str:  # type: ignore[override]
-        """Return the exactness for a line of figures; empty if the server does not report it."""
+        """Return how exact the reply is, as the server reports it; empty if it does not."""
         return self._engine.label(self._sampling.rule)
 
     @property

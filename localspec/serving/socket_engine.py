@@ -193,7 +193,7 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """Return this object, which has the method `label`, or the exactness of an engine in this process."""
+        """Return an object with the method `label`: this one, or the exactness of an engine in this process."""
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:
@@ -345,7 +345,7 @@ class SocketEngine:
             self._session.memory = now.memory
 
     def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
-        """Stop the reply at the server, and set the figures for the tokens that arrived here."""
+        """Stop the reply on the server, and count only the tokens that arrived here."""
         if not begun:  # the request waits in the queue, and the server removes it
             return
         over, until = self._session.statistics is not None, time.monotonic() + STOP_SECONDS
@@ -396,7 +396,7 @@ class SocketEngine:
 
 
 def _of_what_was_seen(seen: Sequence[Text], statistics: Statistics) -> Statistics:
-    """Return the figures with the tokens that arrived here."""
+    """Return the figures of a reply, counting only the tokens that arrived here."""
     sources = [source for event in seen for source in event.sources]
     counts = {name: sources.count(name) for name in dict.fromkeys(sources)}
     return replace(statistics, token_ids=_tokens(seen), sources=counts)

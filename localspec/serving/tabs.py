@@ -42,7 +42,7 @@ class Tabs:
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for another tab."""
+        """Whether as many tabs are open as are allowed."""
         return self._open >= MOST_TABS
 
     @contextmanager
