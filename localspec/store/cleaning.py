@@ -18,18 +18,18 @@ MOST_IN_MEMORY = 32 * 2**20  # bytes of a file that is rewritten through memory
 
 
 def make_deletions(connection: sqlite3.Connection) -> None:
-    """Make the table of deletions. Their bytes may still be in the file."""
+    """Make the table `deletion`, with a row for each deletion whose bytes may still be in the file."""
     # AUTOINCREMENT: a deletion that another process marks meanwhile gets another number.
     connection.execute("CREATE TABLE deletion (number INTEGER PRIMARY KEY AUTOINCREMENT)")
 
 
 def mark(connection: sqlite3.Connection) -> None:
-    """Record that deleted text may still be in the file."""
+    """Add a row to the table `deletion`: deleted text may still be in the file."""
     connection.execute("INSERT INTO deletion DEFAULT VALUES")
 
 
 def last_mark(connection: sqlite3.Connection) -> int:
-    """Return the number of the last deletion whose bytes may still be in the file, or 0."""
+    """Return the number of the last row of the table `deletion`; 0 if no deleted bytes are left in the file."""
     return int(connection.execute("SELECT coalesce(max(number), 0) FROM deletion").fetchone()[0])
 
 
@@ -41,13 +41,13 @@ def content_size(connection: sqlite3.Connection) -> int:
 
 
 def write_anew(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Rewrite the file so that it contains only its rows. Raises sqlite3.Error."""
+    """Rewrite the database file, so that it contains only present rows and no deleted bytes. Raises sqlite3.Error."""
     connection.execute("INSERT INTO trigram (trigram) VALUES ('optimize')")  # drops the words of deleted turns
     vacuum(connection, path)
 
 
 def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Let SQLite rewrite the file, through memory or through a private file."""
+    """Let SQLite rewrite the database file, through memory or through a private file."""
     size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     if path is None or size <= MOST_IN_MEMORY:
         connection.execute("VACUUM")
@@ -69,7 +69,7 @@ _PIECE = 2**20  # bytes overwritten at a time
 
 
 def remove_copied(file: Path) -> bool:
-    """Overwrite and delete the file. Return whether it existed. Raises LocalspecError if that fails."""
+    """Overwrite and delete the file of copied text, if it exists. Return whether it did. Raises LocalspecError."""
     try:
         erase(file)
     except FileNotFoundError:

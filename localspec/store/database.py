@@ -298,7 +298,7 @@ class Database:
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
-        """Continue with a new file that has the readable part of this one. If there can be no file, continue in memory.
+        """Continue with a new file that has the readable part of this broken one, or in memory if no file can be made.
 
         `report` receives the sentence about it instead of `report_damage`.
         """
@@ -335,7 +335,7 @@ def _log_size(path: Path) -> int:
 
 
 def _make_way(path: Path) -> None:
-    """Make the directory of the database. Raises OSError if that fails, or if `path` is something other than a file."""
+    """Make the directory for a database. Raises OSError, also if `path` is something other than a file."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")
     private_directory(path.parent)
@@ -343,7 +343,7 @@ def _make_way(path: Path) -> None:
 
 @contextlib.contextmanager
 def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
-    """Within this context, do not wait for other processes, unless `wait` is set."""
+    """Do not wait for other processes within this context, unless `wait` is set."""
     connection.execute(f"PRAGMA busy_timeout = {opening.BUSY_SECONDS * wait * 1000:.0f}").fetchone()
     try:
         yield

@@ -104,7 +104,7 @@ EVERY_PROMPT = "SELECT prompt, figures FROM turn ORDER BY id DESC"
 
 
 class WentOn(LocalspecError):
-    """An error: another process has continued this conversation."""
+    """An error: another window has continued this conversation."""
 
 
 class History:

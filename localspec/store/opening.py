@@ -46,9 +46,9 @@ class Schema(NamedTuple):
 
 
 class Unfit(Exception):
-    """An error: this file cannot serve as the database until it is set aside.
+    """An error: this file must be set aside before it can be replaced by a usable database.
 
-    Part of it may be readable if it is `damaged`.
+    If it is `damaged`, part of it may be readable.
     """
 
     def __init__(self, suffix: str, reason: str, damaged: bool = False) -> None:
@@ -133,7 +133,7 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Sche
 
 
 def _drop(new: Path) -> None:
-    """Delete a new file that was not used, because it holds private text."""
+    """Delete a new database file that is not used after all, because it holds private text."""
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))
@@ -206,7 +206,7 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Write a database in memory to a new file. Raises sqlite3.Error, and OSError if the file already exists."""
+    """Write a database from memory to a new file. Raises sqlite3.Error, and OSError if the file already exists."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

@@ -21,7 +21,7 @@ Gap = tuple[int, int]  # the first and the last key of an unreadable range
 
 
 def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
-    """Copy the readable part into an empty store, in a transaction. Return its description, or an empty text.
+    """Copy the readable part of a damaged store into an empty one, in a transaction. Return its description, or "".
 
     Raises sqlite3.Error only for errors of the target.
     """
@@ -55,9 +55,9 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
 
 
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
-    """Return a description of how much was copied.
+    """Return a sentence about how much of a damaged file was copied.
 
-    An index also has the former number of turns. `before` is the former number of phrases; None if unknown.
+    The search index still has the former number of turns. `before` is the former number of phrases; None if unknown.
     """
     index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
     there = set(target.execute("SELECT conversation, id FROM turn").fetchall())

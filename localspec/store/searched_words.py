@@ -29,7 +29,7 @@ def folded_words(words: str) -> list[str]:
 
 
 def hold(wanted: Sequence[str], *texts: str) -> bool:
-    """Return whether each of the words occurs in one of the texts."""
+    """Return whether each of the words occurs in at least one of the texts."""
     folded = [fold(text) for text in texts]
     return all(any(word in text for text in folded) for word in wanted)
 

@@ -82,7 +82,7 @@ class Store:
         self._database.close()
 
     def raise_damage(self) -> None:
-        """Make each call that finds damage in the file raise StoreTrouble, after the readable part was saved."""
+        """Make each call that finds damage in the file raise StoreTrouble; the readable part is saved before that."""
 
         def stop(sentence: str) -> None:
             raise StoreTrouble(sentence)

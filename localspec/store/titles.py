@@ -76,7 +76,7 @@ _FILLER = re.compile(
 
 
 def title_of(prompt: str) -> str:
-    """Return the first words of a prompt, on one safe line, without greetings and similar filler, cut between words."""
+    """Return a title: the first words of a prompt, without greetings and filler, on one safe line."""
     whole = title = one_line(prompt)
     asked = False
     while found := _FILLER.match(title):
