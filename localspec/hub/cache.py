@@ -41,10 +41,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """The effect of removing a revision.
-
-    `bytes` become free, `also` are its other names, and other revisions `stay`.
-    """
+    """What removing a revision does: `bytes` become free, names in `also` disappear, and revisions in `stay` remain."""
 
     source: Source
     commit: str
@@ -232,7 +229,7 @@ def _hash_of(file: ExpectedFile, length: int) -> Any:
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
-    """Return the effect of removing this revision. Raises NotHere, and LocalspecError if the cache is damaged."""
+    """Return what removing this revision would do. Raises NotHere, and LocalspecError if the cache is damaged."""
     if source.gguf:
         raise NotHere(f"{source} is not here, so nothing is removed.")
     known = records(source, paths)
@@ -263,7 +260,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
 
 
 def _is_rest(source: Source) -> bool:
-    """Return whether an unfinished deletion left only contents without names."""
+    """Return whether a deletion was interrupted, so that contents without names are left."""
     place = repository(source)
     return place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*"))
 
@@ -319,7 +316,7 @@ def _scan(source: Source) -> Any:
 
 
 def _only_its_own(repo: Any) -> Any:
-    """Return the client's view of a repository, without files whose content is outside its directory."""
+    """Return the client's view of a repository, without files that are links to contents outside its directory."""
     root = os.path.realpath(repo.repo_path)
 
     def own(revision: Any) -> Any:

@@ -99,7 +99,7 @@ def _bytes(files: Sequence[ExpectedFile]) -> int:
 
 @dataclass(frozen=True)
 class CachedGguf:
-    """The files of one type in one commit of a repository."""
+    """GGUF files of one type, in one commit of a repository in the cache."""
 
     source: Source
     commit: str
@@ -107,7 +107,7 @@ class CachedGguf:
 
     @property
     def places(self) -> set[str]:
-        """Return the real paths of the contents."""
+        """Return the real paths of the files' contents."""
         return {os.path.realpath(self.path / file.name) for file in self.files}
 
     @property

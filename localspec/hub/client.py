@@ -35,7 +35,7 @@ def client() -> Any:
 
 
 class _Wanted:
-    """A flag for a pull in a thread: whether its download is still wanted."""
+    """A thread's flag that says whether its download is still wanted."""
 
     ask: Callable[[], bool] = staticmethod(lambda: True)
 
@@ -152,7 +152,7 @@ def broke_off(what: str, why: str) -> str:
 
 
 def page(source: Source) -> str:
-    """Return the address of a repository's page."""
+    """Return the web address of a repository's page at the hub."""
     return f"{server()}/{source.repo}"
 
 

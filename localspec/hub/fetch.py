@@ -78,7 +78,7 @@ class _Fetching:
     notices: list[str] = field(default_factory=list)
 
     def in_words(self) -> str:
-        """Return a sentence about the data that are still there; empty before the first file."""
+        """Return a sentence about the files that stay in the cache after a failure; empty before the first file."""
         said = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"

@@ -267,7 +267,7 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
 
 
 def _license(info: Any) -> str | None:
-    """Return the license in the model card, shortened."""
+    """Return the license that a repository's model card states, shortened."""
     said = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
     chosen = (
         next((one for one in reversed(said) if one), None) if said and said[0] == "other" else next(iter(said), None)

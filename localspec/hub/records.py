@@ -112,10 +112,7 @@ def is_valid(file: ExpectedFile) -> bool:
 
 
 def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths: Paths | None = None) -> str | None:
-    """Record a finished pull. Return a notice if an unreadable record had to be set aside.
-
-    Raises OSError.
-    """
+    """Record a finished pull. Return a notice if an unreadable record had to be set aside. Raises OSError."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with _locked(source, paths):
         file, known = _record_file(source, paths), records(source, paths)

@@ -110,7 +110,7 @@ def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
 def _instead(
     card: TargetCard, options: PullOptions, machine: Machine, measurements: MeasurementSource
 ) -> Instead | None:
-    """Return the form that would replace the publisher's own weights, by the sizes in the registry."""
+    """Return the smaller form that would replace the publisher's own weights, by sizes in the registry."""
     entry = card.entry
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None
@@ -124,7 +124,7 @@ def _instead(
 
 
 def _of_form(form: Form, entry: Entry) -> Download:
-    """Return the download of a form from the registry. It is here if the model came from it."""
+    """Return the download of another form of a model, by the registry. It is here if the model came from it."""
     here = source_here(entry) == form.source
     return Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
 

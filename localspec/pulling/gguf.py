@@ -47,13 +47,13 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def as_held(part: Part, texts: Part) -> Part:
-    """Return the texts, with nothing to fetch if the model has them already."""
+    """Return the part with a model's texts, with nothing to fetch if the installed model has the same texts."""
     held = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
 
 
 def _holds(packed: PackedFile, texts: Part) -> bool:
-    """Return whether a packed file has these texts. Its config.json may differ in whether there is a head."""
+    """Return whether a packed file has these texts. The config.json may differ in whether there is a head."""
     try:
         return not any(differs(packed.text(file.name), file) for file in texts.files if file.name != CONFIG)
     except (KeyError, OSError, LocalspecError):
@@ -188,7 +188,7 @@ def _check_types(file: Path, named: str) -> None:
 
 
 def _bits(named: str) -> int:
-    """Return the bits of weights of a type, such as Q4_K, without those of its scales."""
+    """Return the bits of one weight in a type such as Q4_K, without its scales."""
     digits = re.search(r"\d+", named)
     return int(digits[0]) if digits else 32
 

@@ -106,7 +106,7 @@ def _drafter_directory(source: Source) -> Path:
 
 
 def _base_model(heads: Part) -> Source | None:
-    """Return the model for which the heads were made, as they say."""
+    """Return the repository of the model for which the heads were made, if they name it."""
     try:
         return Source.parse(str(base_model(heads.config, heads.source.repo)))
     except UsageMistake:

@@ -37,9 +37,9 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
 
 
 def repository_of(name: str) -> Source | None:
-    """Return the repository that the model here comes from, or its publisher's repository.
+    """Return the repository from which an installed model was fetched, or else its publisher's repository.
 
-    None if it came with localspec, or is the user's own directory.
+    Return None if the model came with localspec, or is the user's own directory.
     """
     card = cards().get(name)
     if card is None:
