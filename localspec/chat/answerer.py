@@ -33,7 +33,7 @@ class ReplySampling(Protocol):
 
 
 class ChosenForm(Protocol):
-    """The form in which a model answers. An empty text, 0 and an empty `pace` mean unknown."""
+    """The precision, device and speed with which a model answers. An empty text, 0 and an empty `pace` mean unknown."""
 
     @property
     def engine(self) -> str: ...
@@ -52,7 +52,7 @@ class ChosenForm(Protocol):
 
 
 class Labelled(Protocol):
-    """An object with a label that says how exact replies are."""
+    """An object whose `label` says how exact replies are."""
 
     def label(self, rule: Rule, /) -> str: ...
 

@@ -49,7 +49,7 @@ class ComposedPrompt(NamedTuple):
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":
-        """Return this prompt with another text of files before all others."""
+        """Return this prompt with one more text of files, which comes before everything else."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
@@ -169,7 +169,7 @@ def _is_there(name: str) -> bool:
 
 
 class _Unread(Exception):
-    """An error: a file has no readable text. The message is a clause with the reason."""
+    """An error: a file has no readable text. Its message is a clause that says why."""
 
 
 def _refusal(clauses: Sequence[str]) -> str:

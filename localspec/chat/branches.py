@@ -13,7 +13,7 @@ Parting = tuple[Turn | None, Turn | None]  # the first turn of each that differs
 
 
 class Branches(Protocol):
-    """The part of the history that is used here."""
+    """The part of the history that a list of branches needs."""
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Parting]: ...
 
@@ -28,12 +28,12 @@ class ListedConversation(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name in a list without families."""
+        """Return the name of the conversation in a list that does not group families."""
         return f"{self.info.title} · {self.says}" if self.says else self.info.title
 
     @property
     def indented(self) -> str:
-        """Return the name in a list with families, where branches are indented."""
+        """Return the name of the conversation in a list of families, where branches are indented."""
         return self.name if not self.below else f"└ {self.name if self.named else self.says}"
 
     @property
@@ -74,7 +74,7 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[int, int] | None:
-    """Return the ids of this conversation and of the one to compare it with: its origin, or else its latest branch."""
+    """Return the ids of a conversation and of the one it is compared with: its origin, or else its latest branch."""
     if info.branch_of is not None:
         return info.id, info.branch_of
     child = next((other.id for other in family if other.branch_of == info.id), None)
@@ -94,7 +94,7 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 
 
 def _beginning(text: str, other: str = "") -> str:
-    """Return the first words, or the words from where two texts differ, even if one is a prefix of the other."""
+    """Return the first words of a text, or its words from where it differs from `other`, even if one is a prefix."""
     line, beside = one_line(text), one_line(other)
     differ = (at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1])
     same = next(differ, min(len(line), len(beside)))

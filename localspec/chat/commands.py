@@ -16,7 +16,7 @@ QUOTED = 40  # characters of the typed text
 
 
 class Command(NamedTuple):
-    """A slash command: its name, its arguments (empty for none), and its effect."""
+    """A slash command: its name, its arguments (empty for none), and what it does."""
 
     name: str
     argument: str
@@ -62,7 +62,7 @@ def listed() -> str:
 
 
 class ParsedLine(NamedTuple):
-    """The meaning of a line: a command with its argument, or a prompt, whose command name is empty."""
+    """A parsed line: a command with its argument, or a prompt, whose command name is empty."""
 
     command: str
     rest: str
@@ -95,7 +95,7 @@ def read(line: str) -> ParsedLine:
 
 
 def _quoted(text: str) -> str:
-    """Return the start of a word, long enough to recognise it."""
+    """Return a word in quotes for a message, cut if it is long."""
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
 
@@ -113,7 +113,7 @@ class Suggestion(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """A completion: the text before the cursor, how it is displayed, and its effect."""
+    """A completion: the new text before the cursor, how it is displayed, and what it does."""
 
     line: str
     shown: str
@@ -121,7 +121,7 @@ class Completion(NamedTuple):
 
 
 class Conversations(Branches, Protocol):
-    """The part of the history that is used here."""
+    """The part of the history that completions need."""
 
     def conversations(self, limit: int, among: Callable[[ConversationInfo], bool]) -> Sequence[ConversationInfo]: ...
 

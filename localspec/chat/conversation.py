@@ -140,7 +140,7 @@ class Conversation:
         return found
 
     def back(self) -> "Conversation | None":
-        """Return the conversation that this one branched from, if this one has no new answer, and delete the branch.
+        """Return the conversation that this one branched from, and delete this branch, if the branch has no new answer.
 
         An answer that equals an earlier one does not count as new.
         """
@@ -234,7 +234,7 @@ class Conversation:
 
     @property
     def answered(self) -> int:
-        """Return the number of turns with a reply or with thoughts."""
+        """Return the number of turns with a reply, or at least with thoughts."""
         return len(self.turns) - (self.unanswered is not None)
 
     @property
@@ -358,7 +358,7 @@ class Conversation:
         return number
 
     def _enter(self) -> None:
-        """Mark this conversation as the open one in this window."""
+        """Mark this conversation as open in this window."""
         if self._history is not None and self._history.presence.enter(self.id):
             self._notice(ELSEWHERE)
 

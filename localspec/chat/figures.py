@@ -51,7 +51,7 @@ def _thinking(statistics: Statistics) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """Bytes on the device that answers: bytes in use by purpose, the peak, and free bytes."""
+    """Memory on the device that answers, in bytes: used by purpose, the peak, and free."""
 
     target: int = 0
     drafter: int = 0

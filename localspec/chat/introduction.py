@@ -45,7 +45,7 @@ class Introduction:
 
     @property
     def facts(self) -> str:
-        """The size, the precision, the device and the speed."""
+        """The size, precision, device and speed of the model, in words."""
         if not self.parameters:
             return self.device
         return " · ".join((f"{parameters_words(self.parameters)} parameters", self.precision, self.device, *self.pace))

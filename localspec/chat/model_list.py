@@ -185,7 +185,7 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
 
 
 def _parts(what: Checkpoint) -> tuple[str, ...]:
-    """Return the size of a model, with the packing if it was imported."""
+    """Return the size of a model in words, with the packing if it was imported."""
     return f"{amount(what.parameters)} parameters", what.held
 
 
@@ -207,7 +207,7 @@ def _too_large(one: Recommendation) -> str:
 
 
 def _elsewhere(one: Recommendation) -> Choosable | None:
-    """Return a possible download: a model, or a drafter for a model that is here."""
+    """Return a possible download: a model, or a drafter for a model here; None if there is nothing to fetch."""
     card, needed = one.card, one.to_fetch
     if card.here:
         if not one.fits or not (needed.bytes or needed.drafter):

@@ -56,7 +56,7 @@ def readable_phrases(
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
-    """Return the decoder of a pool's token ids, and a sentence with the reason if there is none."""
+    """Return a function that decodes a pool's token ids, and a sentence that says why if there is none."""
     try:
         tokenizer = _tokenizer(pool.path) or _namesake(pool)
     except NotHere:
@@ -69,7 +69,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
 
 
 def decoder(path: str | None) -> Decode:
-    """Return the decoder of the tokenizer in a directory or packed file; None if it has none."""
+    """Return a function that decodes token ids by the tokenizer of a directory or packed file, or None."""
     with suppress(LocalspecError):
         if tokenizer := _tokenizer(path):
             return _decode_by(tokenizer)
@@ -117,7 +117,7 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
 
 
 class Stories:
-    """Sentences about phrases. Each conversation is looked up only once."""
+    """A source of sentences about phrases, which looks up each conversation only once."""
 
     def __init__(self, history: History) -> None:
         self._history = history

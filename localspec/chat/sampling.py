@@ -175,13 +175,13 @@ def first_sampled(
 
 
 def split(rest: str) -> tuple[str, str]:
-    """Return the key and the value after `/set`, each empty if it is missing: `top-k 5` or `top-k=5`."""
+    """Return the key and the value that follow `/set`, as in `top-k 5` or `top-k=5`; each is empty if it is missing."""
     key, _, value = re.sub(r"^([\w-]+)=", r"\1 ", rest.strip()).partition(" ")
     return key, value.strip()
 
 
 def listed(lines: Iterable[SettingLine]) -> str:
-    """Return one line of text per setting."""
+    """Return the settings as text, one line each."""
     return "\n".join(f"{key:13}{value:12}{origin}" for key, value, origin in lines)
 
 

@@ -110,7 +110,7 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """The number of steps after the reading of the prompt."""
+        """The number of decode steps; reading the prompt is not counted."""
         return len(self._ends) - 1
 
     def counts(self) -> dict[str, int]:
@@ -119,7 +119,7 @@ class Trace:
         return {self._names[number]: count for number, count in counted}
 
     def source(self, token: int) -> str:
-        """Return the proposer of a token."""
+        """Return which drafter, or the target, proposed a token."""
         return self._names[self._sources[token]]
 
     def corrected(self, token: int) -> bool:
@@ -133,7 +133,7 @@ class Trace:
         return sum(self._corrected[: max(bisect_right(self._ends, len(self.tokens)) - 1, 0)])
 
     def place(self, token: int) -> TokenPlace:
-        """Return everything about one token."""
+        """Return the place of a token in the reply: its step, and the other tokens of that step."""
         step = bisect_right(self._ends, token)
         first = self._ends[step - 1] if step else 0
         if step == len(self._ends):  # a server's reply without drafts
@@ -201,7 +201,7 @@ class Pieces:
         return self._added < len(self._trace.tokens) or open_end
 
     def grow(self) -> int:
-        """Add new text. Return the number of new pieces. Use this from one thread at a time."""
+        """Add the text of new tokens. Return the number of new pieces. Use this from one thread at a time."""
         before, trace = len(self.all), self._trace
         ended, end = trace.ended, len(trace.tokens)  # in this order
         for token in trace.tokens[self._added : end]:

@@ -24,12 +24,12 @@ SAMENESS = {
 
 
 def source_name(source: str) -> str:
-    """Return which drafters proposed a token, in words joined by +."""
+    """Return the drafters that proposed a token, in words joined by +."""
     return " and ".join(SOURCES.get(name, name) for name in source.split("+"))
 
 
 def gain(ratio: float | None) -> str:
-    """Return the gain by drafts in a reply: `1.6× faster`, `2 % slower`; empty if unknown or too small."""
+    """Return the speedup of a reply in words: `1.6× faster`, `2 % slower`; empty if unknown or too small."""
     words = "" if ratio is None else speedup(ratio)
     return "" if words == "as fast" else words
 
@@ -61,7 +61,7 @@ def share_words(sources: Mapping[str, int]) -> str:
 
 
 def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
-    """Return the share of each drafter in the tokens, with its name in words, the largest first."""
+    """Return each drafter's share of the reply's tokens, with its name in words, the largest share first."""
     total = sum(sources.values())
     named = sorted(sources.items(), key=lambda one: -one[1])
     return [(source_name(name), count / total) for name, count in named if count]
@@ -124,7 +124,7 @@ def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
 
 
 def _figure(value: object) -> float | None:
-    """Return the value if it is a valid number for a figure; None otherwise."""
+    """Return a saved value if it is a valid number for display; None otherwise."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     return float(value) if is_number else None  # type: ignore[arg-type]
 

@@ -41,7 +41,7 @@ class ReplyReport(Protocol):
 
 
 class Reporting(Answerer, Protocol):
-    """An answerer that also returns the JSON object of its last reply."""
+    """An answerer that can also return its last reply as a JSON object."""
 
     def report(self, sampling: Any, load_seconds: float, /) -> ReplyReport:
         """Return the report of a reply with this sampling, after a model was loaded in `load_seconds`."""
@@ -126,7 +126,7 @@ LOOK = 0.2
 
 
 def keep_seconds(length: str, settings: Settings) -> int:
-    """Return the value of `--keep` in seconds.
+    """Return the seconds that `--keep` names.
 
     Raises UsageMistake, and LocalspecError if no such server can run here.
     """
@@ -168,7 +168,7 @@ def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: R
 
 
 def _last_sentence(said: bytes) -> str:
-    """Return the last sentence that a process printed before it ended."""
+    """Return the last line that a process printed before it ended."""
     found = said.decode("utf-8", "replace").splitlines() or ["The server ended without a message."]
     return one_line(found[-1].removeprefix("localspec: "))
 

@@ -34,7 +34,7 @@ def print_json(value: object) -> None:
 def table(
     rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None, whole: Container[int] = ()
 ) -> list[str]:
-    """Return aligned columns below their heads; the columns with numbers in `right` are aligned to the right.
+    """Return rows as aligned columns below their heads; columns whose number is in `right` are aligned to the right.
 
     If a line would be too wide, the last columns are left out, and a line names them. A column is left out if there is
     no room for the beginning of its values, or for the whole values if its number is in `whole`.
@@ -85,7 +85,7 @@ def seen() -> bool:
 
 
 def window(stream: TextIO | None) -> tuple[int | None, int | None]:
-    """Return columns and lines of the terminal of a stream; None if a program reads it, or if unknown."""
+    """Return the columns and lines of a stream's terminal; None if a program reads the stream, or if unknown."""
     if stream is sys.stdout:
         return shutil.get_terminal_size() if seen() else (None, None)
     with suppress(OSError):

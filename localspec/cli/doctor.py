@@ -126,7 +126,7 @@ class _Survey:
 
 @dataclass(frozen=True)
 class _Packed:
-    """The number of packed models, their directories, and the bytes of these."""
+    """The number of packed models, the directories that hold them, and their bytes."""
 
     path: Path
     imports: Path
@@ -239,7 +239,7 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 
 
 def _printed(survey: _Survey, verbose: bool) -> list[str]:
-    """Return the page in the terminal's width. Its first part is repeated at the end if it would scroll away."""
+    """Return the lines of the page. Its first part is repeated at the end if it would scroll away."""
     columns, height = window(sys.stdout)
     lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
     return once_more(lines, height)
@@ -361,7 +361,7 @@ def _download(one: Recommendation) -> str:
 
 
 def _cells(one: Recommendation) -> list[str]:
-    """Return FITS, TOKENS/S, DRAFTS, M, DOWNLOAD and BY."""
+    """Return the cells of a recommendation's row: FITS, TOKENS/S, DRAFTS, M, DOWNLOAD and BY."""
     plan, download = one.plan, _download(one)
     if plan is None:
         return ["?", "", "", "", download, one.reason]

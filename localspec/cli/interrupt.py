@@ -11,8 +11,8 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """A context for Ctrl+C. The first one waits for the current step, so that text and tokens agree. The second stops
-    at once.
+    """A context that handles Ctrl+C. The first one stops after the current step, so that text and tokens agree. The
+    second stops at once.
 
     With `ends_too`, SIGTERM and SIGHUP also stop the body, however often they come, because a logout sends both. After
     the context they end the process, so that its parent sees the signal. `waits` is called in another thread if the
@@ -84,5 +84,5 @@ def _ending() -> list[int]:
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """End the process without output and without cleaning up: nothing is left to do."""
+    """End the process at once, without output: nothing is left to clean up."""
     os._exit(INTERRUPTED)

@@ -94,7 +94,7 @@ def read_line(mark: str, look_up: LookUp) -> str:
 
 
 class Completer:
-    """The completions of a line, which readline requests one at a time."""
+    """The completions of a line. readline requests them one at a time."""
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
@@ -108,7 +108,7 @@ class Completer:
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
-    """Make Tab complete with this function. Raises ImportError if there is no readline."""
+    """Make Tab request completions from `look_up`. Raises ImportError if there is no readline."""
     import readline  # input() uses it once it is imported
 
     completer = Completer(look_up)

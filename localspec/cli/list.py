@@ -111,7 +111,7 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """Return the forms in which a model is stored other than its own files, and which file is missing."""
+    """Return in which other packings a model is stored, and which of its files is missing, in words."""
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
@@ -120,7 +120,7 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
 
 
 def _draft(card: TargetCard) -> str | None:
-    """Return the small model here that drafts for this one: its name, or its directory relative to the model's."""
+    """Return the small model here that drafts for this one: its name, or its directory below the model's."""
     own, _ = default_draft(card)
     if own is None or not own.card.here:
         return None

@@ -98,7 +98,7 @@ class LazyCommands(TyperGroup):
 
 
 def _light(command: Any) -> Any:
-    """Make a command read its parameters without Pydantic. Return the command."""
+    """Make a command read its parameters without Pydantic, whose import is slow. Return the command."""
     params = command.get_params
     command.get_params = lambda ctx: list(map(_without_pydantic, params(ctx)))
     return command
@@ -231,7 +231,7 @@ def _usage_error(error: TyperException) -> str:
 
 
 def _say(sentence: str, code: int = 1) -> int:
-    """Print a sentence without the middle of a long one: it begins with the problem and ends with the remedy."""
+    """Print a sentence, and return `code`. A long one loses its middle, not the problem and the remedy at its ends."""
     said = one_line(sentence)
     say(said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}")
     return code

@@ -103,7 +103,7 @@ def _with_flags(
 
 
 def _flag(name: str, help: str | tuple[str, str]) -> inspect.Parameter:  # noqa: A002
-    """Return the flag of a setting, which is None if it is not given. The settings check its value."""
+    """Return the flag of a setting. Its value is None if it is not given, and the settings check it."""
     row, spelled = TABLE[name], f"--{name.replace('_', '-')}"
     values: Any = str | None
     shown, help = (row.check.metavar, help) if isinstance(help, str) else help  # noqa: A001

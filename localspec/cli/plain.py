@@ -93,7 +93,7 @@ class _LineProgress(Progress):
 
 
 class _Talk:
-    """One run of the line-by-line chat."""
+    """One session of the line-by-line chat."""
 
     def __init__(self, flags: SharedFlags, begun: ChatAndServer, progress: Progress) -> None:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
@@ -122,7 +122,7 @@ class _Talk:
 
     @property
     def left(self) -> bool:
-        """Whether a command, not the end of the input, ended the chat."""
+        """Whether the user left with a command. Otherwise the chat ends with its input."""
         return self._left
 
     # -- lines --------------------------------------------------------------------------------------------------------

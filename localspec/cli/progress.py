@@ -67,7 +67,7 @@ class Progress:
                 self._wait.start()
 
     def clear(self) -> None:
-        """Remove the line, and forget the wait."""
+        """Remove the line of progress, and forget when the wait began."""
         with self._lock:
             if self._wait is not None:
                 self._wait.cancel()
@@ -90,7 +90,7 @@ class Progress:
 
 
 def _kind(what: str) -> str:
-    """Return the description of a wait, without its progress."""
+    """Return what a wait is for, without its progress, such as "loading qwen3"."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 

@@ -145,7 +145,7 @@ def _print_lines(lines: Iterator[str]) -> None:
 
 
 def _print(name: str, event: PullEvent, progress: Progress) -> None:
-    """Print an event as text."""
+    """Print an event of a pull as text."""
     match event:
         case AlreadyHere() | Planned():
             _print_plan(name, event, as_json=False)

@@ -185,8 +185,7 @@ def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> lis
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Leave out packed files pulled for another source of the same weights, and report them: they may be its only
-    copy."""
+    """Leave out, and report, packed files pulled for another source of the same weights: they may be its only copy."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -238,7 +237,7 @@ def _draft_source(draft: str, entries: Mapping[str, Entry]) -> Source | None:
 
 @dataclass(frozen=True)
 class Learned:
-    """The phrases, conversations and drafters of a model. Collect them before the model is deleted."""
+    """What localspec learned from a model: phrases, conversations, drafters. Collect it before deleting the model."""
 
     names: tuple[str, ...]
     pools: tuple[PoolInfo, ...] = ()
@@ -266,7 +265,8 @@ class Learned:
         return cls((*names,), drafters=drafters, answers=answers, former=former)
 
     def settle(self, yes: bool, phrases: bool) -> None:
-        """Delete answers for trainings, and phrases if the user wants that. List what stays.
+        """Delete the model's answers that were made for trainings, and its phrases if the user wants that. List what
+        stays.
 
         Nothing happens while the model is still here in another form. Raises StoreTrouble.
         """
@@ -324,7 +324,7 @@ def _drafters_outside(names: Collection[str]) -> tuple[Path, ...]:
 
 
 def _names_in(files: Collection[Path]) -> set[str]:
-    """Return the names of models in the headers of packed files."""
+    """Return the names of the models in these packed files."""
     found = set[str]()
     for file in files:
         with suppress(LocalspecError):

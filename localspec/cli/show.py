@@ -177,7 +177,7 @@ def _choice_facts(card: TargetCard) -> Facts:
 
 
 def _rated(taken: Choice | RunPlan | None, m: float | None) -> Facts:
-    """Return the rule that decided, and M."""
+    """Return the rule that chose the drafter, and M, as facts to print."""
     return {"rule": taken.rule if taken else None, "M": None if m is None else round(m, 3)}
 
 
@@ -199,7 +199,7 @@ def _entry_facts(entry: Entry) -> Facts:
 
 
 def _packed_facts(card: TargetCard, known: Facts) -> Facts:
-    """Return the origin of a packed file, and facts from its template that are not in `known`."""
+    """Return where a packed file comes from, and facts from its template that are not yet in `known`."""
     from localspec.models.chat_tokenizer import ChatTokenizer  # the tokenizers library
     from localspec.models.tokenizer import Tokenizer
 
@@ -219,13 +219,13 @@ def _packed_facts(card: TargetCard, known: Facts) -> Facts:
 
 
 def form_in_words(one: Form) -> str:
-    """Return another form of a model in words."""
+    """Return in words another form in which a model is published."""
     about = f", {size(one.bytes)}" if one.bytes else ""
     return f"{one.source}, by {one.publisher or 'unknown'}, license {one.license or 'unknown'}{about}"
 
 
 def _in_words(one: PublishedDrafter) -> str:
-    """Return a published drafter in words."""
+    """Return where a published drafter comes from, and its size, in words."""
     where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
     if one.source is None and one.kind in kinds("published"):
         where = "part of the model's files, if they include it"

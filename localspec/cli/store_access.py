@@ -35,7 +35,7 @@ def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]
 
 
 def _out_of_reach(database: Path) -> str:
-    """Return why it is unknown whether the file exists; empty if it is known."""
+    """Return why it is unknown whether the database exists; empty if that is known."""
     for place in (database, *database.parents):
         if os.path.islink(place) and not os.path.exists(place):
             return f"{place} is a link to a missing file"

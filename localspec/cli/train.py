@@ -214,8 +214,7 @@ def train(
 
 
 def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
-    """Return the source of prompts for the model: the user's history, or the shipped prompts; empty if text was
-    given."""
+    """Return where the prompts come from: "history", the shipped "prompts", or "" if the user gave training text."""
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")
     if HISTORY in data and len(data) + len(more) > 1:
@@ -336,7 +335,7 @@ def _show_step(progress: Progress, seen: "StepReport", losses: Sequence[float]) 
 
 
 def _drawn(report: dict[str, Any]) -> str:
-    """Return the curve of the loss if standard output is a terminal, otherwise an empty text."""
+    """Return the loss as a curve of characters if standard output is a terminal, otherwise an empty text."""
     if not console.seen():
         return ""
     from localspec.training import curves
@@ -416,7 +415,7 @@ def _public_name(card: registry.TargetCard) -> str:
 def _command(
     kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], given: Mapping[str, Any]
 ) -> str:
-    """Return the command to type again. Directories are left out, because they are private."""
+    """Return the command to type again to continue. Directories are left out, because they are private."""
     words = ["localspec", "train", kind, "-m", _public_name(card)]
     words += ["--data", *(Path(one).name for one in data)] if data else []
     words += [word for option in options for word in ("-O", option)]

@@ -50,18 +50,18 @@ class OwnedPath(NamedTuple):
 
     @property
     def stays(self) -> Path | None:
-        """Return the target of a link if it stays; None otherwise."""
+        """Return the target of a link if only the link is deleted; None otherwise."""
         return Path(os.path.realpath(self.path)) if self.path.is_symlink() and not self.followed else None
 
     def foreign(self) -> list[Path]:
-        """Return the files of other programs directly in the directory. Raises OSError."""
+        """Return the files of other programs in this directory, not in its subdirectories. Raises OSError."""
         if self.names is None or self.path.is_symlink() or not self.path.is_dir():
             return []
         return sorted(file for file in self.path.iterdir() if not self.names.search(file.name))
 
 
 class FoundPlace(NamedTuple):
-    """An existing place, with the bytes that its deletion frees.
+    """An existing place to delete, with the bytes that become free.
 
     `unreadable` says that some directory in it cannot be read.
     """

@@ -63,7 +63,7 @@ def verify_model(
 
 
 def _verify_own(name: str) -> list[str]:
-    """Read the weights of a model that was not fetched. Return a clause for each file with a hidden change."""
+    """Read the weights of a model that was not fetched. Return a clause for each silently changed file."""
     path, paths = resolve(name).path, Paths(home())
     found = inspect(path)
     if found.packing:
@@ -79,7 +79,7 @@ def _verify_own(name: str) -> list[str]:
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
-    """Read the GGUF files of an import. Return a clause for each file with a hidden change.
+    """Read the GGUF files of an import. Return a clause for each file that changed without a new date or size.
 
     Raises NotHere for a file of a registration that is missing or has changed. A packed form may still be usable.
     """
@@ -99,7 +99,7 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
 
 
 def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
-    """Read files, print the result, and return the names of those with a hidden change.
+    """Read files, print the result, and return the names of those that changed without a new date or size.
 
     `listed` also prints the values that an entry in models.toml lists.
     """
