@@ -169,7 +169,7 @@ class ChatApp(StoppableApp):
 
     @property
     def clipboard(self) -> str:
-        """Return the text that was copied in this application, for ctrl+v."""
+        """Return the text that was last copied in this application, which ctrl+v inserts."""
         return one_line(super().clipboard) if isinstance(self.focused, Input) else safe(super().clipboard)
 
     def copy_to_clipboard(self, text: str, what: str = "") -> None:
@@ -195,7 +195,7 @@ class ChatApp(StoppableApp):
 
     @property
     def leaving(self) -> bool:
-        """Whether a signal to end has arrived, even if it could not be handled yet."""
+        """Whether a signal to end has arrived, even if the application could not end yet."""
         return self._left is not None
 
     # -- toasts -------------------------------------------------------------------------------------------------------

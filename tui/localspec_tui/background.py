@@ -39,7 +39,7 @@ def askable() -> bool:
 
 
 class Answer:
-    """A filter that removes the terminal's answer from the typed keys.
+    """A filter of typed keys that hides the terminal's answer about its background colour.
 
     When the answer arrives, the filter calls `tell` with True if the background is light.
     """
@@ -53,7 +53,7 @@ class Answer:
         self.awaited = awaited
 
     def without(self, data: str) -> str:
-        """Return the next piece without the terminal's answer. A possible part of the answer is held back.
+        """Return the next keys without the terminal's answer. A possible beginning of the answer is held back.
 
         An escape at the end of a piece is passed on at once as a key, and remembered in case an answer follows.
         """
@@ -83,10 +83,7 @@ def _is_light(*channels: str) -> bool:
 
 @contextmanager
 def queried(theme: str) -> Iterator[Answer]:
-    """Ask if the theme depends on the background and a terminal can be asked.
-
-    Hide the answer until the end of this context.
-    """
+    """Ask the terminal for its background colour, if the theme depends on it. Hide the answer within this context."""
     if theme != "auto" or not askable():
         yield Answer(awaited=False)
         return
@@ -121,7 +118,7 @@ def queried(theme: str) -> Iterator[Answer]:
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:
-    """Wait for an answer that was not read. Text typed meanwhile is lost, as in any program that ends."""
+    """Wait until `end` for an answer that was not read. Text typed meanwhile is lost, as in any program that ends."""
     import termios
     import tty
 

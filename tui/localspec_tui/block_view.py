@@ -31,7 +31,7 @@ MARKED = "bold underline"  # style of search matches
 
 
 class BlockView(LaidOutOnce, Widget):
-    """A column of blocks.
+    """A widget that draws the blocks of a reply below each other.
 
     Rows are the lines on the screen. A selection counts from the beginning of a block's text. An example of two blocks,
     the first of them wrapped:
@@ -76,7 +76,7 @@ class BlockView(LaidOutOnce, Widget):
         return self._blocks
 
     def _lay(self, first: int) -> None:
-        """Break the blocks from number `first` on into rows."""
+        """Break the texts of the blocks into rows, from block number `first` on."""
         del self._laid[first:], self._tops[first + 1 :]
         if not self._width:
             return
@@ -218,13 +218,13 @@ class BlockView(LaidOutOnce, Widget):
         return Strip(segments).adjust_cell_length(self.size.width, blank or style.background_style.rich_style)
 
     def _component(self, name: str) -> Style:
-        """Return the style of a component, to be added to the style below it."""
+        """Return the style of a CSS component class, to be added to the style below it."""
         styles = self.get_component_styles(name)
         style = Style.from_styles(styles)
         return style if styles.has_rule("color") or styles.auto_color else replace(style, foreground=None)
 
     def _copy_line(self, number: int, room: int, base: Style) -> list[Segment]:
-        """Draw the row above code, with the word "copy" at its right end."""
+        """Draw the row above a block of code, with the word "copy" at its right end."""
         style = base + self._component("copy")
         click = style + Style.from_meta({"@click": f"copy({number})"})
         blank = Segment(" " * max(room - len("copy") - PADDING, 0), style.rich_style)

@@ -82,7 +82,7 @@ def code_blocks(source: str) -> list[CodeBlock]:
 
 
 class CodeCopies:
-    """A cycle through the code blocks of a message: the last block first, then earlier ones."""
+    """Copies the code blocks of a message one after another: the last block first, then earlier ones."""
 
     def __init__(self) -> None:
         self._source, self._back = "", 0

@@ -78,7 +78,7 @@ class CurrentConversation:
         self._see_what_is_saved()
 
     def _see_what_is_saved(self) -> None:
-        """Post how much is not saved.
+        """Tell the screen how many turns are not saved.
 
         Also read the title while the store is open, in case this thread must be abandoned later.
         """
@@ -125,9 +125,9 @@ class CurrentConversation:
         self._outlet.release()
 
     def _left_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return the unsent drafts of this conversation, and the title of another conversation that has a draft.
+        """Return the drafts that earlier chats left for this conversation, and the title of another one with a draft.
 
-        Both are from earlier chats. The title is looked up only with `first`.
+        The title is looked up only with `first`.
         """
         store, server = self.store, self._first.elsewhere
         if store is None or self.place is None:

@@ -27,18 +27,18 @@ class UnsentText:
         self._trouble = ""  # why the last attempt to save failed
 
     def put_aside(self, *, for_new: bool = False) -> None:
-        """Put the typed text aside for its conversation: a saved one, or with `for_new` the next new one."""
+        """Store the typed text for its conversation: a saved one, or with `for_new` the next new one."""
         number = None if self._outbox.to_be_shown else self._engine.conversation.now.id or (0 if for_new else None)
         if number is not None and self._prompt.text.strip():
             self._aside[number] = self._prompt.text
             self._prompt.put("")
 
     def take_aside(self, number: int | None) -> str:
-        """Return the text that was put aside for a conversation, or for a new one; empty if there is none."""
+        """Return the text that was stored for a conversation, or for a new one; empty if there is none."""
         return self._aside.pop(number or 0, "")
 
     def save_to(self, drafts: "Drafts") -> None:
-        """Save to this table from now on."""
+        """Save unsent text to this table of the store from now on."""
         self._drafts = drafts
 
     async def save(self) -> None:

@@ -101,7 +101,7 @@ def _run(words: list[str], leaving: Callable[[], bool]) -> int:
 
 @contextmanager
 def _left_alone() -> Iterator[None]:
-    """Leave Ctrl+C to the editor, from before it has the terminal until after.
+    """Let only the editor handle Ctrl+C, from before it has the terminal until after.
 
     This uses a handler, because child processes do not inherit handlers, unlike SIG_IGN.
     """

@@ -121,7 +121,7 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.ModelFailed(str(error)))
 
     def _notice_while_opening(self, sentence: str) -> None:
-        """Keep a notice, and show it now as well, because it may announce that opening a large store takes a minute."""
+        """Store a notice for later, and also show it now: it may announce that opening a large store takes a minute."""
         self.outlet.notice(sentence)
         self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 

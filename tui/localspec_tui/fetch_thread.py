@@ -29,7 +29,7 @@ class FetchThread(threading.Thread):
     # -- requests of the screen ---------------------------------------------------------------------------------------
 
     def agree(self) -> None:
-        """Agree to the plan, which starts the download."""
+        """Start the download, because the user has agreed to the plan."""
         self._agreed.set()
 
     def give_up(self) -> None:

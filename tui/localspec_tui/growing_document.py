@@ -35,7 +35,7 @@ def read_blocks(text: str) -> list[ReplyBlock]:
 
 
 def _without_open_line(text: str) -> str:
-    """Return a text without its last line if that line may still change its meaning. It is not displayed yet."""
+    """Return a text without its last line, which is not displayed yet, if more text may change its meaning."""
     before, _, line = text.rpartition("\n")
     words = line.lstrip(" \t>").rstrip(" \t")  # apart from the blanks, over which a pattern would take cubic time
     is_open = bool(_OPEN.fullmatch(words)) if words else line.endswith((" ", "\t"))

@@ -53,7 +53,7 @@ def borrow_core(engine: "Answerer | None") -> None:
 
 
 class ScreenFirst(selectors.DefaultSelector):
-    """The wait of the screen's event loop. Between two waits the screen draws without interruption.
+    """An event loop's wait for the screen's thread. Between two waits the screen draws without interruption.
 
     Loading a model is mostly Python too, because of imports. If drawing alternated with it, drawing would take twice as
     long, and typed keys would wait.

@@ -27,7 +27,7 @@ KeysOf = dict[str, tuple[str, ...]]  # by the name of their action
 
 
 class Bound(NamedTuple):
-    """An action with keys: its name in the keymap, the context in which it acts, its keys, and its module."""
+    """An action that has keys: its name in the keymap, where it works, its keys, and the module that defines it."""
 
     name: str | None
     action: str
@@ -87,7 +87,7 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the bindings that share a key with a changed binding. Textual would otherwise remove the key from both."""
+    """Return the bindings that share a key with a changed binding, because Textual would remove the key from both."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 
@@ -106,7 +106,7 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Return whether keys of both modules can be pressed in the same place.
+    """Return whether keys of both modules can be pressed on the same screen.
 
     A dialog above the chat hides the chat's keys.
     """

@@ -48,7 +48,7 @@ def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int
 
 
 def _fitting(line: str, start: int, room: int) -> int:
-    """Return the end of the part that fits, at least one character."""
+    """Return the end of the part of a line that fits into `room` columns: at least one character."""
     end = start
     while end < len(line) and (room := room - get_character_cell_size(line[end])) >= 0:
         end += 1
@@ -62,7 +62,7 @@ AROUND = 3  # columns around a cell: a blank on each side, a line
 
 
 class RowPart(NamedTuple):
-    """A part of a row that begins at `column`.
+    """A part of a row, which begins at `column`.
 
     It is a range of the block's text, or `drawn` text such as a line of a table.
     """

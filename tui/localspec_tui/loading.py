@@ -117,7 +117,7 @@ class LoadedModel:
             self._buffer.end(self.live)
 
     def switch(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
-        """Load another model in place of this one. If that fails, load this one again."""
+        """Load another model in place of this one. If that fails, load the previous model again."""
         from localspec.chat.start import choose
 
         trouble = self._replace(card, conversation, store)
@@ -130,7 +130,7 @@ class LoadedModel:
             self._outlet.post(messages.ModelFailed(trouble))
 
     def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
-        """Unload this model, because two may not fit, and load another one. Return the reason if that failed."""
+        """Unload the present model, because two may not fit, and load another one. Return the reason if that failed."""
         self.engine = self.live = None
         gc.unfreeze()  # it was expected to stay to the end
         gc.collect()

@@ -36,7 +36,7 @@ def _parser_of(_thread: int) -> MarkdownIt:
 
 
 def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Turn deep nesting into one paragraph. markdown-it would drop it and everything after it."""
+    """Turn text that is nested too deeply into one paragraph. markdown-it would drop it and everything after it."""
     if silent or state.level < DEEPEST:
         return False
     after = first

@@ -58,7 +58,7 @@ class Measuring(Message):
 
 @dataclass
 class ModelComes(Message):
-    """A model is being loaded. Its suggested prompts are included if they are known."""
+    """A model is being loaded. The message has its suggested prompts, if they are known."""
 
     name: str
     starters: Sequence[str]
@@ -143,7 +143,7 @@ class Branched(Message):
 
 @dataclass
 class Copied(Message):
-    """The result of copying. It says which text was copied, if that is not obvious."""
+    """The result of copying, with the name of the copied text if that is not obvious."""
 
     sentence: str
     what: str = ""
@@ -181,7 +181,7 @@ class ThreadFailed(Message):
 
 
 class Outlet:
-    """A sender of messages to the screen. It holds notices back until there is a conversation to show them in."""
+    """A sender of messages to the screen. It holds notices back until a conversation is shown."""
 
     def __init__(self) -> None:
         self.send: Callable[[Message], object] = lambda _: None

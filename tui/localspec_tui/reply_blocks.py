@@ -69,7 +69,7 @@ class ReplyBlock:
 
 @dataclass(eq=False)
 class _Container:
-    """An open quote, list or list item. `marker` is to the left of its first line; `used` is True after that line."""
+    """An open quote, list or list item. `marker` is left of its first line; `used` is True after that line."""
 
     kind: str
     marker: Margin | None = None

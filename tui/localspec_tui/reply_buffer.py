@@ -66,7 +66,7 @@ SHARE = 0.03  # of a core, of which the model loses a part: one of its threads r
 
 
 class Pace:
-    """The time until the screen takes text again, by the CPU time that this thread needed last time."""
+    """A clock that decides when the screen takes new text, by the CPU time that taking it last needed."""
 
     def __init__(self) -> None:
         self.begin()

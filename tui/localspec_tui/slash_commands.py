@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 async def obey(chat: "ChatScreen", name: str, rest: str) -> None:
-    """Run a command. Raises UsageMistake for an invalid argument `rest`, and LocalspecError."""
+    """Run a slash command. Raises UsageMistake for an invalid argument `rest`, and LocalspecError."""
     if (doing := COMMANDS[name](chat, rest)) is not None:
         await doing
 

@@ -161,7 +161,7 @@ if sys.platform != "win32":
             self.close()
 
         def gets_keys(self) -> bool:
-            """Return whether the terminal sends each key, and sends it to this program and not to a shell."""
+            """Return whether the terminal sends each key at once, and to this program, not to a shell."""
             try:
                 by_lines = termios.tcgetattr(self.terminal)[3] & termios.ICANON
                 return not by_lines and os.tcgetpgrp(self.terminal) == os.getpgrp()

@@ -19,7 +19,7 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Set up everything that must be in place before Textual replaces standard error."""
+    """Prepare the terminal's streams and signals before Textual replaces standard error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
@@ -98,7 +98,7 @@ def _open_log(log: Path) -> int:
 
 
 def is_there() -> bool:
-    """Return whether the terminal can still send keys."""
+    """Return whether the terminal still exists and can send keys."""
     try:
         return sys.__stdin__ is not None and os.isatty(sys.__stdin__.fileno())
     except (OSError, ValueError):

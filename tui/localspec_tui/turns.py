@@ -68,7 +68,7 @@ class Outbox:
         return ended
 
     def refuse(self) -> None:
-        """Take back the given files, because the last prompt got no reply. They go before the next prompt."""
+        """Take back the files of the last prompt, which got no reply. They go before the next prompt."""
         self.files = self._given
 
     def drop_waiting(self) -> str:
@@ -117,7 +117,7 @@ class Turns:
     # -- sending ------------------------------------------------------------------------------------------------------
 
     async def read(self, text: str) -> ComposedPrompt:
-        """Return a prompt with the text of the files that it names. Raises UsageMistake."""
+        """Return a typed prompt with the text of the files that it names. Raises UsageMistake."""
         return await asyncio.to_thread(with_files, text) if "@" in text else ComposedPrompt(text)
 
     async def send(self, prompt: ComposedPrompt) -> None:
@@ -165,7 +165,7 @@ class Turns:
         self._timer = self._screen.set_timer(seconds, self._follow)
 
     async def _follow(self) -> None:
-        """Show new text, and schedule the next look."""
+        """Show text that has arrived since the last call, and schedule the next call."""
         if self._outbox.under_way is None:
             return
         if not self._is_covered():
@@ -262,7 +262,7 @@ class Turns:
         return False
 
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
-        """Let the next prompt replace a turn. The turns so far stay as another conversation."""
+        """Let the next prompt replace a turn and all later ones. The present turns stay as another conversation."""
         self._instead = None if again else turn
         self._engine.do(self._engine.conversation.branch, turn, again)
         await self._conversation.cut(turn)

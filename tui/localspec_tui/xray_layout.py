@@ -35,7 +35,7 @@ class Layout:
         self._column = 0
 
     def add(self, text: str) -> None:
-        """Add the next piece."""
+        """Add the next piece of the reply."""
         number, self.pieces = self.pieces, self.pieces + 1
         shown = safe(text).replace("\t", TAB) or NOTHING
         blank = not shown.strip(" ")

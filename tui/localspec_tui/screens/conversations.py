@@ -47,7 +47,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenConversation:
-    """The functions of the chat that the list uses."""
+    """The functions of the chat that the list of conversations calls."""
 
     number: Callable[[], int | None]
     begin_another: Callable[[], None]
@@ -116,7 +116,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Schedule this action in place of the one scheduled before. None schedules nothing."""
+        """Run an action after this many seconds, and cancel the previously scheduled one. None only cancels."""
         if self._later is not None:
             self._later.stop()
         self._later = self.set_timer(seconds, what) if seconds is not None else None

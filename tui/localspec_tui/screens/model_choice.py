@@ -119,9 +119,9 @@ class ConversationChoice:
             self._engine.do(self._engine.conversation.resume, number)
 
     def check(self, number: int) -> None:
-        """Raise UsageMistake if the history has no such conversation.
+        """Raise UsageMistake if the history has no conversation of this number.
 
-        It is called before a reply is stopped, and reads the disk.
+        It reads the disk, and is called before a running reply is stopped.
         """
         if self.history is not None and self.history.info(number) is None:
             resumes = keymap.key(self._screen.app, "chat.resume")

@@ -90,10 +90,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     @work(exclusive=True)
     async def _look(self) -> None:
-        """List the models here, which can be chosen at once.
-
-        Then add the models that fit, which takes a little longer.
-        """
+        """List the models that are here at once, then add those that fit this machine, which takes a little longer."""
         note = ""
         try:
             self._models = await asyncio.to_thread(_here, self._current)
@@ -191,7 +188,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             (options.action_last if step > 0 else options.action_first)()
 
     def _see_the_rest(self, step: int) -> bool:
-        """Scroll from the last choice to the models that cannot be chosen, before wrapping around."""
+        """Scroll from the last model that can be chosen to those that cannot, before wrapping around."""
         options = self._options
         usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:

@@ -68,7 +68,7 @@ class MatchingCommands(SystemCommandsProvider):
 
 
 class _CommandField(KeysInOrder, CommandInput):
-    """The field for the words, with the same behaviour as other one-line fields."""
+    """The palette's text field, which behaves like the other one-line fields."""
 
 
 class Palette(ClosesOnce, CommandPalette):

@@ -86,7 +86,7 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
 
 
 class Typed(NamedTuple):
-    """The final text, and whether to use it."""
+    """The text that a dialog returns, and whether to use it."""
 
     text: str
     saved: bool

@@ -72,7 +72,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         return [trace for trace in self._traces if len(trace.tokens)]
 
     def _beside(self, step: int) -> Trace | None:
-        """Return the previous (-1) or next (1) reply, or the last one; None if there is none."""
+        """Return the trace of the previous (-1) or next (1) reply, or of the last one; None if there is none."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
         return replies[at] if 0 <= at < len(replies) else None

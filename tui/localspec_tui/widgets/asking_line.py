@@ -29,7 +29,7 @@ class _Decision(Static, can_focus=True):
 
 
 class AskingLine(Vertical):
-    """A line for a question, invisible without one.
+    """A line that asks a question, invisible without one.
 
     The caller waits for the answer. The next question ends this one.
     """

@@ -30,7 +30,7 @@ class AttachedLine(Widget):
         self.display = False
 
     def look(self, text: str) -> None:
-        """Examine the typed prompt."""
+        """Examine the typed prompt, and show what there is to say about its files and length."""
         if self._asking is not None:
             self._asking.stop()
         if "@" in text or is_long(text):
@@ -60,7 +60,7 @@ class BelowLine(Widget):
         self.display = False
 
     def show(self, lines: int) -> None:
-        """Show the number of new lines."""
+        """Show how many lines of new text are below."""
         if lines != self._lines:
             self._lines, self.display = lines, lines > 0
             self.refresh()

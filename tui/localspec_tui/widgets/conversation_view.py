@@ -37,7 +37,7 @@ def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[],
 
 
 def _spans(word: str, text: str) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each occurrence of a word, the first MOST of them."""
+    """Yield the start and end of the first MOST occurrences of a word."""
     if len(fold(text)) == len(text) and is_normalized("NFC", text):  # by character
         folded, start = fold(text), 0
         for _ in range(MOST):
@@ -102,7 +102,7 @@ class ConversationView(MountedTurns):
 
     @property
     def chosen_source(self) -> str:
-        """Return the source of that message, or else of the last reply; empty if there is no reply."""
+        """Return the Markdown source of the chosen message, or else of the last reply; empty if there is no reply."""
         return self.chosen.source if isinstance(self.chosen, MessageView) else self.last_reply or ""
 
     def turn_of(self, view: Widget | None) -> tuple[int, ComposedPrompt] | None:
@@ -283,7 +283,7 @@ class ConversationView(MountedTurns):
             await view.remove()
 
     async def cut(self, turns: int) -> None:
-        """Keep the first `turns`. Later ones will be replaced."""
+        """Remove all turns after the first `turns`, because others will replace them."""
         self.unmark()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()

@@ -67,8 +67,8 @@ class FindLine(Horizontal):
     """The line for a search, which takes no room while it is closed."""
 
     class Searched(Message):
-        """A request to show the newest message with these words (0), the next older (1) or newer one (-1), or only
-        to count (None)."""
+        """A request for the newest message with these words (0), the next older (1) or newer (-1), or only a count
+        (None)."""
 
         def __init__(self, words: str, step: int | None) -> None:
             super().__init__()

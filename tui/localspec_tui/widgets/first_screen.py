@@ -57,7 +57,7 @@ class FirstScreen(Vertical):
         self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
-        """Show which model is being loaded."""
+        """Show which model is being loaded, and suggested prompts."""
         self._model.update(Content.styled(one_line(name), "bold"))
         self._offer(starters)
 

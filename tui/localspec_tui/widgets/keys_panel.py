@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
-    """Return a line for each binding."""
+    """Return one line for each key binding."""
     for binding in bindings:
         if isinstance(binding, Binding):
             yield Line(keymap.shown(app, binding), binding.tooltip or binding.description)

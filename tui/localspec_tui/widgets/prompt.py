@@ -87,7 +87,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
-        """Return whether a key chooses a suggested prompt, before anything was typed.
+        """Return whether a key chooses a suggested prompt: only before anything was typed.
 
         Text typed right after it takes the choice back.
         """
@@ -132,7 +132,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.complete(line)
 
     def complete(self, line: str) -> None:
-        """Replace the text before the cursor."""
+        """Replace the text before the cursor by a completion."""
         self.replace(line, (0, 0), self.cursor_location)
         self._suggestions.typed(self.before)
 

@@ -119,7 +119,7 @@ class ReplyMarkdown(BlockView):
         return is_long(self._document.source)
 
     async def update(self, text: str) -> None:
-        """Show this text instead."""
+        """Show this text in place of the present one."""
         text = safe(text)
         async with self._lock:
             long = len(text) > AT_ONCE
@@ -128,7 +128,7 @@ class ReplyMarkdown(BlockView):
             self.show(blocks)
 
     async def append(self, text: str) -> None:
-        """Add to the text."""
+        """Add text to the end of the reply."""
         async with self._lock:
             self._document.append(safe(text))
             self.show(self._document.blocks)

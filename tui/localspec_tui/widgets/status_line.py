@@ -133,7 +133,7 @@ class TopLine(Widget):
         self.refresh()
 
     def show_set(self, *badges: str) -> bool:
-        """Show the settings that differ from their defaults. Return whether that changes the line."""
+        """Show the changed settings. Return whether that changes the line."""
         before, self._badges = self._badges, tuple(map(one_line, badges))
         self.refresh()
         return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}

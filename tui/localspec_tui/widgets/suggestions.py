@@ -46,7 +46,7 @@ class Suggestions(OptionList, can_focus=False):
         return starts_command(self._before)
 
     async def fetched(self) -> None:
-        """Wait a moment for the needed list."""
+        """Wait a moment for the list of names that the typed text needs."""
         if needed(self._before) in (None, *self._known):
             return
         if self._fetched.is_set():  # text that was not typed by hand opened nothing
