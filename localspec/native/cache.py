@@ -75,7 +75,7 @@ class NativeCache:
             self._length = self._library.ls_cache_length(self.handle)
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave."""
+        """Return the length that `truncate(length)` would leave, which may be less with recurrent layers."""
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":
@@ -88,7 +88,7 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Return False: the other cache can be used as well as this one."""
+        """Return False: the other cache needs no copy, because it can be used as it is."""
         return False
 
     def assume(self, length: int) -> None:

@@ -48,7 +48,7 @@ class NativeCompute:
         return PackedMatrix.pack(weight, self._format, INT8_GROUP if self._format == "int8" else 0, interleave)
 
     def rows(self, values: Floats) -> Floats:
-        """Return the array itself."""
+        """Return the array unchanged: this backend computes with numpy arrays."""
         return values
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> NativeLinear:
@@ -94,7 +94,7 @@ class NativeCompute:
         return np.array(numbers, np.int64)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return the function itself."""
+        """Return the function unchanged: there is nothing to record on a CPU."""
         return function
 
     def logits(self, rows: Floats) -> NativeLogits:
@@ -106,7 +106,7 @@ class NativeCompute:
         return np.concatenate(arrays, axis)
 
     def repeated(self, row: Floats, count: int) -> Floats:
-        """Return a row `count` times."""
+        """Return a row [1, channels] repeated, [count, channels]."""
         return np.repeat(row, count, 0)
 
     def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:

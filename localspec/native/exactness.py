@@ -56,7 +56,8 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
 def _trials(
     target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int
 ) -> Iterator[tuple[int, Callable[[], Rows]]]:
-    """Yield numbers of threads, each with a function that reads the path in `width` rows with these threads."""
+    """Yield numbers of threads, each with a function that reads the path, `width` rows at a time, with that many
+    threads."""
     if not target.branches:
         for threads, kept in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
             yield threads, partial(_in_a_chain, target, cache, path, width, kept)
@@ -75,7 +76,7 @@ def _one_by_one(target: NativeTarget, cache: NativeCache, path: Sequence[int]) -
 
 
 def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, decoys: int) -> Rows:
-    """Read a tree: the root, decoys below it, the rest of the path, and more decoys."""
+    """Read the path as nodes of a tree, among decoys: other nodes that must not change the path's results."""
     depth = min(len(path), width - decoys)
     tokens, parents = [(7 * row + 1) % target.vocab_size for row in range(width)], [-1, *[0] * (width - 1)]
     nodes = [0, *range(1 + decoys, depth + decoys)]
@@ -85,7 +86,7 @@ def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], wi
 
 
 def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, kept: int) -> Rows:
-    """Read the path followed by decoys, keep the first `kept` rows, and read the rest again."""
+    """Read the path followed by decoys, keep the first `kept` rows, and read the rest of the path again."""
     right = list(path[:width])
     decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
     first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(kept))
@@ -106,7 +107,7 @@ def _together(rows: Sequence[Rows]) -> Rows:
 
 
 def _difference(plain: Rows, ours: Rows) -> float:
-    """Return 0.0 if all bits are equal, else the largest difference of a logit, relative to the largest logit."""
+    """Return 0.0 if all bits are equal, else the largest difference of a logit relative to the largest logit."""
     theirs = plain[0][: len(ours[0])], plain[1][: len(ours[0])]
     if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
         return 0.0

@@ -106,5 +106,5 @@ class NativeHeads:
 
 
 def _array(layers: Sequence[NativeLinear]) -> Any:
-    """Return the structures of layers as one array of ctypes; None if there are no layers."""
+    """Return the layers' C structures as one ctypes array; None if there are no layers."""
     return (Matrix * len(layers))(*(layer.struct for layer in layers)) if layers else None

@@ -101,7 +101,7 @@ class NativeLogits(NumpyLogits):
         return self._of_all(chances, 0.0)
 
     def _of_all(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-        """Return `given`, numbers by column, as numbers of the whole vocabulary, with `missing` for other tokens."""
+        """Return numbers by column as numbers of the whole vocabulary, with `missing` for other tokens."""
         if self._tokens is None:
             return given
         whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)
@@ -109,7 +109,7 @@ class NativeLogits(NumpyLogits):
         return whole
 
     def _at(self, row: int) -> int:
-        """Return the address of a row."""
+        """Return the memory address of a row."""
         count = len(self.rows)
         assert -count <= row < count
         return self._start + row % count * self.rows.strides[0]

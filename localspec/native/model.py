@@ -161,7 +161,7 @@ class NativeModel:
         return address(self._arrays[-1])
 
     def _delta(self, prefix: str) -> int:
-        """Return the address of the parts that only a recurrent layer has."""
+        """Return the address of a C structure with the parts that only a recurrent layer has."""
         sizes = self.sizes.delta
         assert sizes is not None
         conv = self.weights[prefix + "delta.conv"].reshape(-1)  # [channels, (1,) taps]

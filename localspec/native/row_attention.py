@@ -68,7 +68,7 @@ class NativeAttention:
         return mixed
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
-        """Store keys and values of rows."""
+        """Store keys and values of rows that do not attend."""
         self._reserve(self.length + len(kv))
         self._write(self.length, kv, *self._cos_sin(positions))
         self.length += len(kv)
@@ -80,7 +80,8 @@ class NativeAttention:
         self._kept[1, :, slots] = v.swapaxes(0, 1)
 
     def _attend(self, q: Floats, slots: int, visible: Array) -> Floats:
-        """Return [rows, heads * head_dim] of queries [rows, heads, head_dim], over the first `slots` rows."""
+        """Return the attention output [rows, heads * head_dim] of queries [rows, heads, head_dim] over the first
+        `slots` rows."""
         (rows, heads, width), keys = q.shape, self._sizes.num_kv_heads
         grouped = q.reshape(rows, keys, -1, width).transpose(1, 2, 0, 3).reshape(keys, -1, width)
         scores: Floats = grouped @ self._kept[0, :, :slots].swapaxes(1, 2) * np.float32(width**-0.5)

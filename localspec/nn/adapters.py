@@ -101,7 +101,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
 
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
-        """Yield each projection, its adapter, and the rows of A and columns of B that form its block."""
+        """Yield each adapted projection, its adapter, and the part of A's rows and B's columns that belongs to it."""
         for part in self._parts:
             rows = slice(part.block * self.rank, (part.block + 1) * self.rank)
             yield part, self._adapters[part.layer][part.linear], rows

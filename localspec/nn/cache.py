@@ -109,7 +109,7 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Return keys and values of the rows `path` after `length`: [rows, numbers]."""
+        """Return keys and values of the rows `path` after the committed tokens, [rows, numbers]."""
         places = [self.length + row for row in path]
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
@@ -138,7 +138,7 @@ class KVCache:
         self.length = length
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave."""
+        """Return the length that `truncate(length)` would leave: here, always all that is requested."""
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:
@@ -154,7 +154,7 @@ class KVCache:
 
     @property
     def pinned(self) -> bool:
-        """Whether forwards were recorded for these slots."""
+        """Whether forwards were recorded for this cache's memory, so that it must not be replaced."""
         return bool(self.recordings)
 
     @torch.inference_mode()

@@ -60,7 +60,7 @@ class TorchAdapter:
 
 
 class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
-    """Adapters by layer and by the name of the linear layer."""
+    """Adapters of a model, by layer and by the name of the linear layer."""
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +69,7 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 
 
 class TorchRowModel:
-    """A transformer as drafters use it."""
+    """A transformer in torch, as drafters use it (`RowModel`)."""
 
     def __init__(self, transformer: Transformer, recorder: Recorder, form: StepForm = "eager") -> None:
         self._transformer, self._recorder = transformer, recorder
@@ -183,11 +183,11 @@ class TorchCompute:
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors unchanged."""
+        """Return the tensors unchanged: torch has no packed form on disk for them."""
         return tensors
 
     def rows(self, values: Floats) -> torch.Tensor:
-        """Return numbers as a tensor."""
+        """Return numbers as a tensor on the device."""
         return torch.from_numpy(values).to(self._device, self._transformer.computes_in)
 
     @cached_property
@@ -217,7 +217,7 @@ class TorchCompute:
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def draft_heads(self, weights: HeadWeights, head: TorchHeadRows | None) -> TorchHeads:
-        """Return draft heads."""
+        """Return draft heads that compute on the device."""
 
         def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | PackedLayer:
             """Return the layers of all heads as one layer.

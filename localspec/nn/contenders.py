@@ -83,12 +83,12 @@ def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> 
 
 
 def findable(sampling: Sampling) -> bool:
-    """Return whether contenders can be found."""
+    """Return whether contenders can be found on the device with this sampling."""
     return sampling.top_k < NARROW
 
 
 def narrows(sampling: Sampling) -> bool:
-    """Return whether truncation leaves few ids. Otherwise noise for all ids takes many passes over a row."""
+    """Return whether top-k or top-p leave few ids. Otherwise noise for all ids takes many passes over a row."""
     return sampling.top_k > 0 or sampling.top_p < 1
 
 

@@ -89,7 +89,7 @@ class GatedDeltaNet(nn.Module):
         return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, tail)
 
     def _nothing(self, rows: torch.Tensor) -> State:
-        """Return the initial state, before any text."""
+        """Return the state before any text: zeros."""
         sizes = self.sizes
         matrices = rows.new_zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, dtype=torch.float32)
         return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))

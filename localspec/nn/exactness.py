@@ -92,7 +92,7 @@ Rows = list[torch.Tensor]  # the result of `tree_rows`, [nodes, …] each
 
 
 class _Comparison:
-    """A path of tokens after `context` random ones in the cache, computed in trees and by plain decoding."""
+    """A path of tokens after `context` random tokens, computed as part of trees and by plain decoding."""
 
     def __init__(self, target: Target, context: int, path: Sequence[int], generator: torch.Generator) -> None:
         self.target, self.context, self.path, self.generator = target, context, path, generator
@@ -115,7 +115,7 @@ class _Comparison:
         return max(torch.finfo(torch.float32).tiny, largest)  # in this order, in case only NaN or no logit differs
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
-        """Return the part of the tree that can be exact, and the nodes of its path."""
+        """Return a tree of `width` rows, without nodes that cannot be exact, and the nodes of the path in it."""
         depth = min(len(self.path), width - decoys)
         vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()

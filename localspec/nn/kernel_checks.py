@@ -21,7 +21,7 @@ _settled: dict[torch.device, str | None] = {}
 
 
 def settle(device: torch.device, why_not: str | None) -> None:
-    """Use an earlier test result instead of testing the kernels."""
+    """Use the result of an earlier test of the kernels, instead of testing them in this process."""
     _settled[device] = why_not
     trouble.cache_clear()
 
@@ -65,7 +65,7 @@ def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
 
 @torch.inference_mode()
 def _wrong(device: torch.device) -> str | None:
-    """Test the kernels. Return what is wrong with them, or None."""
+    """Run the tests of the kernels. Return what is wrong, in words, or None."""
     for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:

@@ -144,7 +144,7 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """The gradient with the rounded weight. Kernels for packed weights have no gradient, and report no error."""
+    """A product with the gradient of the rounded weight: kernels for packed weights have none and report no error."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:

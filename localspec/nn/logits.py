@@ -36,7 +36,7 @@ class TorchHidden:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "TorchHidden":
-        """Return these rows, in this order."""
+        """Return the states of these rows, in this order."""
         return TorchHidden(selected(self.rows, rows))
 
     def part(self, start: int, stop: int) -> "TorchHidden":
@@ -55,7 +55,7 @@ class TorchLogits(HeldLogits):
         self.rows = rows.detach()
 
     def take(self, rows: Sequence[int]) -> "TorchLogits":
-        """Return these rows, in this order."""
+        """Return the logits of these rows, in this order."""
         return TorchLogits(selected(self.rows, rows))
 
     def numpy(self) -> npt.NDArray[np.float32]:
@@ -67,7 +67,7 @@ class TorchLogits(HeldLogits):
         return bool(self.rows.isfinite().all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows before the first that cannot be sampled."""
+        """Count the rows before the first that cannot be sampled, because it has NaN or no possible token."""
         finite = (self.rows.float().amax(-1) / sampling.temperature).isfinite().tolist()
         return finite.index(False) if False in finite else len(finite)
 

@@ -51,7 +51,7 @@ class PlacedRows:
 
 
 class PlacedChain(PlacedRows):
-    """Rows that follow each other, for recurrent layers too. Only the real rows change the state."""
+    """New rows that form a chain, also for recurrent layers. Only the real rows, not the padding, change the state."""
 
     def __init__(
         self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, held: HeldStates

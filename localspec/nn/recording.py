@@ -68,7 +68,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Studio:
-    """The stream and the memory for a device's recordings. They share both, since only one runs at a time."""
+    """The stream and the memory with which a device records. Recordings share both, since only one runs at a time."""
 
     device: torch.device
     stream: Any

@@ -152,7 +152,7 @@ def _in_parts(x: torch.Tensor, out: int, product: Callable[[torch.Tensor, torch.
 
 
 def _tiles(x: torch.Tensor) -> int:
-    """Return the number of tiles of eight rows."""
+    """Return the number of tiles of eight rows that cover these rows."""
     return next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= len(x))
 
 
@@ -163,7 +163,7 @@ def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kerne
 
 @cache
 def _blocks(device: torch.device) -> int:
-    """Return the number of blocks per multiprocessor. A block that waits for others would double the time."""
+    """Return how many blocks of a kernel a multiprocessor runs at once. Waiting blocks would double the time."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
     return max(1, min(BLOCKS, memory // SHARED))
 

@@ -38,7 +38,7 @@ class Advance(Protocol):
 
 
 class HeldStates(NamedTuple):
-    """States of all recurrent layers before and after a forward, and the rows it read, at fixed addresses."""
+    """States of all recurrent layers before and after a forward, and the rows it read, at constant addresses."""
 
     matrices: torch.Tensor  # [layers, …] of `State.matrices`
     tails: torch.Tensor
@@ -138,7 +138,7 @@ class LayerStates:
         return nearest
 
     def _put(self, state: State) -> None:
-        """Add a state. It replaces all later ones."""
+        """Add a state, and drop all states of later tokens."""
         self._states = [*(one for one in self._states if one.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:

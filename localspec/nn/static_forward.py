@@ -34,7 +34,7 @@ MOST_RECORDINGS = 16
 
 
 class StaticShape(NamedTuple):
-    """The numbers that a forward's operations depend on."""
+    """The facts on which the operations of a forward depend; forwards with equal ones share a recording."""
 
     rows: int
     visible: int  # slots that attention reads
@@ -239,7 +239,7 @@ class StaticForward:
 
     @cached_property
     def _advances(self) -> list[Advance]:
-        """Return the functions by which recurrent layers read rows, layer by layer."""
+        """Return for each recurrent layer the function by which it reads rows."""
         layers = (layer for layer in self._transformer.layers if isinstance(layer, Qwen35Layer))
         return [layer.delta.advance for layer in layers if layer.delta is not None]
 

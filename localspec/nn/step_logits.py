@@ -38,21 +38,21 @@ class StepNumbers:
         return self._here[place]
 
     def bring(self) -> None:
-        """Fetch the requested tensors."""
+        """Fetch the requested tensors to main memory in one copy."""
         if self._waiting:
             self._here += brought(*self._waiting)
             self._waiting = []
 
 
 class StepHidden(TorchHidden):
-    """States of a step. Main memory knows whether they are finite."""
+    """Hidden states of a step, on the device. Whether they are finite is known in main memory."""
 
     def __init__(self, rows: torch.Tensor, all_finite: Callable[[Sequence[int]], bool]) -> None:
         super().__init__(rows)
         self._all_finite = all_finite
 
     def take(self, rows: Sequence[int]) -> TorchHidden:
-        """Return a copy of these rows, in this order."""
+        """Return a copy of the states of these rows, in this order."""
         return StepHidden(selected(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
 
     def finite(self) -> bool:

@@ -186,7 +186,7 @@ class Transformer(nn.Module):
         return torch.cat(states, -1)
 
     def _group(self, layer: int) -> int:
-        """Return how many heads share one key head."""
+        """Return how many query heads share one key head in a layer."""
         return self.config.num_heads // self.config.sizes_of(layer).num_kv_heads
 
     def _additive_mask(

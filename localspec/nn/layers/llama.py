@@ -249,7 +249,7 @@ class LlamaLayer(nn.Module):
         return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
 
     def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
-        """Return the output of attention or MLP, after its norm and factor if the family has these."""
+        """Return the output of attention or MLP as it is added to the states: after the family's norm and factor."""
         scale = self.config.residual_scale
         h = norm(h, getattr(self, norm_name), self.config) if self.config.output_norms else h
         return h if scale == 1 else h * scale
