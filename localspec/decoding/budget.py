@@ -155,7 +155,7 @@ class Budget:
         self._costs = ObservedCosts(costs)
 
     def begin(self) -> None:
-        """Begin a new reply: drafts that did not pay in the last one may pay in this one."""
+        """Start a new reply with drafts allowed: drafts that did not pay in the last one may pay in this one."""
         # The last draft before pruning, and the length of the text before that draft.
         self._draft, self._context = DraftTree((0,), (-1,)), 0
         self._off, self._declined = False, 0  # the latter: steps in a row for which the drafter declined to draft
@@ -174,7 +174,7 @@ class Budget:
         self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return a tree that may not be cut, after `context` committed tokens; `observe` will judge it."""
+        """Return a tree that may not be cut, such as one of sampled chains. `observe` will judge it."""
         if self._costs is not None:
             self._draft, self._context = tree, context
         return tree
@@ -331,7 +331,7 @@ class Budget:
 
 
 def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
-    """Return for each probe the real node that it hangs below, directly or through other probes; -1 for other nodes."""
+    """Return for each probe the real node that it belongs to, directly or through other probes; -1 for real nodes."""
     hosts = [-1] * tree.size
     for node in range(1, tree.size):
         if tree.probe and tree.probe[node]:

@@ -24,7 +24,7 @@ class Calibration:
         self._counts: dict[tuple[bool, int, int, int], tuple[float, float]] = {}  # (right, judged)
 
     def chance(self, confidence: float, depth: int, rank: int, greedy: bool) -> float:
-        """Return the chance of one candidate."""
+        """Return the chance that a candidate of this confidence, depth and rank is accepted."""
         right, judged = self._counts.get(_key(greedy, depth, rank, confidence), (0.0, 0.0))
         return (right + PRIOR * confidence) / (judged + PRIOR)
 

@@ -66,7 +66,7 @@ class HeadWeights:
 
 
 class DraftHeads(Protocol):
-    """Draft heads, ready to compute."""
+    """Draft heads (Medusa) that are ready to compute."""
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +92,7 @@ class RowModel(Protocol):
 
     @property
     def sizes(self) -> TransformerConfig:
-        """The family and the sizes."""
+        """The family of the model and the sizes of its layers."""
 
     @property
     def nbytes(self) -> int:
@@ -183,7 +183,7 @@ class Compute(Protocol):
 
     @property
     def target(self) -> RowModel:
-        """The target."""
+        """The target, as a model that reads rows."""
 
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
@@ -217,7 +217,7 @@ class Compute(Protocol):
         """
 
     def read_model(self, path: Path, context: int) -> RowModel:
-        """Return the small language model of a directory in the Hugging Face layout, for texts of `context` tokens.
+        """Return the small language model in a directory of the Hugging Face layout, for texts of `context` tokens.
 
         Raises LocalspecError for broken, missing or unsupported files.
         """
@@ -246,7 +246,7 @@ class Compute(Protocol):
         """Return an array [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
 
     def silu(self, x: Rows) -> Rows:
-        """x σ(x)."""
+        """x σ(x), the SiLU activation."""
 
     def sigmoid(self, x: Rows) -> Rows:
         """σ(x)."""

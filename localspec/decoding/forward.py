@@ -169,7 +169,7 @@ def nan_words(name: str, model: ForwardModel[Any]) -> str:
 
 
 def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[ParkableT, ParkableT]:
-    """Return a cache with the contents of `cache`, to be parked, and an empty cache to continue with."""
+    """Return two caches: one with the contents of `cache`, to be parked, and an empty one to continue with."""
     if not cache.pinned:
         return cache, fresh(0)
     copy = cache.copy(cache.length, cache.length)
@@ -178,7 +178,7 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
 
 
 def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
-    """Return a cache with the contents of the parked one, `away`. The empty `cache` may be used for it."""
+    """Return a cache with the contents of `away`, a parked cache. The empty `cache` may be reused for it."""
     return cache if cache.take(away) else away
 
 

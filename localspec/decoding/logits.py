@@ -17,16 +17,16 @@ Candidate = tuple[int, float]  # a token, and its chance of acceptance, given it
 
 
 class Hidden(Protocol):
-    """Hidden states, [rows, hidden_size], or those of several layers side by side."""
+    """Hidden states [rows, hidden_size] of a backend, or states of several layers joined along channels."""
 
     @property
     def rows(self) -> Any:
-        """The states as the backend's own array."""
+        """The states as an array of the backend, for example a torch tensor."""
 
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int]) -> "Hidden":
-        """Return these rows, in this order."""
+        """Return the states of these rows, in this order."""
 
     def part(self, start: int, stop: int) -> "Hidden":
         """Return the channels [start, stop)."""
@@ -42,15 +42,15 @@ class Picks(Protocol):
 
 
 class Logits(Protocol):
-    """Logits [rows, vocab_size]."""
+    """Logits [rows, vocab_size] of a backend."""
 
     def __len__(self) -> int: ...
 
     def take(self, rows: Sequence[int]) -> "Logits":
-        """Return these rows, in this order."""
+        """Return the logits of these rows, in this order."""
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Return all of them, [rows, vocab_size]."""
+        """Return all logits in main memory, [rows, vocab_size]."""
 
     def finite(self) -> bool:
         """Return whether all logits are finite numbers."""

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class MeasuringProgress(NamedTuple):
-    """The progress of a measurement: `done` of `total` parts, and the share of the work that is done."""
+    """How far a measurement is: `done` of `total` parts, and the share of its work."""
 
     done: int
     total: int

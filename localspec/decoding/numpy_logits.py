@@ -19,7 +19,7 @@ class NumpyHidden:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "NumpyHidden":
-        """Return these rows, in this order."""
+        """Return the states of these rows, in this order."""
         return NumpyHidden(self.rows[list(rows)])
 
     def part(self, start: int, stop: int) -> "NumpyHidden":
@@ -40,7 +40,7 @@ class NumpyLogits(HeldLogits):
         self.rows = rows.astype(np.float32, copy=False)
 
     def take(self, rows: Sequence[int]) -> "NumpyLogits":
-        """Return these rows, in this order."""
+        """Return the logits of these rows, in this order."""
         return NumpyLogits(self.rows[list(rows)])
 
     def numpy(self) -> npt.NDArray[np.float32]:
@@ -52,7 +52,7 @@ class NumpyLogits(HeldLogits):
         return bool(np.isfinite(self.rows).all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows before the first that cannot be sampled."""
+        """Count the rows before the first that cannot be sampled, because it has NaN or no possible token."""
         with np.errstate(over="ignore"):
             finite = np.isfinite(self.rows.max(-1) / np.float32(sampling.temperature)).tolist()
         return finite.index(False) if False in finite else len(finite)

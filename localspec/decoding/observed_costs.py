@@ -79,7 +79,7 @@ class ObservedCosts:
 
 
 def _size(rows: int) -> int:
-    """Return the class of forwards with about as many rows: kernels compute four, eight or sixteen rows at once."""
+    """Return a class of forwards that have about as many rows: kernels compute four, eight or sixteen rows at once."""
     return max((rows - 1).bit_length(), 2) if rows > 1 else 0
 
 

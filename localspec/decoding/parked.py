@@ -106,7 +106,7 @@ class Parked:
         return self._budget(self.nbytes)
 
     def choose(self, live: ParkedText, prompt: Sequence[int]) -> Start:
-        """Return where the prefill of a prompt starts."""
+        """Return from which text, the live or a parked one, to start the prefill of a prompt, and how."""
 
         def rank(text: ParkedText) -> tuple[int, int, bool]:  # the longest prefix, the shortest rest, the live text
             reached = text.reach(prompt)
@@ -139,13 +139,13 @@ class Parked:
         return Start(length, None if best is live else best, copied, leaves)
 
     def add(self, text: ParkedText, needed: ParkedText | None = None) -> None:
-        """Park a text, and remove others beyond the budget, but never the one that is `needed` next."""
+        """Park a text, and remove others that exceed the budget, but never the one that is `needed` next."""
         text.since = self._gone
         self._texts.append(text)
         self.fit(needed)
 
     def remove(self, text: ParkedText) -> None:
-        """Remove a text, because it becomes the live one."""
+        """Remove a text from the store, because it becomes the live text."""
         self._texts.remove(text)
 
     def fit(self, needed: ParkedText | None = None) -> None:
@@ -165,11 +165,11 @@ class Parked:
         return had_texts
 
     def _worth(self, text: ParkedText) -> float:
-        """Return the value of a text, as the docstring of the class defines it."""
+        """Return the value of a text: seconds of prefill that only this text saves per byte, plus its offset."""
         others = (common_prefix(text.tokens, other.tokens) for other in self._texts if other is not text)
         shared = min(max(others, default=0), text.cache.length)
         return text.since + self._reading(shared, text.cache.length) / max(text.nbytes, 1)
 
     def _reading(self, start: int, end: int) -> float:
-        """Return the seconds of prefill of the tokens of a text from `start` to `end`."""
+        """Return the seconds of prefill for the tokens `start` to `end` of a text."""
         return sum(self._costs.at(CHUNK, first) * min(CHUNK, end - first) / CHUNK for first in range(start, end, CHUNK))

@@ -73,7 +73,7 @@ class Sampling:
         return self.seed & _WORD if stream is None else _mixed(self.seed + (1 + stream) * FIRST & _WORD)
 
     def uniform(self, position: int, stream: int) -> float:
-        """Return a number between 0 and 1 for one decision at `position`. Streams are independent of each other."""
+        """Return a random number from 0 to 1 for one decision at `position`. Streams are independent of each other."""
         return float(_uniform(self.seed, [position], np.array([[-1 - stream]]))[0, 0])
 
 

@@ -197,7 +197,7 @@ class Session:
 
 
 class _Reply:
-    """A reply in progress: its clock, counts and text."""
+    """A reply in progress: its clock, its counts, and its text."""
 
     def __init__(
         self, session: Session, prompt: Sequence[int], sampling: Sampling, max_tokens: int, limits: Limits

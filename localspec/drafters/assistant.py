@@ -172,8 +172,7 @@ class Drafter(TrainedDrafter):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree, or sampled chains for the rule `rejection`. If the state is unknown, return only the
-        root."""
+        """Return the best tree, or sampled chains for the rule `rejection`; only the root if the state is unknown."""
         text = len(context.committed) - 1
         self.rewind(text)
         depths = min(self.depth, context.nodes)

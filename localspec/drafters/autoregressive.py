@@ -13,7 +13,7 @@ class Autoregressive:
     nbytes, target_layers = 0, ()
 
     def observe(self, step: Step) -> None:
-        """Do nothing: there is nothing to learn."""
+        """Do nothing: plain decoding learns nothing."""
 
     def draft(self, context: Context) -> DraftTree:
         """Return only the root."""
@@ -23,11 +23,11 @@ class Autoregressive:
         """Do nothing: there is no text to discard."""
 
     def hand_over(self) -> HeldText:
-        """Return an empty state: it holds no text."""
+        """Return an empty state: the drafter holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Do nothing: it holds no text."""
+        """Do nothing: the drafter holds no text."""
 
 
 def build(ingredients: Ingredients) -> Autoregressive:

@@ -65,7 +65,7 @@ class DFlashOptions:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The indices of the states."""
+        """The indices of the target's states that the drafter reads."""
         return tuple(map(int, self.states.split(",")))
 
 
@@ -248,7 +248,7 @@ class Drafter(ParallelDrafter):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Read the new part of the text, and run one forward over the root and the masks."""
+        """Return the tree of one forward over the root and the masks, after reading the new part of the text."""
         text = len(context.committed) - 1  # tokens before the root
         self.rewind(text)
         if not context.nodes or not text or len(self._features) != text:

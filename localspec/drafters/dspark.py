@@ -100,7 +100,7 @@ class Drafter(dflash.Drafter):
         self._trees.calibrate(step)
 
     def forget_draft(self) -> None:
-        """Discard the last draft's candidates without judging them."""
+        """Discard the last draft's candidates without learning from them."""
         self._trees.forget()
 
     def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:

@@ -304,7 +304,7 @@ class Drafter(TrainedDrafter):
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
-        """Read the new part of the text and return the best tree, or sampled chains for the rule `rejection`."""
+        """Read the new part of the text. Return the best tree, or for the rule `rejection` a tree of sampled chains."""
         position = len(context.committed)
         self.rewind(position - 1)  # the root's row is always computed again
         if not context.nodes or position < 2 or len(self._features) != position - 1:

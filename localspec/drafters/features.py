@@ -37,7 +37,7 @@ class Features:
         self._rows += [rows[row : row + 1] for row in range(len(rows))]
 
     def of(self, step: Step) -> Rows:
-        """Return the rows of a step that are to be stored, [rows, channels]."""
+        """Return the rows [rows, channels] that are stored for a step."""
         return step.hidden.rows
 
     def truncate(self, length: int) -> None:

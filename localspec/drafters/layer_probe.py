@@ -51,7 +51,8 @@ class ProbeSchedule:
 
     @classmethod
     def of(cls, layers: int, most: int, available: int) -> "ProbeSchedule":
-        """Return the most thorough plan of at most `most` reads. The replies are long enough for `available` reads."""
+        """Return the most thorough schedule of at most `most` reads, if the replies are long enough for `available`
+        reads."""
         for together in range(1, layers + 1):
             counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
             tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
@@ -110,7 +111,7 @@ def probing_layers(
 
 
 def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
-    """Return the beginning of the replies, cut after this number of reads."""
+    """Return the beginning of the replies that takes this many reads."""
     taken: list[Text] = []
     for prompt, reply in replies:
         if (left := reads - reads_in(taken)) <= 0:

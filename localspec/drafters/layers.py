@@ -77,11 +77,11 @@ class Layers:
         self._forget_draft()
 
     def hand_over(self) -> HeldText:
-        """Return nothing: the drafter holds no text."""
+        """Return an empty state: the drafter holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Hold no text."""
+        """Do nothing: the drafter holds no text."""
 
     def _forget_draft(self) -> None:
         self._levels, self._chain = [], []

@@ -63,11 +63,11 @@ class Lookahead:
         """Keep the window: it holds guesses, which may be wrong anyway."""
 
     def hand_over(self) -> HeldText:
-        """Return nothing: it holds no text."""
+        """Return an empty state: the drafter holds no text."""
         return HeldText()
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Hold no text."""
+        """Do nothing: the drafter holds no text."""
 
     def draft(self, context: Context) -> DraftTree:
         """Return the root, and below it as many columns of the window as there are nodes for."""

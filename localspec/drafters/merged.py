@@ -17,7 +17,7 @@ SOONEST, LATEST = 16, 512  # steps until a drafter that did not pay drafts again
 
 @dataclass
 class _Share:
-    """A drafter's part in the merged drafts: its recent gain and cost."""
+    """One drafter among the merged ones, with its recent gain and cost."""
 
     drafts: int  # since it was last judged
     gain: float  # tokens per draft that no other proposed
@@ -172,7 +172,7 @@ class _Proposals:
                     self._names[place].append(name)
 
     def _place(self, parent: int, token: int) -> int:
-        """Return the node with this token below a parent, adding it if necessary."""
+        """Return the node with this token below `parent`. Add the node if it does not exist."""
         place = self._children[parent].setdefault(token, len(self._tokens))
         if place == len(self._tokens):
             self._tokens.append(token)

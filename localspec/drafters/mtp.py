@@ -118,7 +118,7 @@ class Drafter(TrainedDrafter, OfModel):
         self._trees.forget()
 
     def hand_over(self) -> HeldText:
-        """Return keys, values and states."""
+        """Return the layer's keys and values, and the target's states that it read."""
         cache, self._cache = set_aside(self._cache, self._layer.cache)
         held = HeldText(cache, self._features.hand_over())
         self.rewind(0)

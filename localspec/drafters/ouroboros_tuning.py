@@ -81,7 +81,7 @@ class ReplayCache:
         self.length = self.capacity = 0
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Do nothing: it needs no room."""
+        """Do nothing: this cache stores no tokens."""
         self.capacity = max(self.capacity, slots)
 
     def keep(self, path: Sequence[int]) -> None:
@@ -139,11 +139,11 @@ class ReplayTarget:
         return ReplayCache()
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
-        """Return nothing: it has no tokenizer."""
+        """Return nothing: this target has no tokenizer."""
         return []
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return nothing: it has no tokenizer."""
+        """Return nothing: this target has no tokenizer."""
         return ""
 
 

@@ -87,7 +87,7 @@ class PathTrees:
         self._greedy = True
 
     def forget(self) -> None:
-        """Discard the last draft's candidates without judging them."""
+        """Discard the last draft's candidates without learning from them."""
         self._candidates, self._proposed = {}, set()
 
     def calibrate(self, step: Step) -> None:

@@ -131,7 +131,7 @@ class PhrasePool:
             self._add(before, token, picks)
 
     def take(self, phrase: Sequence[int]) -> None:
-        """Add a phrase of a Jacobi window: its first token, and those that follow it."""
+        """Add a phrase from a Jacobi window to the pool: its first token, and the tokens that follow it."""
         self._add(None, phrase[0], phrase[1:])
 
     def _add(self, before: int | None, token: int, phrase: Sequence[int]) -> None:

@@ -102,7 +102,7 @@ class SemiOptions:
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths of the drafter's parts: h_q of the tiny model, each half of σ(…), and the input of the last matrix."""
+    """The widths of the drafter's parts: of h_q, of each half of σ(…), and of the input of the last matrix."""
 
     recent: int
     wide: int
@@ -153,7 +153,7 @@ class Averaged:
         return self._inner.nbytes + self._outer.nbytes + 4 * len(self._alpha)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Add one more token to the sum."""
+        """Return the sums after one more token, and h_q."""
         state = state + self._outer(self._inner(x)) * float(self._alpha[depth])
         return state, state / float(self._alpha[: depth + 1].sum())
 
@@ -173,7 +173,7 @@ class Recurrent:
         return sum(cell.nbytes for cell in self._cells)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Take a step of both layers."""
+        """Return both layers' states after one more token, and h_q."""
         width, parts = self._width, []
         for layer, cell in enumerate(self._cells):
             hidden, memory = (state[:, (2 * layer + part) * width : (2 * layer + part + 1) * width] for part in (0, 1))
@@ -314,7 +314,7 @@ class Drafter(TrainedDrafter):
         self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the best tree by the tiny model, or chains sampled from it for the rule `rejection`."""
+        """Return the best tree by the tiny model, or for the rule `rejection` a tree of chains sampled from it."""
         self._trees.forget()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))

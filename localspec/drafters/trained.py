@@ -218,5 +218,5 @@ class ParallelDrafter(TrainedDrafter):
         self.forget_draft()
 
     def forget_draft(self) -> None:
-        """Discard the last draft's candidates without judging them."""
+        """Discard the last draft's candidates without learning from them."""
         self._candidates = ()
