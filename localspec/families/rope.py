@@ -103,7 +103,7 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return Gemma 4's frequencies: the slower ones of a head are zeros, the others are unchanged."""
+    """Return Gemma 4's frequencies: the slower ones of a head are zero, and the others are unchanged."""
     half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
     kept = np.arange(half) < int(share * config.head_dim // 2)
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(

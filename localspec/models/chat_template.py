@@ -50,7 +50,7 @@ def render_template(
 
 
 def length(messages: Sequence[Message]) -> int:
-    """Return the characters of a conversation."""
+    """Return the number of characters in a conversation."""
     return sum(len(text) for message in messages for text in message.values())
 
 
@@ -173,7 +173,7 @@ def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequen
 
 
 def _printable(value: Any) -> Any:
-    """Count the length of a value's text, and return the value."""
+    """Count the length of a value's text towards the limit, and return the value."""
     _spend(_size(value))
     return value
 
@@ -192,7 +192,7 @@ def _size(value: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return the factor by which this argument may lengthen a text: an integer itself, 1 for anything else."""
+    """Return the factor by which an argument may lengthen a text: its value if it is an integer, else 1."""
     return max(1, abs(value)) if isinstance(value, int) else 1
 
 

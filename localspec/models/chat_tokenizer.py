@@ -189,7 +189,7 @@ class ChatTokenizer:
         return {"text": text}
 
     def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
-        """Return the indices of the messages that appear in the template's text."""
+        """Return the indices of the messages whose text the template includes."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
             written = set()
@@ -260,7 +260,7 @@ class ChatTokenizer:
         return self.switch.is_on(self._asks, system) if self.switch and self.heeds_switch(system) else None
 
     def _asks(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
-        """Return the text of a conversation with these variables; empty if the template fails."""
+        """Return the text of a conversation if the template's variables are `switches`; empty if the template fails."""
         try:
             return self._templated(messages, waits=True, switches=switches)
         except LocalspecError:
@@ -366,7 +366,7 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
-    """Return a conversation in which these system messages are put before the user's next message, if there is one."""
+    """Return a conversation whose system messages `systems` are put before the user's next message, if there is one."""
     found: list[Message] = []
     waiting: list[Message] = []
     for at, message in enumerate(messages):

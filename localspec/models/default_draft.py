@@ -72,7 +72,7 @@ def _vocabulary(path: Path) -> int:
 
 
 def _named(card: TargetCard) -> DefaultDraft | None:
-    """Return the model that models.toml names, here or not; None for an invalid name."""
+    """Return the small model that models.toml names, here or not; None for an invalid name."""
     if card.draft:
         with suppress(LocalspecError):  # a request for a draft model reports the error
             return DefaultDraft(named_card(card.draft), "named in models.toml", named=True)

@@ -138,7 +138,7 @@ class DrafterKind:
 
     @property
     def file(self) -> str:
-        """The name of the module that drafts."""
+        """The name of the module with this kind's drafter."""
         return self.module or f"localspec.drafters.{self.name}"
 
     @property
@@ -153,7 +153,7 @@ def _with_head_rows(one: DrafterSize) -> int:
 
 
 def _free(cost: DraftCost, nodes: int) -> float:
-    """Return 0: looking up phrases takes only a hundredth of a step."""
+    """Return 0 seconds: looking up phrases takes only a hundredth of a step."""
     return 0.0
 
 

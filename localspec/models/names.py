@@ -73,7 +73,7 @@ def name_in_prompt(word: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Return a name in lower case without the tag that Ollama adds."""
+    """Return a name in lower case without Ollama's tag `:latest`."""
     return name.lower().removesuffix(LATEST)
 
 

@@ -73,7 +73,7 @@ def _move(file: Path, new: Path, reporter: Reporter) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file or the names in a directory are on the disk."""
+    """Wait until a file, or the list of files of a directory, is on the disk."""
     if os.name != "nt":
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -33,7 +33,7 @@ class MeasuredAcceptance:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds: of a draft by the share `beta` of the model, of its verification, and of a plain step."""
+    """Measured seconds: of a draft that reads the share `beta` of the model, its verification, and a plain step."""
 
     beta: float
     draft: float
@@ -216,7 +216,7 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
-    """Return (squared error, discount) of the best discount for this U. With only first tokens there is no discount.
+    """Return the squared error of the best discount for this U, and that discount, 0 with only first tokens.
 
     Each place is (β, tokens before it in the draft, rate): rate = α(β) - discount * (tokens before it * α(β)).
     """

@@ -96,7 +96,7 @@ class Shape:
         return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
 
     def _sum(self, of: Callable[[LayerSizes], int]) -> int:
-        """Return the sum of a size over all layers."""
+        """Return the sum over all layers of a size that `of` returns for one layer."""
         if self.layer_sizes:
             return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
@@ -206,7 +206,7 @@ class Shape:
         return 1.0 if self.experts is None else 1 - (1 - self.experts.used / self.experts.count) ** rows
 
     def read(self, rows: int) -> int:
-        """Return how many weights a decode step of this many rows reads, including the experts that any row chooses."""
+        """Return how many weights a decode step of this many rows reads, including experts that any row chooses."""
         return self.matrices - round(self.in_experts * (1 - self.chosen(rows)))
 
     @property

@@ -73,7 +73,7 @@ class Parting:
         return self.thinks and self.answer is None
 
     def add(self, text: str) -> None:
-        """Add text."""
+        """Add more text of the reply."""
         self.text += text
         self._look()
 
@@ -257,7 +257,7 @@ class Switch(NamedTuple):
         return {self.variable: think} if self.variable else {}
 
     def said(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """Return the conversation for the template, with the words of the switch."""
+        """Return the conversation for the template, including the words that switch thinking on or off."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""

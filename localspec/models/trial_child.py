@@ -143,8 +143,7 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return texts that repeat the words in the tokenizer's regular expressions, because some expressions then take
-    forever."""
+    """Return texts that repeat words of the tokenizer's regular expressions, on which some never end."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:

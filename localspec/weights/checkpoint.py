@@ -201,7 +201,7 @@ def again(origin: packed_file.Origin) -> str:
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
-    """Return the error text for a GGUF file that is missing or has changed since the model was registered."""
+    """Return the error text for a registered model whose GGUF file is missing or has changed."""
     origin = header.origin
     if missing.is_file():
         what, back = "has changed since it was imported", again(origin)

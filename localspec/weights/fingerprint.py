@@ -83,7 +83,7 @@ def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Map
 
 @dataclass(frozen=True)
 class Looked:
-    """The result of reading a whole file."""
+    """What was found when a whole file was read."""
 
     digest: str  # its SHA-256
     before: str  # its SHA-256 when it was last read; empty if it never was
@@ -338,7 +338,7 @@ def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> st
 
 
 def _firsts(weights: int, columns: int) -> list[int]:
-    """Return the first weight of each sample of a tensor. Samples are evenly spaced, and each is within one row."""
+    """Return the index of the first weight of each sample of a tensor. Each sample is within one row."""
     places, run = (_PLACES if weights >= _LARGE else 1), min(RUN, columns)
     middles = (divmod((2 * place + 1) * weights // (2 * places), columns) for place in range(places))
     return [row * columns + min(column // RUN * RUN, columns - run) for row, column in middles]

@@ -49,11 +49,11 @@ class _File:
     factors: Callable[[str], list[float]]
 
     def number(self, key: str) -> Any:
-        """Return a number."""
+        """Return the number stored under a key."""
         return self.metadata.number(f"{self.named}.{key}")
 
     def by_layer(self, key: str) -> list[Any] | None:
-        """Return a number for each layer."""
+        """Return the numbers stored under a key, one for each layer."""
         return self.metadata.by_layer(f"{self.named}.{key}")
 
 

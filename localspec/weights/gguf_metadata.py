@@ -294,7 +294,7 @@ class Metadata:
         self.values, self.file = values, f"GGUF file {name}".rstrip()
 
     def text(self, key: str) -> str | None:
-        """Return a text that is used literally, so it must be UTF-8."""
+        """Return the text stored under a key. It is used literally, so it must be UTF-8."""
         found: str | None = self._of(key, (str,))
         if found is not None and not is_utf8(found):
             raise ValueError(f"{key} is not UTF-8")
@@ -325,7 +325,7 @@ class Metadata:
         return [self._of(key, (int, float))]
 
     def flag(self, key: str) -> bool | None:
-        """Return a Boolean."""
+        """Return the Boolean stored under a key."""
         found: bool | None = self._of(key, (bool,))
         return found
 
@@ -403,7 +403,7 @@ def left_out(metadata: Metadata) -> list[str]:
 
 
 def _by_layer(value: Any) -> list[Any]:
-    """Return the values of an array, or the one value."""
+    """Return the values of an array as a list, or a list of the single value."""
     return value[:_MOST_LAYERS].tolist() if isinstance(value, np.ndarray) else [value]
 
 

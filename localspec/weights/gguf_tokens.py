@@ -404,8 +404,7 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
 
 
 def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
-    """Return the result of the library's `ls_piece_cuts`: the byte offset between the two parts of a piece; 0 if
-    there is none."""
+    """Return the byte offset between the two parts that form a piece, as `ls_piece_cuts` does; 0 if none do."""
     parts = [letter.encode() for letter in piece]
     while len(parts) > 2:
         ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]

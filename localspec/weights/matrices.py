@@ -198,7 +198,7 @@ class BlockStack:
 
 
 def room(count: int) -> npt.NDArray[np.uint8]:
-    """Return memory whose start is aligned for matrices, in large pages if possible."""
+    """Return new memory for a matrix, aligned, and in large pages if possible."""
     spare = np.empty(count + _ALIGNMENT, np.uint8)  # numpy asks for large pages for large allocations
     return spare[-spare.ctypes.data % _ALIGNMENT :][:count]
 

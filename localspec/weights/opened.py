@@ -71,7 +71,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
 def _each_piece(
     header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
 ) -> dict[str, str]:
-    """Call `put`, which stores a piece and returns its digest, for each piece. Return the digests of the sections."""
+    """Store every piece of a file by `put`, which returns its digest. Return the digests of the sections."""
     done, lock = 0, threading.Lock()
 
     def work(name: str, section: Section, first: int, end: int) -> bytes:

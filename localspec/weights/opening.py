@@ -411,7 +411,7 @@ def report_packing(name: str, packing: str, reporter: Reporter) -> Progress:
 
 
 def _shown(what: str, reporter: Reporter) -> Progress:
-    """Return a function that reports the progress of `what`, at most once in PAUSE seconds."""
+    """Return a function that reports progress as `what` with a percentage, at most once in PAUSE seconds."""
     last = monotonic()
 
     def show(done: int, total: int) -> None:

@@ -196,7 +196,7 @@ def partial_of(file: Path) -> Path:
 
 
 def _writer(partial: Path) -> str:
-    """Return the process that writes a file, if the start of the file names it."""
+    """Return the process that writes a file, by the number in the file's first line."""
     with suppress(OSError), partial.open("rb") as stream:
         if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
             return f"process {number[1].decode()}"

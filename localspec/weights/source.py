@@ -214,7 +214,7 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
 
 
 def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
-    """Return the rows of these ranges [from, to) of stacked tensors, one range after another, and their format."""
+    """Return these ranges [from, to) of the rows of stacked tensors, one after another, and their format."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
     rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)
