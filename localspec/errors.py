@@ -58,7 +58,7 @@ def no_more_files(error: BaseException) -> str:
 def cannot_read(file: Path, error: OSError) -> LocalspecError:
     """Return the error for a file that cannot be read for lack of permission.
 
-    The file is not damaged, so it is not fetched again.
+    Such a file is not damaged, so it is not fetched again.
     """
     what = "its permissions" if isinstance(error, PermissionError) else "that"
     return LocalspecError(

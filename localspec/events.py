@@ -12,7 +12,7 @@ Reason = Literal["stop", "length", "interrupted", "repetition"]
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes in use, and the peak memory of this process."""
+    """The memory in use by purpose, and the peak of this process, in bytes."""
 
     target: int
     drafter: int

@@ -210,7 +210,7 @@ def _without(bits: int) -> Iterator[None]:
 
 
 def disk_of(place: Path) -> Path:
-    """Return the place itself, or the nearest directory above it that exists."""
+    """Return the place itself if it exists, or else the nearest directory above it that does."""
     return next(parent for parent in (place, *place.absolute().parents) if parent.exists())
 
 

@@ -28,7 +28,7 @@ def gib(count: float, digits: int = 1) -> str:
 
 
 def distinct(form: Callable[[float, int], str], first: int, second: int) -> tuple[str, str]:
-    """Return two sizes in a form, with as many digits as show which one is larger."""
+    """Return two sizes in words, with as many digits as are needed to see which is larger."""
     shown = form(first, 1), form(second, 1)
     for digits in range(2, 10):
         if shown[0] != shown[1] or first == second:

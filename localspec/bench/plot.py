@@ -27,7 +27,7 @@ def drawing(width: int, height: int, parts: list[str]) -> str:
 
 
 def line(path: str, colour: str, dashes: str = "", width: float = 2.0) -> str:
-    """Return a path."""
+    """Return an SVG line along a path."""
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
@@ -35,13 +35,13 @@ def line(path: str, colour: str, dashes: str = "", width: float = 2.0) -> str:
 def words(
     x: float, y: float, text: str, size: int = 13, anchor: str = "start", weight: str = "normal", colour: str = "#222"
 ) -> str:
-    """Return a line of text."""
+    """Return an SVG line of text."""
     shape = f'font-size="{size}" text-anchor="{anchor}" font-weight="{weight}" fill="{colour}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {shape}>{escape(text)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, colour: str) -> str:
-    """Return a filled rectangle."""
+    """Return a filled SVG rectangle."""
     return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
 
 

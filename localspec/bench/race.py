@@ -84,7 +84,7 @@ class RaceResult:
 
 
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
-    """Advance the lane whose clock is behind until both are done. Yield the lane after each event.
+    """Advance the lane with the least time on its clock until both are done. Yield the lane after each event.
 
     So both lanes share the state of the machine, and each takes the time that it would take by itself.
     """

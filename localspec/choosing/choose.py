@@ -234,7 +234,7 @@ def _with_more(plan: RunPlan, size: int) -> RunPlan:
 
 
 def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:
-    """Return whether a candidate is this drafter, with the same weights or the same small model."""
+    """Return whether a candidate is the drafter that the settings name, with the same weights or small model."""
     small = drafter.small and drafter.small.card
     return (drafter.drafter, drafter.trained, small) == (candidate.drafter, candidate.trained, candidate.small)
 
@@ -320,7 +320,7 @@ def _choice(
 def _draft(
     small: Model, device: Device | None, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> LoadSpec:
-    """Return how a draft model is loaded: in the precision with the best M that fits, out of those that suit it.
+    """Return how a draft model is loaded: in the precision that fits and has the best M.
 
     Raises UsageMistake if there is no such device, NotHere if the model is here only in a packing for another device,
     and DoesNotFit.

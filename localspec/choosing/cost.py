@@ -77,7 +77,7 @@ class CurrentCosts:
         return self.model.at(rows, context)
 
     def take(self, model: ForwardCostModel, timed: bool) -> None:
-        """Replace the costs."""
+        """Replace the costs of forwards; `timed` says that they were measured."""
         self.model, self.timed = model, timed
 
 
@@ -192,7 +192,7 @@ def reading(device: Device, dtype: str, quantize: str) -> float:
 
 
 def _unpacked(device: Device, quantize: str, read: float) -> float:
-    """Return the seconds that a GPU takes to read a weight and unpack it."""
+    """Return the seconds that a GPU takes to read a packed weight and unpack it."""
     multiprocessors = device.cores if device.cores > 1 else bandwidth_of(device) / _FED
     unpacked = _UNPACKED.get(quantize, 0.0) / multiprocessors
     return float((read**_OVERLAP + unpacked**_OVERLAP) ** (1 / _OVERLAP))

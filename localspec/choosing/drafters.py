@@ -225,7 +225,7 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """A set of inputs to the cost of a draft: the target's shape and costs, the device's rates, formats of numbers."""
+    """The inputs to the cost of a draft: the target's shape and costs, the device's rates, and formats of numbers."""
 
     shape: Shape
     costs: ForwardCostModel
@@ -237,7 +237,7 @@ class CostInputs:
 
 
 def plain() -> DrafterCandidate:
-    """Return plain decoding."""
+    """Return plain decoding as a candidate without a draft."""
     return DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
 
 

@@ -145,7 +145,7 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
 
 
 def _row(shape: Shape) -> int:
-    """Return how many numbers torch holds for one row while the row passes a layer."""
+    """Return how many numbers torch holds for a row while it passes one layer."""
     widest = shape.widest
     numbers = widest.head_dim * (2 * shape.num_heads + 2 * widest.num_kv_heads)
     return numbers + 4 * shape.hidden_size + 4 * widest.intermediate_size + 2 * shape.num_layers * shape.layer_inputs[0]

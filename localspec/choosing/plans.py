@@ -109,7 +109,7 @@ class RunPlan:
 
     @property
     def short(self) -> bool:
-        """Whether memory is short with this plan."""
+        """Whether this plan makes memory short, so that M decides instead of speed."""
         return self.bytes > SHORT * self.precision.device.usable
 
 
@@ -422,7 +422,7 @@ def pays(plan: RunPlan, ranked: Sequence[RunPlan], rule: Rule) -> bool:
 
 
 def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
-    """Return plain decoding in the precision of this plan."""
+    """Return the plan of plain decoding in the same precision as this plan."""
     return next(other for other in ranked if other.precision == plan.precision and other.candidate.name == "none")
 
 

@@ -261,7 +261,7 @@ def recommend(
 
 
 class _OfMachine(NoMeasurements):
-    """The measurements of a machine without the measurements of models."""
+    """A source of measurements of the machine, without those of single models."""
 
     def __init__(self, measurements: MeasurementSource) -> None:
         self._measurements = measurements

@@ -156,7 +156,7 @@ def greedy_replies(target: Target) -> list[Exchange]:
 
 
 def replying(target: Target, asked: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
-    """Do what `greedy_replies` does, one step at a time. Yield after each step of a reply."""
+    """Answer prompts greedily as `greedy_replies` does, one step at a time. Yield after each step of a reply."""
     said: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))
@@ -197,7 +197,7 @@ class SavedPhrases:
         return None if pool_id is None else cls(store, pool_id, learn, reporter)
 
     def read(self, keys: Sequence[int]) -> Sequence[Phrase]:
-        """Return the phrases of some keys. This is a `PhraseReader`."""
+        """Return the saved phrases of some keys, as a `PhraseReader` does."""
         return self.store.phrases.look_up(self.pool_id, keys)
 
     def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:

@@ -280,9 +280,9 @@ class Engine:
             give_back(self.choice.device)
 
     def hold_threads(self) -> None:
-        """Observe the load of the machine now.
+        """Measure the load of the machine now.
 
-        All engines that share it then use the same number of threads until the next call.
+        All engines that share this count of idle cores then use the same number of threads until the next call.
         """
         self._idle_cores.hold()
 
@@ -479,7 +479,7 @@ class Engine:
         self._calibrated = calibrated(drafter, choice, self.profile)
 
     def _tried(self, what: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
-        """Yield the progress of a measurement and return its result; None if it failed."""
+        """Run a measurement, and yield its progress. Return its result; None if it failed."""
         try:
             return (yield from progress_texts(what, measuring))
         except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:

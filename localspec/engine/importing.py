@@ -283,8 +283,7 @@ def must_stay(file: Path) -> str:
 
 
 def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
-    """Return the model that a name means. A GGUF file is registered if that was never done, or if it has changed or
-    moved.
+    """Return the model that a name means. Register a GGUF file that is new, or has changed or moved.
 
     Raises the errors of `resolve` and `import_gguf`.
     """

@@ -161,7 +161,7 @@ GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe
 
 @dataclass(frozen=True)
 class _Flat:
-    """A cost model in which all rows cost the same, for trees of a fixed size."""
+    """A cost model in which all numbers of rows cost the same, for trees of a fixed size."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0

@@ -41,7 +41,7 @@ ProgressTexts = Generator[str, None, Result]
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """The measurements of one model in one form: its weights, precision and context, on this machine."""
+    """The measurements of one model on this machine, in one precision and with one context."""
 
     cache: MeasurementCache
     identity: Identity

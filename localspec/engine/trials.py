@@ -86,7 +86,7 @@ def with_driver(subject: str) -> str:
 
 
 def _process(number: int) -> str:
-    """Return a process as its number and start time, because numbers are reused."""
+    """Return the number of a process with its start time, because numbers are reused."""
     return f"{number} {psutil.Process(number).create_time()}"
 
 

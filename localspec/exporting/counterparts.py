@@ -55,7 +55,7 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class _Model:
-    """A language model's weights by localspec's names, in the precision of its files.
+    """The weights of a language model by localspec's names, in the precision of its files.
 
     Each is read when it is accessed.
     """

@@ -95,7 +95,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
 
 
 def _left_behind(out: Path) -> Iterator[Path]:
-    """Yield the remains of killed exports next to this place. Those of running exports stay."""
+    """Yield what killed exports left next to this directory. Files of running exports are not included."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
         process = left.name.split(".")[-2]
         if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
@@ -104,7 +104,7 @@ def _left_behind(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
-    """Yield a directory next to `out` that replaces `out` after it is written. On failure it is removed.
+    """Yield a directory that replaces `out` after it is completely written, and is removed on failure.
 
     Only its owner can read it, like trained drafters, because their training text may be private.
     """

@@ -224,7 +224,7 @@ def check(code: int) -> None:
 
 
 def made(handle: int | None) -> int:
-    """Return an object of the library. If there is none, raise the error as `check` does."""
+    """Return the handle of an object that the library made. If there is none, raise the error as `check` does."""
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)
     return handle
@@ -250,7 +250,7 @@ def _sentence() -> str:
 
 
 def address(array: npt.NDArray[Any] | None) -> int | None:
-    """Return the address of a contiguous array's first number; None for no array."""
+    """Return the address of the first number of a contiguous array; None if there is no array."""
     if array is None:
         return None
     assert array.flags.c_contiguous

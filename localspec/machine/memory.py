@@ -54,8 +54,7 @@ def usable(free: int, total: int) -> int:
 
 
 def _container() -> tuple[int, int]:
-    """Return (the bytes of main memory that a container may have, those that it may still take); `sys.maxsize`
-    without a limit."""
+    """Return the main memory in bytes that a container may have, and may still take; `sys.maxsize` without a limit."""
     for limit_file, held_file, counts_file, cached in _LIMITS:
         with suppress(OSError, ValueError, KeyError):  # another system or version, the root group, or "max"
             limit = int((CONTAINER / limit_file).read_text())

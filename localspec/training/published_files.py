@@ -102,7 +102,7 @@ def errors_in_words(directory: Path) -> Iterator[None]:
 def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
     """Return the first of these files in a directory, or `path` itself if it is a file.
 
-    Raises NotHere, with the sentence `lacks`, if there is none.
+    Raises NotHere if there is none; `lacks` says what is missing, as in "no Medusa head".
     """
     file = next((path / name for name in names if (path / name).is_file()), path)
     if not file.is_file():

@@ -19,7 +19,7 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Prepare the terminal's streams and signals before Textual replaces standard error."""
+    """Silence libraries, and start what must run before Textual replaces standard error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
