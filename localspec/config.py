@@ -288,12 +288,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return ' (did you mean …?)' with the most similar of `names`, or an empty text."""
     spelled = {known.lower().replace("-", "_"): known for known in names}
     wanted = name.lower().replace("-", "_")
-    sure = [one for one in spelled if _surely_meant(wanted, one)]
+    sure = [one for one in spelled if _is_likely(wanted, one)]
     found = get_close_matches(wanted, sure, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
     return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
 
 
-def _surely_meant(wanted: str, name: str) -> bool:
+def _is_likely(wanted: str, name: str) -> bool:
     """Return whether two names have the same letters in another order, or one is the beginning of the other."""
     begins = min(len(wanted), len(name)) > 2 and (name.startswith(wanted) or wanted.startswith(name))
     return begins or (len(wanted) > 1 and sorted(wanted) == sorted(name))

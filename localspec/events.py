@@ -50,12 +50,12 @@ class Statistics:
     reasoning_tokens: int = 0  # of the reply, those before the answer: thoughts, and their marks
     reasoning_seconds: float = 0.0  # from the end of the prompt to the answer
     dropped_turns: int = 0  # turns of the conversation that the model did not read, because the context is full
-    told_tokens: int | None = None  # of the reply, if a server reported only their number
+    reported_tokens: int | None = None  # of the reply, if a server reported only their number
 
     @property
     def tokens(self) -> int:
         """The number of tokens of the reply; 0 if unknown."""
-        return len(self.token_ids) if self.told_tokens is None else self.told_tokens
+        return len(self.token_ids) if self.reported_tokens is None else self.reported_tokens
 
     @property
     def speedup(self) -> float | None:

@@ -157,7 +157,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
     begin, end = f".{file.name}.", ".new"
     new = file.parent / f"{begin}{os.getpid()}-{threading.get_ident()}{end}"
     for name in os.listdir(file.parent):
-        if name.startswith(begin) and name.endswith(end) and (name == new.name or _is_left(name[len(begin) :])):
+        if name.startswith(begin) and name.endswith(end) and (name == new.name or _writer_is_gone(name[len(begin) :])):
             with suppress(OSError):
                 os.unlink(file.parent / name)
     try:
@@ -173,7 +173,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def _is_left(writer: str) -> bool:
+def _writer_is_gone(writer: str) -> bool:
     """Return whether the process with the number at the start of `writer` no longer exists."""
     import psutil  # seldom needed
 

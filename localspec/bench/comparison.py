@@ -15,7 +15,7 @@ from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures
 from localspec.bench.figures import RowTimer, most_rows
 from localspec.bench.prompts import BenchPrompt, message
-from localspec.bench.turns import in_turns, left_words
+from localspec.bench.turns import in_turns, remaining_words
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
@@ -194,7 +194,7 @@ def run_rows(
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
         each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, including the warm-up's
         seconds = min(each * (len(engines) * turns - number), max(at_most(), each))
-        progress(f"prompt {turn + 1} of {turns}, {left_words(seconds)}")
+        progress(f"prompt {turn + 1} of {turns}, {remaining_words(seconds)}")
         if number % len(engines) == 0:
             if until(turn):
                 break

@@ -83,7 +83,7 @@ def _png(svg: str) -> bytes:
 def figure(report: dict[str, Any]) -> str:
     """Return the rows of a report as an SVG document."""
     bars = [
-        PlotBar(row_name(row), row["tokens_per_second"], *_beside(row))
+        PlotBar(row_name(row), row["tokens_per_second"], *_label(row))
         for row in report["rows"]
         if row["tokens_per_second"]
     ]
@@ -112,11 +112,11 @@ class PlotBar(NamedTuple):
 
     name: str
     speed: float
-    beside: str
+    label: str
     colour: str
 
 
-def _beside(row: dict[str, Any]) -> tuple[str, str]:
+def _label(row: dict[str, Any]) -> tuple[str, str]:
     """Return the text to the right of a row's bar, and its colour."""
     ratio = row["speedup"]
     if not row["nodes"]:
@@ -138,6 +138,6 @@ def _drawn(title: str, below: str, bars: Sequence[PlotBar]) -> str:
         parts += [
             words(LEFT - 10, middle, one_line(one.name), anchor="end"),
             box(LEFT, top, length, BAR, one.colour),
-            words(LEFT + length + 8, middle, f"{one.speed:.1f}{one.beside}", colour=one.colour),
+            words(LEFT + length + 8, middle, f"{one.speed:.1f}{one.label}", colour=one.colour),
         ]
     return drawing(LEFT + WIDE + MARGIN, TOP + len(bars) * (BAR + GAP) + GAP, parts)

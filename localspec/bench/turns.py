@@ -54,6 +54,6 @@ def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: floa
     return done
 
 
-def left_words(seconds: float) -> str:
+def remaining_words(seconds: float) -> str:
     """Return how long the rest will take."""
     return f"{seconds:.0f} s left" if seconds <= 90 else f"{seconds / 60:.0f} min left"

@@ -65,13 +65,13 @@ def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
     Piped text is in a fence before the instruction. When the instruction also preceded it, a model of 0.5 B continued
     with a copy of the text. Text without an instruction stays unchanged.
     """
-    typed, beside = joined(instruction), joined(piped)
+    typed, piped_text = joined(instruction), joined(piped)
     if not typed:
         return ComposedPrompt(joined(files, piped))
     prompt = ComposedPrompt(typed).after(files, GIVEN)
-    if beside:
+    if piped_text:
         label = one_line(f"standard input ({size(len(piped.encode()))})")
-        prompt = ComposedPrompt(typed).after(joined(files, _fenced(beside)), *prompt.files, label)
+        prompt = ComposedPrompt(typed).after(joined(files, _fenced(piped_text)), *prompt.files, label)
     return prompt
 
 

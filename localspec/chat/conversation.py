@@ -69,13 +69,13 @@ class Conversation:
         self._before: Conversation | None = None  # the conversation it branched from, until it has a new answer
         self._siblings: list[Turn] = []  # other answers in place of its turn number `_branched_at`
         self._branched_at = -1
-        self.came_out_the_same = False  # the last answer equals one of those
+        self.same_answer = False  # the last answer equals one of those
         self._called = ""  # its title when it was resumed
         self._counted_by = model  # the model whose tokens are counted in the figures of the last turn
         self._history, self._notice = history, notice
         self._unsaved_from: int | None = None  # the first turn that could not be saved completely
         self._trouble = ""  # the last reason
-        self._taken_back: int | None = None  # a saved turn without an answer, which the next one replaces
+        self._replaced: int | None = None  # a saved turn without an answer, which the next one replaces
 
     @classmethod
     def resume(
@@ -150,7 +150,7 @@ class Conversation:
                 self._history.take_back(self.id)
             except StoreTrouble as trouble:
                 self._notice(f"Conversation {self.id}, which is empty, could not be deleted: {trouble}")
-        if before is not None and self.came_out_the_same:  # that seed was tried: the next answer uses another
+        if before is not None and self.same_answer:  # that seed was tried: the next answer uses another
             turn = before.turns[self._branched_at]
             tried = {**turn.figures, "seed": self.turns[-1].figures.get("seed")}
             before.turns[self._branched_at] = replace(turn, figures=tried)
@@ -262,7 +262,7 @@ class Conversation:
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
         reply, reasoning, saved_at, turn = "", "", 0.0, None
-        self.came_out_the_same = False
+        self.same_answer = False
         try:
             with closing(events):
                 for event in events:
@@ -284,14 +284,14 @@ class Conversation:
                         )
                         answer = (turn.prompt, turn.reply, turn.reason)
                         others = [(one.prompt, one.reply, one.reason) for one in self._siblings]
-                        self.came_out_the_same = self._before is not None and bool(reply) and answer in others
+                        self.same_answer = self._before is not None and bool(reply) and answer in others
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped, or the engine failed
                 figures = saved_figures(engine.session.statistics, sampling) if engine.session.statistics else {}
                 figures = {**turn.figures, **figures}
                 self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
-            if (reply or reasoning) and not self.came_out_the_same:
+            if (reply or reasoning) and not self.same_answer:
                 self._before = None
 
     def _messages(self) -> list[dict[str, str]]:
@@ -308,7 +308,7 @@ class Conversation:
 
     def _begin(self, prompt: str, about: Mapping[str, Any]) -> Turn:
         if self.unanswered is not None:
-            self._taken_back = self.turns.pop().id or self._taken_back
+            self._replaced = self.turns.pop().id or self._replaced
         turn = Turn(id=0, prompt=prompt, reply="", reason=None, figures=about, asked=time.time())
         if self._history is not None:
             try:
@@ -333,7 +333,7 @@ class Conversation:
         """Return the id of the new turn, in the present conversation or in a branch of it."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
-        before, instead = self.id, self._taken_back
+        before, instead = self.id, self._replaced
         known = instead or next((turn.id for turn in reversed(self.turns)), 0)
         say = partial(
             history.say, prompt=turn.prompt, model=self.model, system=self.system, asked=turn.asked, source=self.source
@@ -353,7 +353,7 @@ class Conversation:
                 self._notice(
                     f"Conversation {before} was deleted elsewhere, so everything from here on is saved as {self.id}."
                 )
-        self._taken_back = None
+        self._replaced = None
         self._enter()
         return number
 

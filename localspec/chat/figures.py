@@ -83,7 +83,7 @@ class Figures:
     used: int = 0  # tokens of the context, prompt and reply
     context: int = 0  # tokens that it can hold; 0 if a server does not report it
     drafts: bool = True  # whether anything may be drafted at all
-    plain_asked: bool = False  # nothing is drafted, because the user chose that
+    no_drafts: bool = False  # nothing is drafted, because the user chose that
     off_reason: str | None = None  # why nothing is drafted any more, as a sentence
     sources: Mapping[str, int] = field(default_factory=dict)  # tokens of the reply by who proposed them
     exactness: str = ""  # `Exactness.label` of the rule: a key of `wording.SAMENESS`
@@ -114,9 +114,9 @@ class LiveStats:
     Other figures come from the engine, and only when they are requested.
     """
 
-    def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, plain_asked: bool = False) -> None:
+    def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, no_drafts: bool = False) -> None:
         """Begin. If the conversation continues, `used` is the number of its tokens so far, if known."""
-        self._engine, self._rule, self._plain_asked = engine, rule, plain_asked
+        self._engine, self._rule, self._no_drafts = engine, rule, no_drafts
         self.sampling = ""  # the sampling of replies, in words
         self._free = -MEMORY_SECONDS, 0  # when it was queried, and the result
         self._begin()
@@ -157,7 +157,7 @@ class LiveStats:
             context=self._engine.context,
             sources=dict(self._sources),
             drafts=choice.nodes > 0,
-            plain_asked=self._plain_asked,
+            no_drafts=self._no_drafts,
             exactness=self._engine.exactness.label(self._rule) if self._tokens else "",
             device=choice.device,
             precision=precision_in_words(choice.dtype, choice.quantize, choice.bits),

@@ -68,7 +68,7 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
         device=choice.device,
         pace=tuple(choice.pace),
         toy=entry is not None and entry.toy,
-        starters=_own_starters(card) or _starters_for(engine.parameters),
+        starters=_starters_of(card) or _starters_for(engine.parameters),
     )
 
 
@@ -77,8 +77,8 @@ def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
 
     `elsewhere` says that the model is on a server.
     """
-    if elsewhere or _own_starters(card):
-        return _own_starters(card) or STARTERS
+    if elsewhere or _starters_of(card):
+        return _starters_of(card) or STARTERS
     try:
         return _starters_for(inspect(card.path).parameters)
     except LocalspecError:  # loading it will report the error
@@ -89,7 +89,7 @@ def _starters_for(parameters: int) -> tuple[str, ...]:
     return () if 0 < parameters <= TINY else STARTERS
 
 
-def _own_starters(card: TargetCard) -> tuple[str, ...]:
+def _starters_of(card: TargetCard) -> tuple[str, ...]:
     return card.entry.starters if card.entry else ()
 
 

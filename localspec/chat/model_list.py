@@ -179,7 +179,7 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
         if isinstance(what, LocalspecError):
             yield Choosable(card, "here", card.name, (str(what),), usable=False)
         else:
-            about = (*_parts(what), *paces.get(card.name, ()), *_said(card.description))
+            about = (*_parts(what), *paces.get(card.name, ()), *_sentences(card.description))
             chosen = choice is not None and choice.model in (registry.reference(card), card.name)
             yield Choosable(card, "here", card.name, about, default=chosen)
 
@@ -220,9 +220,9 @@ def _elsewhere(one: Recommendation) -> Choosable | None:
     if one.plan is not None and not one.fits:
         return Choosable(card, "too large", title, (_too_large(one),), usable=False, gated=one.gated)
     fits = () if one.plan is not None else ("it is unknown whether it fits",)
-    about = (download, *fits, *_pace(one, False), *_said(card.license), *_said(card.description))
+    about = (download, *fits, *_pace(one, False), *_sentences(card.license), *_sentences(card.description))
     return Choosable(card, "elsewhere", title, about, gated=one.gated)
 
 
-def _said(*texts: str | None) -> Iterable[str]:
+def _sentences(*texts: str | None) -> Iterable[str]:
     return (text.rstrip(".") for text in texts if text)

@@ -56,7 +56,7 @@ def start_chat(
     notice: Callable[[str], None],
     progress: Callable[[str], None] = lambda _: None,
     *,
-    tell_what_is_kept: bool = True,
+    say_what_is_saved: bool = True,
     who: Callable[[Settings, Saved | None, Reporter], TargetCard] | None = None,
 ) -> StartedChat:
     """Open the store, which `at_the_end` closes. Find the model, and the conversation to `resume`, if any.
@@ -76,7 +76,7 @@ def start_chat(
     card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=found is not None)
     history = store.history if store is not None and settings.log else None
     written = store is not None and store.path is not None and not store.read_only
-    if tell_what_is_kept and written and history is not None and not _ever_saved(history):
+    if say_what_is_saved and written and history is not None and not _ever_saved(history):
         notice(
             f"conversations are saved in {database} (only you can read it). --no-log turns that off; `localspec "
             "history` and `localspec pool` show and delete them."

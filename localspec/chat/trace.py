@@ -224,7 +224,7 @@ class Pieces:
 
 
 UNTOLD = "A server answers, and servers do not report who proposed each token."
-NOTHING_KEPT = "This reply is from an earlier session; who proposed its tokens was not saved."
+NO_TRACE = "This reply is from an earlier session; who proposed its tokens was not saved."
 
 
 def overview(trace: Trace) -> str:
@@ -261,7 +261,7 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
             yield "drafted here and refused:"
             yield from (f"  {_refused(trace, token, one)}" for one in found.refused)
             return
-    yield _why_nothing(place)
+    yield _why_no_draft(place)
 
 
 def _step(trace: Trace, place: TokenPlace) -> str:
@@ -279,7 +279,7 @@ def _refused(trace: Trace, token: int, refused: RefusedDraft) -> str:
     return f"{visible(text)}  {names}" + (f", and {counted(more, 'token')} on other branches" if more else "")
 
 
-def _why_nothing(place: TokenPlace) -> str:
+def _why_no_draft(place: TokenPlace) -> str:
     if not place.drafted:
         return "nothing was drafted in this step" if place.step else "nothing is drafted before the first token"
     if place.source == "target":

@@ -15,7 +15,7 @@ CONTEXT = 512  # committed tokens before a forward when speeds are compared
 STEP = 8e-5  # of a step without a tree, in addition to drafting and the forward
 TREE = 4e-5  # of a step with a tree, in addition to STEP
 DRAFT = 5e-5  # of drafting, in addition to matrix products
-BESIDE_PRODUCTS = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
+OVERHEAD = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
 # Bytes per second of small reads from a disk, assumed if they were not measured. The disk of a cloud machine reads this
 # many (docs/figures/experts.md), and an NVMe disk several times as many.
@@ -114,7 +114,7 @@ def training_hours(tokens: int, read: float, drawn: float, product: float) -> fl
     Each token passes `read` weights without a gradient and `drawn` weights with a gradient. Weights count as often as
     they are multiplied. `product` is the seconds for one weight and one row.
     """
-    return BESIDE_PRODUCTS * tokens * (read + drawn) * product / 3600
+    return OVERHEAD * tokens * (read + drawn) * product / 3600
 
 
 def step_seconds(drafting: float, forward: float, nodes: int) -> float:

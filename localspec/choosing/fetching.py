@@ -135,14 +135,14 @@ def fit(
     weights: int,
     machine: Machine,
     measurements: MeasurementSource,
-    beside: int = 0,
+    drafter_bytes: int = 0,
     settings: Settings = _ANY,
     chosen: Recommendation | None = None,
     named: bool = False,
 ) -> tuple[bool | None, str]:
     """Return whether a model with this shape and these bytes of weights fits here, and a clause about it.
 
-    The settings say how it is loaded, as far as a device allows. `beside` is the bytes of a drafter that is fetched
+    The settings say how it is loaded, as far as a device allows. `drafter_bytes` are those of a drafter that is fetched
     too. `chosen` is the recommendation of `pull_set` for the same model, whose reason is shown elsewhere. If the user
     `named` a drafter, the speed with another drafter is not shown. The first value is None if config.json gives no
     sizes (`shape` is None), or sizes that do not match the weights.
@@ -154,7 +154,7 @@ def fit(
             f"it is unknown whether it fits: its config.json implies {shape.parameters:,} parameters, but its "
             f"weights are {weights:,} bytes"
         )
-    found = chosen or _recommended(name, shape, machine, measurements, beside, settings)
+    found = chosen or _recommended(name, shape, machine, measurements, drafter_bytes, settings)
     if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
     precision, device = found.plan.precision, found.plan.precision.device
@@ -166,10 +166,10 @@ def fit(
 
 
 def _recommended(
-    name: str, shape: Shape, machine: Machine, measurements: MeasurementSource, beside: int, settings: Settings
+    name: str, shape: Shape, machine: Machine, measurements: MeasurementSource, drafter_bytes: int, settings: Settings
 ) -> Recommendation:
     """Return the recommendation for a model of this shape, with a drafter that needs no fetching."""
-    devices = tuple(replace(one, free=max(0, one.free - beside)) for one in machine.devices)
+    devices = tuple(replace(one, free=max(0, one.free - drafter_bytes)) for one in machine.devices)
     remaining = replace(machine, devices=devices)
     model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
     return recommend(

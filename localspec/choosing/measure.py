@@ -45,7 +45,7 @@ Step = TypeVar("Step")
 class ReplyStats:
     """Figures of replies with one drafter here: tokens per step, nodes per step, drafting seconds per verifying second.
 
-    Unlike tokens/s, none of the three depends on the load of the machine. `beside` is the rest of a step, also per
+    Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the rest of a step, also per
     verifying second. `peak` is the most memory that the process held, and `held` is the drafter's part of it. `tokens`
     is the total length of these replies; earlier replies count less.
     """
@@ -53,7 +53,7 @@ class ReplyStats:
     length: float
     nodes: float
     drafting: float
-    beside: float = 0.0
+    rest: float = 0.0
     peak: int = 0
     held: int = 0
     tokens: float = math.inf
@@ -65,7 +65,7 @@ class ReplyStats:
 
     def speed(self, costs: ForwardCostModel) -> float:
         """Return the tokens/s if forwards have these costs."""
-        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting + self.beside))
+        return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting + self.rest))
 
 
 @dataclass(frozen=True)

@@ -175,13 +175,13 @@ def _last_sentence(said: bytes) -> str:
 
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
     """Return this process's variables, and variables that make a server load a model as this process would."""
-    known = {f"{PREFIX}{name.upper()}": _written(getattr(settings, name)) for name in LOADED_BY}
+    known = {f"{PREFIX}{name.upper()}": _as_variable(getattr(settings, name)) for name in LOADED_BY}
     own = {**known, f"{PREFIX}MODEL": registry.reference(card)}
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
     return {**os.environ, **{name: value for name, value in own.items() if value}, **home}
 
 
-def _written(value: Any) -> str:
+def _as_variable(value: Any) -> str:
     """Return a value as the text of a variable. An empty text counts as unset."""
     if isinstance(value, tuple):
         return json.dumps(list(value))

@@ -231,7 +231,7 @@ def _engine(url: str, settings: Settings, progress: Progress) -> "ServerEngine":
 
     progress.show(f"asking {url}")
     server = Server.open(url)
-    if server.overheard:
-        progress.notice(server.overheard)
+    if server.unencrypted_key:
+        progress.notice(server.unencrypted_key)
     insist = settings.origins.get("model", "").startswith("--")
     return ServerEngine(server, server.model(settings.model, insist=insist), progress.reporter)

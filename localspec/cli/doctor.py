@@ -424,7 +424,7 @@ def _server_page(server: "Server") -> Iterator[str]:
         yield f"{name}, which reads {one.context:,} tokens" if one.context else name
     if server.unread:
         yield f"Left out: {counted(server.unread, 'model')} whose names cannot be typed here."
-    if server.overheard:
-        yield server.overheard[:1].upper() + server.overheard[1:]
+    if server.unencrypted_key:
+        yield server.unencrypted_key[:1].upper() + server.unencrypted_key[1:]
     if server.models:
         yield f"Chat with it: localspec chat --server {server.address.url} -m {next(iter(server.models))}"

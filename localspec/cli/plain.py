@@ -304,7 +304,7 @@ class _Talk:
         drawn = self._conversation
         if (back := self._conversation.back()) is not None:
             self._conversation = back
-            same = same_answer(drawn.turns[-1].figures, WARMER) if drawn.came_out_the_same else ""
+            same = same_answer(drawn.turns[-1].figures, WARMER) if drawn.same_answer else ""
             tell(same or "The model wrote nothing, so the earlier answer stays.")
         elif before.id is not None:
             tell(f"The earlier answer stays in conversation {before.id}: /resume {before.id} returns to it.")

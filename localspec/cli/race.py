@@ -94,7 +94,7 @@ def race_command(
         progress.clear()
         steps = race(lanes, streams)
         if seen:
-            with _own_screen():
+            with _alternate_screen():
                 _show(lanes, steps)
         else:
             deque(steps, maxlen=0)
@@ -140,7 +140,7 @@ def terminal_size() -> Size:
 
 
 @contextmanager
-def _own_screen() -> Iterator[None]:
+def _alternate_screen() -> Iterator[None]:
     """Use the terminal's alternate screen without a cursor, since after resizing, frames on the normal screen could not
     be erased.
 

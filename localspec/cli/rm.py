@@ -14,7 +14,7 @@ from localspec.cli.console import at_a_terminal, may_delete
 from localspec.cli.store_access import store_if_any
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.hub.cache import Removal, forget_what_is_gone, removable, remove
+from localspec.hub.cache import Removal, forget_deleted, removable, remove
 from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import trained_drafters
@@ -66,7 +66,7 @@ def rm(
         try:
             removals.append(removable(source))
         except NotHere as error:
-            forget_what_is_gone(source)
+            forget_deleted(source)
             if source == repository_of(name) and not packed_of(NOWHERE, str(source), paths) and not cached_gguf(source):
                 raise  # its drafters may belong to another model too
             missing.append(error)

@@ -141,7 +141,7 @@ def train(
         )
     _check_numbers({"--hours": hours, "--epochs": epochs, "--lr": rate}, batch or BATCH, at_once)
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
-    own = _own_words(data or [], more or [], keep_answers)
+    own = _prompt_source(data or [], more or [], keep_answers)
     progress = Progress()
     card = _model_to_train_for(settings, progress)
     if any(one.kind == kind and one.shipped for one in trained_drafters(card)):
@@ -213,7 +213,7 @@ def train(
     return 0
 
 
-def _own_words(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
+def _prompt_source(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
     """Return where the prompts come from: "history", the shipped "prompts", or "" if the user gave training text."""
     if more and not data:
         raise UsageMistake(f"{more[0]} is given without --data; write --data {more[0]}.")

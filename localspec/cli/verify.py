@@ -62,7 +62,7 @@ def verify_model(
         raise LocalspecError(f"{(problems + damaged)[0]}.")
 
 
-def _verify_own(name: str) -> list[str]:
+def _verify_unfetched(name: str) -> list[str]:
     """Read the weights of a model that was not fetched. Return a clause for each silently changed file."""
     path, paths = resolve(name).path, Paths(home())
     found = inspect(path)

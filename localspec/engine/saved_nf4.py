@@ -37,7 +37,7 @@ def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
         before = stamps(weight_files(choice.target.path))
         file, made_of = _place(choice)
     except (LocalspecError, OSError) as trouble:
-        reporter.notice(f"The packed model cannot be saved: {_told(trouble)}.")
+        reporter.notice(f"The packed model cannot be saved: {_reason(trouble)}.")
         return load(None)
     if file.exists():
         try:
@@ -54,7 +54,7 @@ def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
             file.unlink(missing_ok=True)
             raise LocalspecError("its weights changed meanwhile.")
     except (LocalspecError, OSError, MemoryError, RuntimeError) as trouble:
-        reporter.notice(f"The packed model cannot be saved: {_told(trouble)}.")
+        reporter.notice(f"The packed model cannot be saved: {_reason(trouble)}.")
     return target
 
 
@@ -103,7 +103,7 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
             former.unlink()
 
 
-def _told(trouble: Exception) -> str:
+def _reason(trouble: Exception) -> str:
     if out_of_memory(trouble):
         return "there is no memory to write it"
     reason = trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)

@@ -170,7 +170,7 @@ class RecordingWatch:
     """
 
     def __init__(self, device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
-        self._target, self._cache, self._told = target, cache, set[str]()
+        self._target, self._cache, self._reported = target, cache, set[str]()
         self._watches = device.startswith("cuda")
         self._subject = with_driver(subject) if self._watches else subject
 
@@ -184,8 +184,8 @@ class RecordingWatch:
 
     def _tell(self, what: str, why: str) -> bool:
         """Report that something is no longer recorded, unless that was reported before."""
-        if what in self._told:
+        if what in self._reported:
             return False
-        self._told.add(what)
+        self._reported.add(what)
         self._cache.reporter.notice(f"{what} no longer recorded, and therefore slower: {why}.")
         return True

@@ -94,7 +94,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
     return str(card.path), ""
 
 
-def _left_behind(out: Path) -> Iterator[Path]:
+def _remains(out: Path) -> Iterator[Path]:
     """Yield what killed exports left next to this directory. Files of running exports are not included."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
         process = left.name.split(".")[-2]
@@ -112,7 +112,7 @@ def _whole(out: Path) -> Iterator[Path]:
     try:
         with private_files():
             out.parent.mkdir(parents=True, exist_ok=True)
-            for left in _left_behind(out):
+            for left in _remains(out):
                 shutil.rmtree(left, ignore_errors=True)
             new = out.parent / f".{out.name}.{os.getpid()}.new"
             new.mkdir()

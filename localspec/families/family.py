@@ -122,7 +122,7 @@ class Sampled:
     answering: tuple[float, float, int] | None = None
 
 
-def _nothing(found: Mapping[str, Any]) -> dict[str, Any]:
+def _no_fields(found: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
@@ -143,7 +143,7 @@ class Family:
     not_read: tuple[str, ...] = ()  # keys of other families in converted models; the Hugging Face model ignores them
     keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's key
     leaves_out: bool = False  # published files leave out sizes, so the defaults count
-    read: Callable[[Mapping[str, Any]], dict[str, Any]] = _nothing
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False  # `partial_rotary_factor` counts even without scaling of positions
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)

@@ -292,7 +292,7 @@ def remove(removal: Removal, paths: Paths | None = None) -> None:
     forget(removal.source, removal.commit, paths)
 
 
-def forget_what_is_gone(source: Source) -> None:
+def forget_deleted(source: Source) -> None:
     """Delete the record of a revision that another program deleted. Raises OSError."""
     pulled = record(source)
     if pulled and not snapshot(source, pulled.commit).exists():
@@ -312,10 +312,10 @@ def _scan(source: Source) -> Any:
     except client().CacheNotFound:
         raise NotHere(f"There is no cache in {hub_places().cache}, so nothing is removed.") from None
     found = (repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo)
-    return replace(info, repos=frozenset(map(_only_its_own, found)))
+    return replace(info, repos=frozenset(map(_inside_only, found)))
 
 
-def _only_its_own(repo: Any) -> Any:
+def _inside_only(repo: Any) -> Any:
     """Return the client's view of a repository, without files that are links to contents outside its directory."""
     root = os.path.realpath(repo.repo_path)
 

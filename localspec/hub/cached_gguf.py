@@ -126,7 +126,7 @@ def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
-        return [one for place in places for one in _in(place) if source is None or _is_meant(one, source)]
+        return [one for place in places for one in _in(place) if source is None or _matches(one, source)]
     return []
 
 
@@ -140,7 +140,7 @@ def _in(place: Path) -> Iterator[CachedGguf]:
                 yield CachedGguf(replace(source, gguf=kind), commit.name, tuple(found))
 
 
-def _is_meant(found: CachedGguf, asked: Source) -> bool:
+def _matches(found: CachedGguf, asked: Source) -> bool:
     if COMMIT.fullmatch(asked.revision) and found.commit != asked.revision:
         return False
     return not asked.gguf or found.source.gguf in (asked.gguf, f"UD-{asked.gguf}")

@@ -49,7 +49,7 @@ def fetch(
         with warnings.catch_warnings(), owner_only_files():
             warnings.simplefilter("ignore")  # the client warns of a small disk, and the plan did so already
             for part in planned.parts:
-                with localspec_errors(part.source, fetching.in_words), _own_locks(part.source):
+                with localspec_errors(part.source, fetching.in_words), _private_locks(part.source):
                     fetching.part(part)
                     fetching.notices += _finish(part, paths)
     except KeyboardInterrupt:
@@ -187,17 +187,17 @@ class _Fetching:
                     )
                 state._show(state.done + state.of_coming)
 
-            def _nothing(self, *_: Any, **__: Any) -> None:
+            def _ignore(self, *_: Any, **__: Any) -> None:
                 pass
 
-            close = refresh = update_transfer = set_postfix_str = set_transfer_postfix_str = _nothing
-            set_description_str = set_description = reset = _nothing
+            close = refresh = update_transfer = set_postfix_str = set_transfer_postfix_str = _ignore
+            set_description_str = set_description = reset = _ignore
 
         return Bar
 
 
 @contextmanager
-def _own_locks(source: Source) -> Iterator[None]:
+def _private_locks(source: Source) -> Iterator[None]:
     """Make lock files that only their user can write, because the client gives them a fixed mode in spite of the
     umask."""
     place = hub_places().cache / ".locks" / folder(source)
@@ -232,7 +232,7 @@ def _finish(part: Part, paths: Paths | None) -> list[str]:
     Return notices.
     """
     _clear_what_the_client_tried(repository(part.source) / "blobs")
-    if part.source.gguf or part.beside:  # its registration says where a model is from
+    if part.source.gguf or part.texts_only:  # its registration says where a model is from
         return []
     source, former = part.source, record(part.source, paths)
     if source.revision != part.commit:

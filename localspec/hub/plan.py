@@ -21,7 +21,7 @@ from localspec.weights.checkpoint import HEAD_PREFIX, PICKLED_INDEX
 
 WEIGHTS, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 PICKLED = "pytorch_model.bin"
-_BESIDE = re.compile(
+_TEXT_FILES = re.compile(
     r"[\w.-]+\.json|[\w.-]+\.model|[\w.-]+\.jinja|merges\.txt|vocab\.txt"
     r"|(?i:(licen[cs]e|notice|copying)([_-][\w-]*)?(\.(txt|md|rst))?)|(?i:readme\.md)",
     re.ASCII,
@@ -36,8 +36,8 @@ class Part:
     """The files to fetch from one revision of a repository.
 
     `heads` is the kind of drafter if the files are heads. `whole` says that they are pickles of a model with Medusa
-    heads inside. `beside` says that they are the texts of a model whose weights are in the previous part. `here` has
-    the names of files that are in the cache already.
+    heads inside. `texts_only` says that they are the texts of a model whose weights are in the previous part. `here`
+    has the names of files that are in the cache already.
     """
 
     source: Source
@@ -47,7 +47,7 @@ class Part:
     config: Mapping[str, Any]
     heads: str = ""
     whole: bool = False
-    beside: bool = False
+    texts_only: bool = False
     license: str | None = None
     gated: bool = False
     notes: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ def _part(source: Source) -> Part:
         raise LocalspecError(
             f"{source} has no tokenizer that localspec reads ({TOKENIZER}); choose a model that has one."
         )
-    beside = (name for name in known if _BESIDE.fullmatch(name) and not name.endswith(".index.json"))
+    beside = (name for name in known if _TEXT_FILES.fullmatch(name) and not name.endswith(".index.json"))
     index = [PICKLED_INDEX if whole else INDEX] if weights[0] != WEIGHTS and not heads else []
     index += [INDEX] if heads and weights[0] not in (WEIGHTS, PICKLED, *HEADS) else []
     names = [*sorted(beside), *index, *weights]

@@ -83,11 +83,11 @@ def physical_cores() -> int:
 
 @cache
 def _cores_here() -> int:
-    return min(_own_cores(), _quota())
+    return min(_allowed_cores(), _quota())
 
 
 @cache
-def _own_cores() -> int:
+def _allowed_cores() -> int:
     """Return the number of cores whose processors this process may run on, whatever its share of their time."""
     return min(psutil.cpu_count(logical=False) or _processors(), _processors())
 
@@ -134,7 +134,7 @@ class IdleCores:
         if passed < self._least:
             return self._found
         # with fewer permitted cores than the machine has, not all of them must be idle
-        self._last, self._found = now, min(physical_cores(), max(1, _own_cores() - round(_others(last, now))))
+        self._last, self._found = now, min(physical_cores(), max(1, _allowed_cores() - round(_others(last, now))))
         return self._found
 
     def hold(self) -> None:

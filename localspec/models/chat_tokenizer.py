@@ -139,14 +139,14 @@ class ChatTokenizer:
         answer = self._answer(messages, waits, switches)
         systems = {at for at, message in enumerate(messages) if message["role"] == "system"}
         if "text" in answer and systems:
-            systems -= self._written(messages, waits, switches)
+            systems -= self._in_text(messages, waits, switches)
         if systems and ("text" in answer or answer.get("refused")):
             for merged in (systems - {0}, systems):  # many accept the first one, but no others
                 fewer = _merged(messages, merged)
                 if len(fewer) == len(messages):
                     continue
                 found = self._answer(fewer, waits, switches)
-                if "text" in found and (merged == systems or 0 in self._written(fewer, waits, switches)):
+                if "text" in found and (merged == systems or 0 in self._in_text(fewer, waits, switches)):
                     return str(found["text"])
                 answer = answer if "text" in answer else found
         if "text" in answer:
@@ -188,7 +188,7 @@ class ChatTokenizer:
             return {"error": "it produces halves of surrogate pairs, which are not characters"}
         return {"text": text}
 
-    def _written(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
+    def _in_text(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
         """Return the indices of the messages whose text the template includes."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:

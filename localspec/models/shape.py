@@ -222,10 +222,10 @@ class Shape:
 
     def cached(self, tokens: int, item: int) -> int:
         """Return the bytes of keys and values of this many tokens, with `item` bytes per number."""
-        return 2 * self._kept * tokens * item
+        return 2 * self._key_channels * tokens * item
 
     @property
-    def _kept(self) -> int:
+    def _key_channels(self) -> int:
         """Return the number of channels of a token's keys in all layers that store keys."""
         recurrent = sum(self.delta.layers) if self.delta else 0
         every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
@@ -234,7 +234,7 @@ class Shape:
     def cached_in_last(self, cached: int) -> int:
         """Return the bytes of keys and values of one more layer like the last, for a model whose cache has `cached`
         bytes."""
-        return cached * self.num_kv_heads * self.head_dim // max(self._kept, 1)
+        return cached * self.num_kv_heads * self.head_dim // max(self._key_channels, 1)
 
 
 def shape_of(path: Path) -> Shape | None:

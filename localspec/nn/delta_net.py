@@ -50,7 +50,7 @@ class GatedDeltaNet(nn.Module):
         if cache is not None:
             values = cache.read(layer, read[0], self.advance)[None]
         else:
-            values = torch.stack([self.advance(self._nothing(rows), rows, False)[0] for rows in read])
+            values = torch.stack([self.advance(self._initial_state(rows), rows, False)[0] for rows in read])
         normed = F.rms_norm(
             values.view(*values.shape[:-1], -1, sizes.value_dim).float(),
             (sizes.value_dim,),
@@ -88,7 +88,7 @@ class GatedDeltaNet(nn.Module):
         values, matrices = compute((q, k, v, decay, beta), state.matrices)
         return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, tail)
 
-    def _nothing(self, rows: torch.Tensor) -> State:
+    def _initial_state(self, rows: torch.Tensor) -> State:
         """Return the state before any text: zeros."""
         sizes = self.sizes
         matrices = rows.new_zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, dtype=torch.float32)

@@ -261,7 +261,7 @@ def with_smaller_form(
         notice(f"{str(error).rstrip('.')}; so {entry.source} is fetched, which is larger.")
         return found, None
     names = {CONFIG, "generation_config.json", *TOKENIZER_FILES}
-    texts = replace(original, files=tuple(file for file in original.files if file.name in names), beside=True)
+    texts = replace(original, files=tuple(file for file in original.files if file.name in names), texts_only=True)
     taken = replace(found, parts=(smaller, as_held(smaller, texts), *others))
     if smaller.gated:
         notice(f"{form.source} is gated now, unlike in the registry, so {entry.source} is fetched, which is larger.")

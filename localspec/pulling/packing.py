@@ -165,7 +165,7 @@ def discard_fetched(part: Part) -> int:
     for file in fetched:
         discard(part.source, part.commit, file)
     if len(fetched) == len(part.files):
-        if not part.beside:  # such a part has no record and no ref
+        if not part.texts_only:  # such a part has no record and no ref
             forget(part.source, part.commit)
             with suppress(OSError):
                 (repository(part.source) / "refs" / part.source.revision).unlink(missing_ok=True)

@@ -145,7 +145,7 @@ def pull(
     if planned.fits is False and not force:
         raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it anyway.")
     plan, model, only_packing, made = planned.plan, planned.plan.parts[0], "", None
-    texts = next((part for part in plan.parts if part.beside), None)
+    texts = next((part for part in plan.parts if part.texts_only), None)
     before = gguf.made_before(model, texts) if model.source.gguf else None
     if before and texts:
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not texts))
@@ -160,7 +160,7 @@ def pull(
     if plan.fetch_bytes:
         yield AboutToFetch(plan.fetch_bytes)
     yield Fetched(tuple(fetch(plan, downloaded, force=force)))
-    own = tuple(part for part in plan.parts if not part.source.gguf and not part.beside)
+    own = tuple(part for part in plan.parts if not part.source.gguf and not part.texts_only)
     if model.source.gguf:
         yield from gguf.register(model, options.settings, reporter, texts, before)
     registered = model.source if model.source.gguf else None
@@ -264,8 +264,8 @@ def _memory(
     if model.heads or repository_of(name) is None:
         return None, "not known for a drafter without its model"
     # A drafter that was chosen for this machine fits next to the model.
-    beside = sum(part.weights for part in drafters) if options.drafter is not None else 0
+    drafter_bytes = sum(part.weights for part in drafters) if options.drafter is not None else 0
     shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
     same = chosen.found if entry is not None and entry.shape == shape else None  # otherwise the hub's sizes are used
     named = options.drafter is not None
-    return fit(name, shape, model.weights, machine, measurements, beside, options.settings, same, named)
+    return fit(name, shape, model.weights, machine, measurements, drafter_bytes, options.settings, same, named)

@@ -62,9 +62,9 @@ class Serving:
             Route("/v1/chat/completions", self._answered(chat_request), methods=["POST"]),
             Route("/v1/completions", self._answered(text_request), methods=["POST"]),
             Route("/metrics", self.metrics),
-            Route("/localspec/open", self._to_own(OpenRequest.of), methods=["POST"]),
+            Route("/localspec/open", self._answer_command(OpenRequest.of), methods=["POST"]),
             Route("/localspec/loaded", self.loaded, methods=["POST"]),
-            Route("/localspec/reply", self._to_own(ReplyRequest.of), methods=["POST"]),
+            Route("/localspec/reply", self._answer_command(ReplyRequest.of), methods=["POST"]),
             Route("/localspec/replies/{name}", self.say_more, methods=["POST"]),
         ]
         handlers: dict[Any, Any] = {
@@ -143,9 +143,9 @@ class Serving:
 
     # -- the user's own commands, which come only through the socket --------------------------------------------------
 
-    def _to_own(self, read: Callable[[object], OpenRequest | ReplyRequest]) -> Callable[[Request], Any]:
+    def _answer_command(self, read: Callable[[object], OpenRequest | ReplyRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            parsed = read(await self._from_own(request))
+            parsed = read(await self._of_command(request))
             ahead, left = self._room.ahead, asyncio.ensure_future(_wait_for_disconnect(request))
             try:
                 ticket, box = self._put(parsed, request.client.host if request.client else "", 0, left)
@@ -160,7 +160,7 @@ class Serving:
 
     async def say_more(self, request: Request) -> Response:
         """Receive more information about a reply that is being written: its conversation, or a request to stop it."""
-        said = await self._from_own(request)
+        said = await self._of_command(request)
         ticket = self._replying.get(request.path_params["name"])
         if ticket is not None and isinstance(said, dict):
             if "conversation" in said:
@@ -171,10 +171,10 @@ class Serving:
 
     async def loaded(self, request: Request) -> Response:
         """Return the loaded models with their memory."""
-        await self._from_own(request)
+        await self._of_command(request)
         return Response(_line({"loaded": self._room.metrics.loaded}), media_type="application/x-ndjson")
 
-    async def _from_own(self, request: Request) -> Any:
+    async def _of_command(self, request: Request) -> Any:
         if not is_socket(request.scope):
             raise HTTPException(HTTPStatus.NOT_FOUND)
         body = await request.body()
@@ -197,7 +197,7 @@ class Serving:
                 if answer is None:
                     return
                 ahead = 0
-                found = [_own_line(one) for one in (answer, *box.rest())]
+                found = [_command_line(one) for one in (answer, *box.rest())]
                 yield b"".join(line for line, _ in found)
                 if any(over for _, over in found):
                     return
@@ -365,7 +365,7 @@ def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
     return b"", False
 
 
-def _own_line(answer: Answer) -> tuple[bytes, bool]:
+def _command_line(answer: Answer) -> tuple[bytes, bool]:
     """Return the line for an answer to one of the user's own commands, and whether it is the last line."""
     if isinstance(answer, CommandLine):  # the last of a reply, or everything about an engine
         return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})

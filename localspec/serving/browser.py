@@ -67,7 +67,7 @@ class Browser:
         self._script = (own / "tab.js").read_bytes()
         below = [
             Route("/", self._show),
-            Route("/tab.js", self._own_script),
+            Route("/tab.js", self._page_script),
             WebSocketRoute("/ws", self._chat),
             Mount("/static", StaticFiles(directory=page_files())),
         ]
@@ -133,7 +133,7 @@ class Browser:
         where = f"ws://{request.headers['host']}{_CHAT}{request.path_params['name']}/ws"
         return HTMLResponse(self._page.substitute(websocket=escape(where), most=tabs.MOST_TABS))
 
-    async def _own_script(self, request: Request) -> Response:
+    async def _page_script(self, request: Request) -> Response:
         return Response(self._script, media_type="text/javascript")
 
     async def _chat(self, websocket: WebSocket) -> None:

@@ -63,7 +63,7 @@ class _Fields:
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise RequestRefused(f"'{name}' is not supported ({why}); {instead}.", name)
 
-    def none_left(self) -> None:
+    def refuse_others(self) -> None:
         for name in (name for name, value in self.left.items() if value is not None):  # null means the same as no field
             raise RequestRefused(
                 f"There is no field '{name[:100]}' here{nearest(name, self.known)}; leave it out.", name[:100]
@@ -161,7 +161,7 @@ def _shared(
         usage_in_stream=bool(usage),
         client=fields.take("user", _text),
     )
-    fields.none_left()
+    fields.refuse_others()
     return asked
 
 
@@ -237,7 +237,7 @@ def _stream_options(name: str, value: object) -> bool:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
     options.only("include_obfuscation", False, why="the length of pieces is never hidden")
-    options.none_left()
+    options.refuse_others()
     return bool(usage)
 
 
@@ -253,7 +253,7 @@ def _template_switch(name: str, value: object) -> bool | None:
     if switches is None:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
     found: bool | None = switches.take("enable_thinking", _flag)
-    switches.none_left()
+    switches.refuse_others()
     return found
 
 
@@ -291,7 +291,7 @@ def _message(place: str, value: object) -> Message:
         message["reasoning_content"] = reasoning
     if content is None:
         raise RequestRefused(f"'{place}.content' is missing.", place)
-    fields.none_left()
+    fields.refuse_others()
     return {**message, "content": content}
 
 

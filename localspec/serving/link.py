@@ -58,13 +58,13 @@ def key_for(address: ServerAddress) -> str | None:
 
     Raises UsageMistake for a key that a header cannot contain.
     """
-    key = server_key() or _kept(address.url)
+    key = server_key() or _keyring_key(address.url)
     if key is not None and not (key.isascii() and key.isprintable()):
         raise UsageMistake("The key for the server is not printable ASCII; correct LOCALSPEC_SERVER_KEY.")
     return key
 
 
-def _kept(url: str) -> str | None:
+def _keyring_key(url: str) -> str | None:
     try:
         keyring = importlib.import_module("keyring")
     except ImportError:
@@ -147,7 +147,7 @@ class Link:
             if one is None:
                 return
             if isinstance(one, Exception):
-                raise self._said(one)
+                raise self._in_words(one)
             yield one
 
     # -- on its thread ------------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Link:
                 self._arrived.put(one, timeout=TICK)
                 return
 
-    def _said(self, error: Exception) -> LocalspecError:
+    def _in_words(self, error: Exception) -> LocalspecError:
         where = self._address.url
         if isinstance(error, ssl.SSLCertVerificationError):
             return LocalspecError(f"{where} has no certificate that this machine trusts ({error.verify_message}).")

@@ -119,12 +119,12 @@ def serve(
             await super().startup(sockets)
             started()
 
-    with _ended_in_peace():
+    with _ending_cleanly():
         asyncio.run(Server(config).serve([*sockets]))
 
 
 @contextmanager
-def _ended_in_peace() -> Iterator[None]:
+def _ending_cleanly() -> Iterator[None]:
     """Let SIGTERM and a closed terminal end the server as Ctrl+C does.
 
     After uvicorn has ended, it sends the same signal to the process again, which is ignored here.

@@ -30,7 +30,7 @@ from localspec.weights.stored import read_config
 
 QUIET_SECONDS = 1.0  # without requests, before another drafter is considered
 BETWEEN_LOOKS = 60.0  # seconds
-MOST_HEARD = 100  # notices: HTTP clients read none of them
+MOST_NOTICES = 100  # notices: HTTP clients read none of them
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Loaded:
     load_seconds: float
     used: float
     notices: tuple[str, ...] = ()  # from loading
-    heard: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_HEARD))  # since then
+    new_notices: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))  # since then
     looked: float = float("-inf")  # when another drafter was last considered
     doubted: bool = False  # whether it was used since then
 
@@ -50,14 +50,14 @@ class Loaded:
         self.used, self.doubted = time.monotonic(), True
 
     @property
-    def doubt_at(self) -> float:
+    def recheck_at(self) -> float:
         """Return the time at which to check whether another drafter would now be better."""
         return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
 
     def news(self) -> list[str]:
         """Return the notices since the last call."""
-        found = [*self.heard]
-        self.heard.clear()
+        found = [*self.new_notices]
+        self.new_notices.clear()
         return found
 
 
@@ -210,7 +210,7 @@ class LoadedModels:
             engine = self._loaded[card.name].engine
             return ServedChoice(engine.choice, engine.context)
         self._unpark()
-        without = machine_without(self._loaded[name].engine for name in self._in_the_way(card))
+        without = machine_without(self._loaded[name].engine for name in self._to_unload(card))
         return would_take(self._settings, card, self._store, self._reporter, without)
 
     def _exact_card(self, name: str, path: str) -> TargetCard:
@@ -222,13 +222,13 @@ class LoadedModels:
     def _of(self, card: TargetCard) -> Loaded:
         while card.name not in self._loaded:
             self._unpark()
-            for name in self._in_the_way(card):
+            for name in self._to_unload(card):
                 self._let_go(name)
             try:
-                began, said = time.monotonic(), deque[str](maxlen=MOST_HEARD)
+                began, said = time.monotonic(), deque[str](maxlen=MOST_NOTICES)
 
-                def notice(sentence: str, heard: deque[str] = said) -> None:
-                    heard.append(sentence)
+                def notice(sentence: str, collected: deque[str] = said) -> None:
+                    collected.append(sentence)
                     self._reporter.notice(sentence)
 
                 engine = self._open(
@@ -248,7 +248,7 @@ class LoadedModels:
         for one in self._loaded.values():
             one.engine.forget_parked()
 
-    def _in_the_way(self, card: TargetCard) -> list[str]:
+    def _to_unload(self, card: TargetCard) -> list[str]:
         """Return the models to unload, least recently used first, so that `card` gets its fastest device."""
         held = {name: one.engine.held[0] for name, one in self._loaded.items() if one.engine.held[1]}
         alone = self._device_without(held, card) if held else None
@@ -277,12 +277,12 @@ class LoadedModels:
         for name, one in [*self._loaded.items()]:
             if now - one.used >= self.keep_alive:
                 self._let_go(name)
-            elif now >= one.doubt_at and not any(waited_for() for _ in one.engine.measure()):
-                self._doubt(one)
-        next_one = min((min(one.used + self.keep_alive, one.doubt_at) for one in self._loaded.values()), default=None)
+            elif now >= one.recheck_at and not any(waited_for() for _ in one.engine.measure()):
+                self._reconsider_drafter(one)
+        next_one = min((min(one.used + self.keep_alive, one.recheck_at) for one in self._loaded.values()), default=None)
         return None if next_one is None else max(0.0, next_one - now)
 
-    def _doubt(self, one: Loaded) -> None:
+    def _reconsider_drafter(self, one: Loaded) -> None:
         """Choose the drafter of a model again, because the last choice may be from a busy moment."""
         before = one.engine
         try:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from localspec import Limits
 from localspec.bench.figures import rounded, spread
 from localspec.bench.prompts import BenchPrompt
-from localspec.bench.turns import in_turns, left_words
+from localspec.bench.turns import in_turns, remaining_words
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.events import Done, Text
@@ -75,7 +75,7 @@ def measure(
         if place in too_long:
             continue
         left = (time.monotonic() - began) / number * (len(engines) * turns - number) if number else None
-        progress(f"prompt {turn + 1} of {turns}" + ("" if left is None else f", {left_words(left)}"))
+        progress(f"prompt {turn + 1} of {turns}" + ("" if left is None else f", {remaining_words(left)}"))
         try:
             replies[at][turn] = _reply(engines[at], asked.prompts[place].text, settings, asked.max_tokens)
         except TooLong as refused:

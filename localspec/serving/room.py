@@ -257,7 +257,7 @@ class EngineRoom(threading.Thread):
                         self._idle = max(self._idle, request.keep or 0.0)
                     ticket.deliver(CommandLine(request.answer(models, self._settings)))
                 case ReplyRequest() as request:
-                    self._reply_to_own(models, ticket, request)
+                    self._reply_to_command(models, ticket, request)
                 case request:
                     self._reply(models, ticket, request)
         except LocalspecError as error:
@@ -268,13 +268,13 @@ class EngineRoom(threading.Thread):
             traceback.print_exc()
             ticket.deliver(error)
 
-    def _reply_to_own(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
+    def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
         """Deliver each event of the engine. After the reply is saved, deliver `kept` with its figures."""
         loaded, _ = models.exactly(request.model, request.path)
         engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None
         engine.wanted = lambda: not (ticket.disconnected.is_set() or ticket.stopped.is_set())
-        loaded.heard.clear()
+        loaded.new_notices.clear()
         try:
             with closing(request.events(engine)) as events:
                 ticket.deliver(CommandLine({"engine": form(engine, request.rule)}))

@@ -76,7 +76,7 @@ class Server:
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
 
     @property
-    def overheard(self) -> str:
+    def unencrypted_key(self) -> str:
         """Return a warning that others on the network could read the key; empty otherwise."""
         if not (self.key and self.address.crosses_a_network_in_the_clear):
             return ""

@@ -34,7 +34,7 @@ from localspec.weights.checkpoint import revision
 
 FIRST_SECONDS = 600.0  # until the first text: it may be loading its model, or answering others
 NEXT_SECONDS = 120.0  # from one piece to the next
-FIRST_TOLD, TOLD_AGAIN = 2.0, 10.0  # seconds of silence until they are reported, and reported again
+FIRST_NOTICE, NEXT_NOTICE = 2.0, 10.0  # seconds of silence until they are reported, and reported again
 
 
 SAMPLED = ("temperature", "top_p", "top_k", "min_p")  # fields of a request
@@ -52,7 +52,7 @@ class ServerEngine:
         self.conversation: int | None = None
         self.wanted: Callable[[], bool] = lambda: True
         self.context = server.models[model].context if model in server.models else 0
-        self.session, self.told = ReplyFigures(), dict[str, Any]()
+        self.session, self.reported = ReplyFigures(), dict[str, Any]()
         self._room = sys.maxsize  # characters; the server refused a longer conversation
         self._truncates = False  # whether requests ask the server to leave out turns
         self._path = _place(model) if server.ours else None
@@ -61,13 +61,13 @@ class ServerEngine:
     @property
     def choice(self) -> ServedForm:
         """Return the form in which the model answers, as the server reported it with the last reply."""
-        told = {name: word(self.told.get(name)) for name in ("device", "dtype", "quantize")}
+        reported = {name: word(self.reported.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
         return ServedForm(
             device=where,
-            dtype=told["dtype"],
-            quantize=told["quantize"] or "none",
-            bits=number(self.told.get("bits_per_weight")) or 0.0,
+            dtype=reported["dtype"],
+            quantize=reported["quantize"] or "none",
+            bits=number(self.reported.get("bits_per_weight")) or 0.0,
         )
 
     @property
@@ -77,11 +77,11 @@ class ServerEngine:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         assert self._path is not None
-        told = str(self.told.get("revision"))
-        if told not in self._decoders:  # only now: most replies are never inspected so closely
-            same = revision(self._path) == told
-            self._decoders[told] = decoder(os.fspath(self._path) if same else None)
-        return self._decoders[told](tokens) or ""
+        reported = str(self.reported.get("revision"))
+        if reported not in self._decoders:  # only now: most replies are never inspected so closely
+            same = revision(self._path) == reported
+            self._decoders[reported] = decoder(os.fspath(self._path) if same else None)
+        return self._decoders[reported](tokens) or ""
 
     @property
     def exactness(self) -> "ServerEngine":
@@ -90,8 +90,8 @@ class ServerEngine:
 
     def label(self, rule: Rule) -> str:
         """Return how exact replies are, as the server reports; empty if it does not."""
-        told = word(self.told.get("exactness"))
-        return told if told in SAMENESS else ""
+        reported = word(self.reported.get("exactness"))
+        return reported if reported in SAMENESS else ""
 
     def sampling(self, settings: Settings) -> RemoteSampling:
         """Return the sampling settings. Raises UsageMistake for a setting without effect."""
@@ -190,23 +190,23 @@ class ServerEngine:
     def _reply(self, body: Mapping[str, Any], dropped: int) -> Generator[Event, None, None]:
         content = json.dumps(body).encode()
         patience = Patience(FIRST_SECONDS)
-        heard = partial(patience.renew, NEXT_SECONDS)
+        arrived = partial(patience.renew, NEXT_SECONDS)
         with self.server.post("chat/completions", content) as link:
-            yield from ServerReply(self, dropped, body.get("max_tokens"), heard).events(self._wait(link, patience))
+            yield from ServerReply(self, dropped, body.get("max_tokens"), arrived).events(self._wait(link, patience))
 
     def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
         """Yield arrivals as long as the reply is wanted and in time.
 
         A comment counts only as a sign that the server is alive.
         """
-        tell_at = FIRST_TOLD
+        tell_at = FIRST_NOTICE
         for one in link.arrivals():
             if not self.wanted():
                 return
-            if patience.waited < FIRST_TOLD:
-                tell_at = FIRST_TOLD
+            if patience.waited < FIRST_NOTICE:
+                tell_at = FIRST_NOTICE
             elif patience.waited >= tell_at:
-                tell_at = patience.waited + TOLD_AGAIN
+                tell_at = patience.waited + NEXT_NOTICE
                 self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
             yield one
             if patience.over:
@@ -257,8 +257,8 @@ class NamedServer:
             assert self._settings.elsewhere is not None
             reporter.progress(f"asking {self._settings.elsewhere}")
             self._server = Server.open(self._settings.elsewhere)
-            if self._server.overheard:
-                reporter.notice(self._server.overheard)
+            if self._server.unencrypted_key:
+                reporter.notice(self._server.unencrypted_key)
         return self._server
 
     def _card(self, settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard:

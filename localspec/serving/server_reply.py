@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LONGEST_REPLY = 2**20  # characters: no model writes as much, and nobody reads it
 PIECES_A_TOKEN, PIECES_MORE = 8, 64  # some servers send a token in several pieces, letter by letter
-_TOLD = (
+_REPORTED = (
     "revision",
     "drafter",
     "device",
@@ -49,14 +49,14 @@ _TOLD = (
 class ServerReply:
     """A reply that is arriving from a server.
 
-    `most` tokens were requested, and `heard` is called when text arrives. Reading stops if the reply is longer than
+    `most` tokens were requested, and `arrived` is called when text arrives. Reading stops if the reply is longer than
     that, or does not end.
     """
 
     def __init__(
-        self, engine: "ServerEngine", dropped: int, most: int | None = None, heard: Callable[[], None] = lambda: None
+        self, engine: "ServerEngine", dropped: int, most: int | None = None, arrived: Callable[[], None] = lambda: None
     ) -> None:
-        self._engine, self._most, self._heard = engine, most, heard
+        self._engine, self._most, self._arrived = engine, most, arrived
         self._left_out = self._dropped = dropped  # turns left out here, and including those that the server left out
         self._pieces = self._length = 0  # pieces with text, and characters
         self._began = time.perf_counter()
@@ -91,7 +91,7 @@ class ServerReply:
                 self._take(piece)
                 begun = begun or piece.chosen
                 if piece.text or piece.reasoning or piece.tool is not None:
-                    self._heard()
+                    self._arrived()
                     self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
                 if event := self._text(piece):
                     if not told:  # only now is it certain that there is a reply
@@ -156,7 +156,7 @@ class ServerReply:
 
     def _take(self, piece: ServerPiece) -> None:
         if self._engine.server.ours and piece.own:
-            self._engine.told.update({name: piece.own[name] for name in _TOLD if name in piece.own})
+            self._engine.reported.update({name: piece.own[name] for name in _REPORTED if name in piece.own})
             if "dropped_turns" in piece.own:
                 self._dropped = self._left_out + (count(piece.own["dropped_turns"]) or 0)
         before = self._piece
@@ -221,7 +221,7 @@ class ServerReply:
             memory=told.memory,
             reasoning_tokens=self._thoughts if thoughts is None else thoughts,
             reasoning_seconds=told.time("reasoning_s") or self._thought_until,
-            told_tokens=None if self._tokens else written or 0,
+            reported_tokens=None if self._tokens else written or 0,
         )
 
 
@@ -245,7 +245,7 @@ class ServerReport(Report):
     @property
     def start(self) -> dict[str, Any]:  # type: ignore[override]
         """Return the fields that do not depend on the course of the reply."""
-        told = self._engine.told
+        told = self._engine.reported
         names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
         seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
         of_model = {name: told.get(name) for name in names}
@@ -255,9 +255,9 @@ class ServerReport(Report):
 
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
         """Return the whole object, after the reply."""
-        counted = statistics.told_tokens is None or statistics.told_tokens > 0
+        counted = statistics.reported_tokens is None or statistics.reported_tokens > 0
         found = super().of(text, reasoning, reason, statistics)
-        found["token_ids"] = statistics.token_ids if statistics.told_tokens is None else None
+        found["token_ids"] = statistics.token_ids if statistics.reported_tokens is None else None
         found["prompt_tokens"] = statistics.prompt_tokens or None
         if not counted:
             found |= {"completion_tokens": None, "reasoning_tokens": None}

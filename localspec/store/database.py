@@ -98,7 +98,7 @@ class Database:
         """
         path = path.absolute()
         try:
-            _make_way(path)
+            _make_directory(path)
             with one_at_a_time(path, notice):
                 return cls(open_writable(path, notice, schema), path, notice, schema)
         except (OSError, sqlite3.Error, LocalspecError) as error:
@@ -176,7 +176,7 @@ class Database:
             if not self._why:
                 return
             try:
-                _make_way(self._file)
+                _make_directory(self._file)
                 with one_at_a_time(self._file):
                     if self.path is None:
                         connection = moved(self._connection, self._file)
@@ -334,7 +334,7 @@ def _log_size(path: Path) -> int:
         return 0
 
 
-def _make_way(path: Path) -> None:
+def _make_directory(path: Path) -> None:
     """Make the directory for a database. Raises OSError, also if `path` is something other than a file."""
     if path.exists() and not path.is_file():
         raise OSError("it is not a file")

@@ -172,7 +172,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         + PROGRAM,
         token=token,
         # two checkpoints, because the old one stays until the new one is complete; then the drafter, and maybe a target
-        files=sum(2 * _kept(one, small) + one.nbytes for one in parameters) + written,
+        files=sum(2 * _checkpoint_bytes(one, small) + one.nbytes for one in parameters) + written,
         trainable=sum(parameter.numel() for parameter in parameters),
         recomputed=recomputed,
     )
@@ -226,7 +226,7 @@ def _for_a_moment(parameter: torch.nn.Parameter) -> int:
     return COARSE * parameter.numel() if parameter.dtype == torch.bfloat16 else parameter.nbytes
 
 
-def _kept(parameter: torch.nn.Parameter, small: bool) -> int:
+def _checkpoint_bytes(parameter: torch.nn.Parameter, small: bool) -> int:
     """Return the bytes of a weight in a checkpoint: the weight as part of the drafter and as parameter, and two
     moments."""
     return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()

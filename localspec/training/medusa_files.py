@@ -116,7 +116,7 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
                 f"The heads in {file} {what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
-    private = not all(_is_own(linear, target, vocabulary) for linear in linears)
+    private = not all(_is_target_head(linear, target, vocabulary) for linear in linears)
     form = {"private": private, "private_rank": 0, "linear": False, "vocabulary": 0}
     drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, **form})
     filled = {}
@@ -180,7 +180,7 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
     return [found[head] for head in range(heads)] if found else []
 
 
-def _is_own(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
+def _is_target_head(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
     """Return whether this matrix, rounded to the target's precision, equals the target's."""
     if vocabulary is not None:
         return torch.equal(linear.to(vocabulary.dtype), vocabulary)

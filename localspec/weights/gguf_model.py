@@ -221,7 +221,7 @@ class GgufModel:
         try:
             content = config(self.metadata, shapes, self._factors)
             if self.given is not None:
-                return self._given(self.given, content)
+                return self._publisher_texts(self.given, content)
             tokenizer = tokenizer_files(self.metadata, content["vocab_size"])
             generation = generation_config(self.metadata)
             files = {"config.json": content, "generation_config.json": generation, **tokenizer}
@@ -232,7 +232,7 @@ class GgufModel:
             for name, one in files.items()
         }
 
-    def _given(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
+    def _publisher_texts(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
         """Return the given texts, with a config.json adapted to the file's own, `own`. Raises ValueError."""
         content, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(content)

@@ -19,7 +19,7 @@ from localspec.weights.gguf_model import GgufModel, GgufTensor
 from localspec.weights.packed_file import BLOCKS as IN_BLOCKS
 from localspec.weights.packed_file import BlockPart, Header, Origin, PackedFile, read
 from localspec.weights.packed_files import FILED
-from localspec.weights.recipe import KEPT_AS_NUMBERS, Recipe, stand_in
+from localspec.weights.recipe import NEVER_PACKED, Recipe, stand_in
 from localspec.weights.source import PackingSource
 from localspec.weights.stored import StoredTensor
 
@@ -28,7 +28,7 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 def rounded(header: Header) -> dict[str, str]:
     """Return the types of a registration's matrices without kernels, each with the type that it is rounded to."""
-    packed = (parts for name, parts in header.blocks.items() if not name.endswith(KEPT_AS_NUMBERS))
+    packed = (parts for name, parts in header.blocks.items() if not name.endswith(NEVER_PACKED))
     wide = (part for parts in packed for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
 

@@ -34,7 +34,7 @@ class Recipe:
         """
         out = sum(rows for rows, _ in parts)
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
-        if not in_blocks or inputs is None or name.endswith(KEPT_AS_NUMBERS):
+        if not in_blocks or inputs is None or name.endswith(NEVER_PACKED):
             return {name: self.tensor(name, out, inputs)}
         found = {}
         for number, (rows, stored) in enumerate(parts):

@@ -119,10 +119,10 @@ def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConf
     The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
     """
     sizes = TransformerConfig.of(config)
-    return replace(sizes, tied=False) if sizes.tied and _own_head(checkpoint) else sizes
+    return replace(sizes, tied=False) if sizes.tied and _has_separate_head(checkpoint) else sizes
 
 
-def _own_head(checkpoint: Checkpoint) -> bool:
+def _has_separate_head(checkpoint: Checkpoint) -> bool:
     """Return whether the weights have a head that differs from the embedding, although config.json ties them."""
     found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:

@@ -116,10 +116,10 @@ def test_whether_it_fits() -> None:
     assert fits and wording("gib_that_may_be_taken") in said
     fits, said = fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, machine(cpu(1.5)), NoMeasurements())
     assert fits is False and said.startswith(wording("org_name_does_not_fit_2"))
-    beside = int(
+    drafter_bytes = int(
         gpu(24).usable - 1.5 * BILLION.parameters
     )  # the free memory has room for half of the model's bytes at most
-    assert fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, GPU, NoMeasurements(), beside)[0]
+    assert fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, GPU, NoMeasurements(), drafter_bytes)[0]
     assert fit("org/name", Shape.of(CONFIG), 2 * BILLION.parameters, GPU, NoMeasurements(), gpu(24).usable)[0] is False
 
 

@@ -294,4 +294,4 @@ def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
         assert (stats(kept["phrases"]) is None) == (count < 2), "two are 78 tokens"
     found = stats(kept["phrases"])
     assert found is not None
-    assert (found.length, found.nodes, found.drafting, found.beside) == pytest.approx((2.0, 3.0, 0.25, 0.125))
+    assert (found.length, found.nodes, found.drafting, found.rest) == pytest.approx((2.0, 3.0, 0.25, 0.125))

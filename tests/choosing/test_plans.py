@@ -321,7 +321,7 @@ LONG = ForwardCosts((1, 2, 4, 8, 16), (256,), ((0.055, 0.056, 0.059, 0.064, 0.08
 
 
 def test_phrases_are_for_models_whose_steps_are_longer_than_looking_for_them_as_replies_told(real_host) -> None:
-    quick, slow = ({"phrases": ReplyStats(1.02, 1.0, 0.0, beside=beside)} for beside in (0.002, 0.4))
+    quick, slow = ({"phrases": ReplyStats(1.02, 1.0, 0.0, rest=beside)} for beside in (0.002, 0.4))
     for costs, known, drafter in ((LONG, quick, "phrases"), (TINY, slow, "none"), (TINY, {}, "phrases")):
         found = best(run_plans(model(), [PRECISION], told(costs=costs, **known), 16))
         assert found is not None and found.candidate.name == drafter

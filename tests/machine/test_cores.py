@@ -28,7 +28,7 @@ class Host:
         """Set the processors, those that this process may run on, and the number of cores."""
         self._monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda process: allowed, raising=False)
         self._monkeypatch.setattr(hardware.psutil, "cpu_count", lambda logical: cores)
-        for cached in (hardware._cores_here, hardware._own_cores, hardware.logical_cores):
+        for cached in (hardware._cores_here, hardware._allowed_cores, hardware.logical_cores):
             cached.cache_clear()
         self._busy = dict.fromkeys(sorted(processors), 0.0)
         self.passes(0.0, {})
@@ -52,7 +52,7 @@ class Host:
 def host(monkeypatch: pytest.MonkeyPatch, tmp_path):
     yield Host(monkeypatch, tmp_path)
     monkeypatch.undo()
-    for cached in (hardware._cores_here, hardware._own_cores, hardware.logical_cores):
+    for cached in (hardware._cores_here, hardware._allowed_cores, hardware.logical_cores):
         cached.cache_clear()
 
 

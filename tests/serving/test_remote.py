@@ -310,7 +310,7 @@ def test_tokens_and_sources_that_cannot_be_are_not_believed(tmp_path):
 
 def test_silence_is_told_and_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(link, "TICK", 0.01)
-    monkeypatch.setattr(server_engine, "FIRST_TOLD", 0.02)
+    monkeypatch.setattr(server_engine, "FIRST_NOTICE", 0.02)
     monkeypatch.setattr(server_engine, "NEXT_SECONDS", 0.1)
     told, never = [], threading.Event()
     with scripted(stream(said("Well"), b": I am alive\n\n", never)) as server:
@@ -363,8 +363,8 @@ def test_a_key_that_others_can_read_is_told(monkeypatch):
     monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "a key")
     for url, told in (("http://gpu-box", True), ("https://gpu-box", False), ("http://127.0.0.1", False)):
         where = link.ServerAddress.of(url)
-        assert bool(Server(where, link.key_for(where), {}).overheard) == told
-        assert not Server(where, None, {}).overheard
+        assert bool(Server(where, link.key_for(where), {}).unencrypted_key) == told
+        assert not Server(where, None, {}).unencrypted_key
 
 
 # -- what is asked ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, Phi3Config, Qwen2Config
 import localspec
 from localspec.choosing import fit
 from localspec.choosing.choice import Choice
-from localspec.choosing.cost import BESIDE_PRODUCTS
+from localspec.choosing.cost import OVERHEAD
 from localspec.errors import DoesNotFit
 from localspec.families.architecture import TransformerConfig
 from localspec.families.model_config import ModelConfig
@@ -67,10 +67,8 @@ def test_hours_are_those_of_one_pass_of_the_target_and_three_of_what_is_trained(
     target = drafter.target.transformer
     read = sum(parameter.numel() for parameter in target.parameters())
     drawn = 2 * 48 * 48 + 48 + drafter.depth * target.config.vocab_size * target.config.hidden_size
-    assert hours(drafter, 1e-9, 1000) == pytest.approx(BESIDE_PRODUCTS * 1e-6 * (read + 3 * drawn) / 3600)
-    assert hours(drafter, 1e-9, 1000, recomputed=True) == pytest.approx(
-        BESIDE_PRODUCTS * 1e-6 * (read + 4 * drawn) / 3600
-    )
+    assert hours(drafter, 1e-9, 1000) == pytest.approx(OVERHEAD * 1e-6 * (read + 3 * drawn) / 3600)
+    assert hours(drafter, 1e-9, 1000, recomputed=True) == pytest.approx(OVERHEAD * 1e-6 * (read + 4 * drawn) / 3600)
     assert hours(drafter, 2e-9, 3000) == pytest.approx(6 * hours(drafter, 1e-9, 1000))
 
 
@@ -85,7 +83,7 @@ def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
         each = layer + head + norms + target.vocab_size * 48
         assert drafter.weights_passed == 3 * 48 * 48 + drafter.depth * each
         read = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
-        expected = BESIDE_PRODUCTS * 1e-6 * (read + 3 * drafter.weights_passed) / 3600
+        expected = OVERHEAD * 1e-6 * (read + 3 * drafter.weights_passed) / 3600
         assert hours(drafter, 1e-9, 1000) == pytest.approx(expected)
 
 

@@ -151,8 +151,8 @@ async def test_an_answer_that_comes_out_the_same_makes_no_branch(chat):
         await pilot.press("f5")
         await until(pilot, lambda: talk.replies() == ["Second."] and talk.idle())
         await pilot.press("f5")
-        await until(pilot, lambda: wording("came_out_the_same") in " ".join(talk.screen_text().split()) and talk.idle())
-        [remedy] = [toast.message for toast in talk.app.toasts if wording("came_out_the_same") in toast.message]
+        await until(pilot, lambda: wording("same_answer") in " ".join(talk.screen_text().split()) and talk.idle())
+        [remedy] = [toast.message for toast in talk.app.toasts if wording("same_answer") in toast.message]
         assert remedy.endswith("; ask again, or in other words."), "at temperature 1 a higher one is no remedy"
         assert talk.replies() == ["Second."], "an older answer is one of those before"
         await say(pilot, "two")

@@ -17,7 +17,7 @@ def test_a_chat_over_a_server(tmp_path):
         talk = ScriptedChat(tmp_path, settings=settings)
         behind = NamedServer(settings)
         talk.thread._opening = lambda at_the_end, notice: behind.start(
-            None, at_the_end, notice, tell_what_is_kept=False
+            None, at_the_end, notice, say_what_is_saved=False
         )
         talk.thread.model._loading = behind.load
 

@@ -88,7 +88,7 @@ async def test_what_it_shows(chat):
         assert "paused" not in talk.screen_text() and "fastest" not in talk.screen_text(), (
             "the reason stands there once"
         )
-        panel(talk).show(replace(plain, plain_asked=True, off_reason="no drafter pays here"))
+        panel(talk).show(replace(plain, no_drafts=True, off_reason="no drafter pays here"))
         await until(pilot, lambda: "because you chose" in talk.screen_text())
         assert "fastest" not in talk.screen_text()
 

@@ -8,7 +8,7 @@ from textual.widgets import Static
 from tui.drafted_replies import drafted_reply
 from tui.scripted_engine import say, talked, until
 
-from localspec.chat.trace import NOTHING_KEPT
+from localspec.chat.trace import NO_TRACE
 from localspec.marks import in_ascii
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.xray import XRayScreen
@@ -254,12 +254,12 @@ async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_n
     again.resumed = 1
     async with again.playing() as pilot:
         await pilot.press("ctrl+t")
-        await until(pilot, lambda: NOTHING_KEPT in which(again))
+        await until(pilot, lambda: NO_TRACE in which(again))
         assert "Next step" not in again.screen_text()
         await pilot.press("alt+up", "escape")
         await talked(again, pilot, "second")
         await pilot.press("alt+up", "alt+up", "alt+up", "ctrl+t")  # the reply of the first session
-        await until(pilot, lambda: NOTHING_KEPT in which(again))
+        await until(pilot, lambda: NO_TRACE in which(again))
         await pilot.press("alt+down")
         await until(pilot, lambda: "New." in again.screen_text())
 

@@ -57,10 +57,10 @@ def _chat(
         if hint:
             notice(hint)
         if settings.elsewhere is not None:
-            return named_server().start(resume, at_the_end, notice, tell_what_is_kept=False)
+            return named_server().start(resume, at_the_end, notice, say_what_is_saved=False)
         from localspec.chat.start import start_chat  # on the engine's thread: the first paint does not wait for it
 
-        return start_chat(settings, resume, at_the_end, notice, tell_what_is_kept=False)
+        return start_chat(settings, resume, at_the_end, notice, say_what_is_saved=False)
 
     @cache
     def named_server() -> "NamedServer":

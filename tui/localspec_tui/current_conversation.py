@@ -115,7 +115,7 @@ class CurrentConversation:
         now = self.now
         self._model.begin_figures(now)
         last = None if now.turns else self._latest()
-        left, waiting = self._left_drafts(first)
+        left, waiting = self._earlier_drafts(first)
         self._outlet.post(
             messages.ConversationShown(
                 tuple(now.turns), now.unanswered, now.system, now.title, last, now.id, left, waiting
@@ -124,7 +124,7 @@ class CurrentConversation:
         self._see_what_is_saved()
         self._outlet.release()
 
-    def _left_drafts(self, first: bool) -> tuple[list[str], str]:
+    def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
         """Return the drafts that earlier chats left for this conversation, and the title of another one with a draft.
 
         The title is looked up only with `first`.
@@ -215,7 +215,7 @@ class CurrentConversation:
             if begun:
                 self._see_what_is_saved()
         turn = talk.turns[-1] if begun else None
-        same = talk.came_out_the_same
+        same = talk.same_answer
         before = self._back() if turn is None or turn.unanswered or same else None
         trace.turn, trace.ended = turn.id if turn is not None and not same else 0, True
         if begun and self._model.measures is None:

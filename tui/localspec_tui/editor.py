@@ -66,7 +66,7 @@ def edit_prompt(app: App[Any], prompt: TypedText) -> None:
         app.notify(NONE_NAMED, markup=False)
         return
     try:
-        with _left_alone(), app.suspend():  # `suspend` would not take the terminal back after an exception
+        with _interrupts_ignored(), app.suspend():  # `suspend` would not take the terminal back after an exception
             interpreter.borrow_core(None)  # nothing is drawn for minutes, and a reply may continue
             try:
                 text = edited(text, environment.editor(), lambda: cast("ChatApp", app).leaving)
@@ -100,7 +100,7 @@ def _run(words: list[str], leaving: Callable[[], bool]) -> int:
 
 
 @contextmanager
-def _left_alone() -> Iterator[None]:
+def _interrupts_ignored() -> Iterator[None]:
     """Let only the editor handle Ctrl+C, from before it has the terminal until after.
 
     This uses a handler, because child processes do not inherit handlers, unlike SIG_IGN.

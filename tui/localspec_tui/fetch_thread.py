@@ -74,7 +74,7 @@ class FetchThread(threading.Thread):
         # The dialog says whether it fits into memory, so no flag is needed.
         options = PullOptions(force=True, settings=self._settings, quiet=True)
         reporter = Reporter(lambda sentence: self._post(messages.Noticed(sentence)), self._reached)
-        events = pull(self.model, options, reporter, self._came)
+        events = pull(self.model, options, reporter, self._received)
         with stopping_unless(lambda: not self.given_up), closing(events):
             planned: Planned | None = None
             for event in events:
@@ -97,7 +97,7 @@ class FetchThread(threading.Thread):
                 self._go_on()
         return f"{self.model} is here: /model {self.model} lets it answer."
 
-    def _came(self, done: int, total: int) -> None:
+    def _received(self, done: int, total: int) -> None:
         self.bytes, self.stage = (done, total), ""
         self._go_on()
 

@@ -113,7 +113,7 @@ class LoadedModel:
 
         if self.engine is not None:
             first = self.settings.first
-            self.live = LiveStats(self.engine, first.accept, conversation.tokens, plain_asked=first.plain)
+            self.live = LiveStats(self.engine, first.accept, conversation.tokens, no_drafts=first.plain)
             self._buffer.end(self.live)
 
     def switch(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:

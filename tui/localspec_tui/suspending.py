@@ -72,7 +72,7 @@ class StoppableApp(App[None]):
         finally:
             self._lent = False
 
-    def asked_to_stop(self) -> None:
+    def stop_requested(self) -> None:
         """Stop soon. If another program has the terminal, stop at once, because a shell waits for both."""
         if time.monotonic() - self._continued_at < TOGETHER:
             return
@@ -81,7 +81,7 @@ class StoppableApp(App[None]):
             os.kill(os.getpid(), signal.SIGSTOP)
         self.soon(self._serve)
 
-    def asked_to_continue(self) -> None:
+    def continue_requested(self) -> None:
         """Continue after a stop. If another program has the terminal, take it back later."""
         self._to_stop, self._to_continue, self._continued_at = False, not self._lent, time.monotonic()
         self.soon(self._serve)
@@ -115,8 +115,8 @@ if sys.platform != "win32":
             self.terminal = self.fileno
             self.application = cast("StoppableApp", app)
             self.application.driver = self
-            signal.signal(signal.SIGTSTP, lambda *_: self.application.asked_to_stop())
-            signal.signal(signal.SIGCONT, lambda *_: self.application.asked_to_continue())
+            signal.signal(signal.SIGTSTP, lambda *_: self.application.stop_requested())
+            signal.signal(signal.SIGCONT, lambda *_: self.application.continue_requested())
 
         def run_input_thread(self) -> None:
             """Let Textual read from a pipe, to which another thread writes the filtered input of the terminal."""

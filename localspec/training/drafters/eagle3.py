@@ -109,12 +109,12 @@ class Trainable(TrainableDrafter):
         self.feature_norm.copy_(last["layers.0.input_layernorm"] + one.norm_offset)
         self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + one.norm_offset)
         self.norm.copy_(transformer.norm + one.norm_offset)
-        self._copy_own_head()
+        self._copy_head()
 
     def copy_head_rows(self) -> None:
         """Do nothing: this drafter's head is not the target's."""
 
-    def _copy_own_head(self) -> None:
+    def _copy_head(self) -> None:
         rows = self.target.transformer.lm_head.weight.detach() * self.target.transformer.config.logit_scale
         self.head.weight.data.copy_(rows if self.kept is None else rows[self.kept])
 
@@ -145,7 +145,7 @@ class Trainable(TrainableDrafter):
         drafter's head."""
         super().begin_training(frequencies)
         if self.kept is not None and not self.options.config:
-            self._copy_own_head()
+            self._copy_head()
 
     # -- the layer ----------------------------------------------------------------------------------------------------
 

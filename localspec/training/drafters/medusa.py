@@ -132,7 +132,7 @@ class Trainable(TrainableDrafter):
             self.path = LinearPath(options.heads, width, target.device)
         self.linears = None
         if options.private:
-            self.linears = nn.Parameter(self._own_rows().repeat(options.heads, 1, 1))
+            self.linears = nn.Parameter(self._target_rows().repeat(options.heads, 1, 1))
         if rank := options.change_rank:
             self.own = LowRankChange(options.heads, rank, shape.hidden_size, tokens, target.device)
         if options.joint:
@@ -141,7 +141,7 @@ class Trainable(TrainableDrafter):
                 transformer, layers, options.rank, options.alpha, head=options.lm_head, dropout=options.dropout
             )
 
-    def _own_rows(self) -> torch.Tensor:
+    def _target_rows(self) -> torch.Tensor:
         """Return the rows of the target's head for the tokens of the draft vocabulary, in fp32."""
         transformer = self.target.transformer
         head = transformer.lm_head.weight.detach().float() * transformer.config.logit_scale
@@ -183,7 +183,7 @@ class Trainable(TrainableDrafter):
         """Choose the most frequent tokens as draft vocabulary, and store those that every step compares."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
-            self.linears.data.copy_(self._own_rows())
+            self.linears.data.copy_(self._target_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
         """Start each head from least squares: it maps a state and the root to the state that it must predict."""

@@ -203,7 +203,7 @@ class Trainable(TrainableDrafter):
             )
         own, prefix = None, batch.prefix
         if self.changes_target:
-            own, prefix = self._own_loss(batch)
+            own, prefix = self._target_loss(batch)
         anchors, there = self._anchors(batch.loss_mask, batch.generator)
         states = self._groups(batch.tokens, anchors, prefix)
         teacher, depth_losses = self.target.head if batch.distill else None, []
@@ -229,7 +229,7 @@ class Trainable(TrainableDrafter):
             loss = loss + OWN * own
         return LossOutput(loss, depth_losses, torch.stack(chains))
 
-    def _own_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
+    def _target_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
         """Read the texts with a gradient. Return the target's own mean loss on their labels, and its output.
 
         If adapters learn, the target without adapters still exists, and its distribution may be the label.

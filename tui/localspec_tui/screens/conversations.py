@@ -52,7 +52,7 @@ class OpenConversation:
     number: Callable[[], int | None]
     begin_another: Callable[[], None]
     call: Callable[[str], None]
-    phrases_are_kept: Callable[[], bool]  # may wait for the disk
+    phrases_are_saved: Callable[[], bool]  # may wait for the disk
     nothing: str  # the text if no conversation is saved
 
 
@@ -241,7 +241,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         try:
             removed = await asyncio.to_thread(self._history.remove, conversations)
             await asyncio.to_thread(remove_copied, Paths(environment.home()).copied)  # it may come from any of them
-            stay = await asyncio.to_thread(self._chat.phrases_are_kept)
+            stay = await asyncio.to_thread(self._chat.phrases_are_saved)
             later = await asyncio.to_thread(lambda: self._history.unfinished)
         except LocalspecError as error:
             await self._list_again(str(error))

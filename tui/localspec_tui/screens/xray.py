@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from localspec.chat.trace import NOTHING_KEPT, UNTOLD, Pieces, Trace, about, overview
+from localspec.chat.trace import NO_TRACE, UNTOLD, Pieces, Trace, about, overview
 from localspec.text import one_line
 from localspec_tui.reply_buffer import Pace
 from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
@@ -43,7 +43,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
     def __init__(self, traces: Sequence[Trace], chosen: Trace | None, earlier: bool) -> None:
         super().__init__()
         self._traces, self._chosen = traces, chosen
-        self._nothing = NOTHING_KEPT if earlier else NOTHING_YET
+        self._nothing = NO_TRACE if earlier else NOTHING_YET
         self._pieces: dict[int, Pieces] = {}  # decoded so far, by the id of a trace
         self._counted = 0  # replies
         self._pace = Pace()
@@ -71,7 +71,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
     def _replies(self) -> list[Trace]:
         return [trace for trace in self._traces if len(trace.tokens)]
 
-    def _beside(self, step: int) -> Trace | None:
+    def _neighbour(self, step: int) -> Trace | None:
         """Return the trace of the previous (-1) or next (1) reply, or of the last one; None if there is none."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
@@ -79,11 +79,11 @@ class XRayScreen(ClosesOnce, Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return False for a key that would have no effect now, so that it is not offered."""
-        return action != "reply" or self._beside(*cast("tuple[int]", parameters)) is not None
+        return action != "reply" or self._neighbour(*cast("tuple[int]", parameters)) is not None
 
     def action_reply(self, step: int) -> None:
         """Move to the previous or next reply of this session."""
-        if (beside := self._beside(step)) is not None:
+        if (beside := self._neighbour(step)) is not None:
             self._chosen = beside
             self._show()
 

@@ -247,18 +247,18 @@ class ConversationView(MountedTurns):
 
     async def grow(self, text: str) -> None:
         """Begin or extend the reply to the last prompt."""
-        await (await self._begun()).grow(text)
+        await (await self._current()).grow(text)
 
     async def think(self, reasoning: str) -> None:
         """Extend the thoughts before that reply."""
-        await (await self._begun()).think(reasoning)
+        await (await self._current()).think(reasoning)
 
     def tell_thought(self, words: str) -> None:
         """Show how long the model has thought so far."""
         if self._growing is not None:
             self._growing.tell_thought(words)
 
-    async def _begun(self) -> "ReplyView":
+    async def _current(self) -> "ReplyView":
         """Return the current reply."""
         if self._growing is None:
             await import_replies()
@@ -271,7 +271,7 @@ class ConversationView(MountedTurns):
 
     async def finish(self, turn: "Turn") -> None:
         """End the current reply with its complete text."""
-        await (await self._begun()).finish(turn.reply, turn.reason, turn.figures, turn.reasoning)
+        await (await self._current()).finish(turn.reply, turn.reason, turn.figures, turn.reasoning)
         last = self._exchanges[-1]
         last.reply, last.reasoning, last.reason, last.figures = turn.reply, turn.reasoning, turn.reason, turn.figures
         self._growing = None

@@ -18,7 +18,7 @@ from localspec_tui.widgets.typed_text import KeysInOrder, TypedText
 # Usual keys of a text field need no mention, and would hide the others.
 _EXPECTED = ("cursor_", "page_", "select_", "delete_left", "delete_right", "copy", "cut", "paste")
 # Except these, whose reach is not obvious.
-_TOLD = {
+_TIPS = {
     "prompt.select_all": "Select all the text: typing replaces it, Delete removes it",
     "prompt.delete_to_start_of_line": "Delete to the beginning of the line, then the line break",
 }
@@ -57,7 +57,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [*OWN, *_inherited(OWN)]
     LISTED: ClassVar[list[Binding]] = [
         *OWN,
-        *(replace(one, tooltip=_TOLD[one.id]) for one in BINDINGS if isinstance(one, Binding) and one.id in _TOLD),
+        *(replace(one, tooltip=_TIPS[one.id]) for one in BINDINGS if isinstance(one, Binding) and one.id in _TIPS),
     ]
 
     class Sent(Message):

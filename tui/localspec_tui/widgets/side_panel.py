@@ -116,7 +116,7 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
         yield "speedup not known yet", "dim"
     elif not figures.drafts and figures.memory.target:  # a server may draft without reporting it
         why = drafting_off(figures.off_reason, drafts=False) or QUICKEST
-        yield from _folded(ASKED if figures.plain_asked else f"{why}. {SEE_DRAFTS}", width, "dim")
+        yield from _folded(ASKED if figures.no_drafts else f"{why}. {SEE_DRAFTS}", width, "dim")
     elif figures.sources and not figures.off_reason:
         yield from _folded("nothing was drafted: no phrase from past replies matched", width, "dim")
     if figures.drafts and figures.off_reason:
