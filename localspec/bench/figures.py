@@ -60,9 +60,9 @@ class RowTimer:
         if not self._rounds:
             return None
         rows = sorted({n for seconds in self._rounds for n in seconds})
-        beside = [median(seconds[n] / seconds[1] for seconds in self._rounds if n in seconds) for n in rows]
+        medians = [median(seconds[n] / seconds[1] for seconds in self._rounds if n in seconds) for n in rows]
         one = median(seconds[1] for seconds in self._rounds)
-        return RowCosts(tuple(rows), tuple(accumulate(beside, max)), one)  # more rows are never cheaper
+        return RowCosts(tuple(rows), tuple(accumulate(medians, max)), one)  # more rows are never cheaper
 
 
 def most_rows(forwards: Sequence[Mapping[int, int]]) -> int:

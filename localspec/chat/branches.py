@@ -95,9 +95,9 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 
 def _beginning(text: str, other: str = "") -> str:
     """Return the first words of a text, or its words from where it differs from `other`, even if one is a prefix."""
-    line, beside = one_line(text), one_line(other)
-    differ = (at for at, pair in enumerate(zip(line, beside, strict=False)) if pair[0] != pair[1])
-    same = next(differ, min(len(line), len(beside)))
+    line, compared = one_line(text), one_line(other)
+    differ = (at for at, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])
+    same = next(differ, min(len(line), len(compared)))
     start = line.rfind(" ", 0, same - CONTEXT) + 1 if same > SHOWN - CONTEXT else 0
     shown = line[start : start + SHOWN]
     return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(line) else ''}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from localspec.config import nearest
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.models.default_draft import BESIDE, default_draft
+from localspec.models.default_draft import DRAFT_FOLDER, default_draft
 from localspec.models.drafter_cards import DrafterCard, accepted_kinds, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
@@ -109,7 +109,7 @@ def _default_draft(kind: str, card: TargetCard) -> TargetCard:
     if not card.draft:
         raise NotHere(
             f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
-            f"--drafter {kind}:MODEL{'' if card.imported_as else f', or put it into {card.path / BESIDE}'}."
+            f"--drafter {kind}:MODEL{'' if card.imported_as else f', or put it into {card.path / DRAFT_FOLDER}'}."
         )
     try:
         return resolve(card.draft)

@@ -16,7 +16,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.hub.records import packed_sources
-from localspec.models.default_draft import BESIDE, default_draft
+from localspec.models.default_draft import DRAFT_FOLDER, default_draft
 from localspec.models.drafter_cards import DrafterCard, trained_drafters
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
@@ -124,7 +124,7 @@ def _draft(card: TargetCard) -> str | None:
     own, _ = default_draft(card)
     if own is None or not own.card.here:
         return None
-    return f"{BESIDE}{os.sep}" if own.card.path == card.path / BESIDE and not own.named else own.card.name
+    return f"{DRAFT_FOLDER}{os.sep}" if own.card.path == card.path / DRAFT_FOLDER and not own.named else own.card.name
 
 
 def _trained(card: TargetCard, found: object) -> list[DrafterCard]:

@@ -226,7 +226,7 @@ def _layer_rows(config: TransformerConfig, index: int) -> dict[str, list[int]]:
         linears["router"] = [experts.count], config.mlp_bias
         linears["experts.gate_up_proj"] = [experts.count * experts.size] * 2, config.mlp_bias
         linears["experts.down_proj"] = [experts.count * hidden], config.mlp_bias
-    if experts is None or experts.beside:
+    if experts is None or experts.dense:
         linears["gate_up_proj"] = [sizes.intermediate_size] * 2, config.mlp_bias
         linears["down_proj"] = [hidden], config.mlp_bias
     parts: dict[str, list[int]] = {}

@@ -54,7 +54,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     }
     if found["enable_moe_block"]:
         sizes = read_experts(found, "num_experts", "top_k_experts", "moe_intermediate_size")
-        said["experts"] = replace(sizes, beside=True, norms=True)
+        said["experts"] = replace(sizes, dense=True, norms=True)
     rotation = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
     return said | two_rotations({**found, **said}, rotation, {"rope_theta": 1e4})
 

@@ -20,7 +20,7 @@ _SHARED = "expert_shared_feed_forward_length"
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     sizes = read_experts(found, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    return {**QWEN35.read(found), "experts": replace(sizes, beside=True, gated=True)}
+    return {**QWEN35.read(found), "experts": replace(sizes, dense=True, gated=True)}
 
 
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _TYPE = r"((?P<stem>.*?)[-._])??(?P<type>(UD-)?(I?Q\d[A-Z0-9_]*|TQ\d[A-Z0-9_]*|B
 _UNREAD = re.compile(r"(UD-)?(Q1_.*|Q2_0|Q7_.*|Q4_0_\d.*|Q8_1|Q8_K)", re.ASCII)
 _TYPED = re.compile(_TYPE, re.IGNORECASE | re.ASCII)
 _PARTED = re.compile(r"(?P<name>.*?)(-(?P<part>\d{5})-of-(?P<count>\d{5}))?\.gguf", re.IGNORECASE | re.ASCII)
-_BESIDE = ("mmproj", "imatrix")  # other content that such files may have
+_NOT_MODELS = ("mmproj", "imatrix")  # other content that such files may have
 
 
 def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
@@ -40,7 +40,7 @@ def _type_of(file: ExpectedFile) -> str | None:
     """Return the type at the end of a file's name, or of its folder's name; None for a file that is not a model."""
     path = PurePosixPath(file.name)
     parted = _PARTED.fullmatch(path.name)
-    if parted is None or path.name.lower().startswith(_BESIDE):
+    if parted is None or path.name.lower().startswith(_NOT_MODELS):
         return None
     named = _TYPED.fullmatch(parted["name"]) or _TYPED.fullmatch(path.parent.name)
     return named["type"].upper() if named else None

@@ -146,10 +146,10 @@ def _part(source: Source) -> Part:
         raise LocalspecError(
             f"{source} has no tokenizer that localspec reads ({TOKENIZER}); choose a model that has one."
         )
-    beside = (name for name in known if _TEXT_FILES.fullmatch(name) and not name.endswith(".index.json"))
+    texts = (name for name in known if _TEXT_FILES.fullmatch(name) and not name.endswith(".index.json"))
     index = [PICKLED_INDEX if whole else INDEX] if weights[0] != WEIGHTS and not heads else []
     index += [INDEX] if heads and weights[0] not in (WEIGHTS, PICKLED, *HEADS) else []
-    names = [*sorted(beside), *index, *weights]
+    names = [*sorted(texts), *index, *weights]
     return _planned(source, info, config, [known[name] for name in names], heads=heads, whole=whole, notes=notes)
 
 

@@ -19,7 +19,7 @@ from localspec.paths import Paths
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import inspect, is_packed
 
-BESIDE = "draft"  # the directory inside a model's own that may hold its small model
+DRAFT_FOLDER = "draft"  # the directory inside a model's own that may hold its small model
 LARGEST_SHARE = 0.5  # of the bytes that a step of the target reads, for a draft model that nobody named
 NEARLY = 0.9  # of them: a model that reads more is of the same size
 
@@ -82,10 +82,10 @@ def _named(card: TargetCard) -> DefaultDraft | None:
 def _candidates(card: TargetCard, named: DefaultDraft | None, paths: Paths | None) -> Iterator[DefaultDraft]:
     if named is not None and named.card.here:
         yield named
-    beside = card.path / BESIDE
-    if os.path.isfile(beside / "config.json"):
+    inside = card.path / DRAFT_FOLDER
+    if os.path.isfile(inside / "config.json"):
         with suppress(LocalspecError):  # a name that no path can have
-            yield DefaultDraft(resolve(str(beside)), f"in the model's directory {BESIDE}")
+            yield DefaultDraft(resolve(str(inside)), f"in the model's directory {DRAFT_FOLDER}")
     if (installed := _installed(card, paths or Paths(home()), LARGEST_SHARE)) is not None:
         yield DefaultDraft(installed, "installed, with the same tokenizer")
 

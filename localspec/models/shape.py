@@ -121,7 +121,7 @@ class Shape:
         """Return the number of channels of an MLP and of all experts together."""
         if self.experts is None:
             return mlp
-        return self.experts.count * self.experts.size + (mlp if self.experts.beside else 0)
+        return self.experts.count * self.experts.size + (mlp if self.experts.dense else 0)
 
     @property
     def layers(self) -> int:
@@ -158,7 +158,7 @@ class Shape:
             if (experts := self.experts) is not None:
                 yield f"{ours}experts.gate_up_proj.weight", [experts.count * experts.size] * 2, hidden
                 yield f"{ours}experts.down_proj.weight", [experts.count * hidden], experts.size
-            if experts is None or experts.beside:
+            if experts is None or experts.dense:
                 yield f"{ours}gate_up_proj.weight", [one.intermediate_size] * 2, hidden
                 yield f"{ours}down_proj.weight", [hidden], one.intermediate_size
             if width:

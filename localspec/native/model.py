@@ -121,7 +121,7 @@ class NativeModel:
 
         window, recurrent = sizes.sliding_windows[index] or _NO_WINDOW, sizes.is_recurrent(index)
         mixers = ("delta.in_proj", "delta.out_proj") if recurrent else LINEARS[:2]
-        no_mlp = sizes.experts is not None and not sizes.experts.beside
+        no_mlp = sizes.experts is not None and not sizes.experts.dense
         layer = Layer(
             *map(linear, mixers), *((Matrix(), Matrix()) if no_mlp else map(linear, LINEARS[2:])),
             vector("input_layernorm"), vector("post_attention_layernorm"),

@@ -79,9 +79,9 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
             save_file({own: one.clone().contiguous() for own, one in tensors.items()}, new / file, {"format": "pt"})
             table |= dict.fromkeys(tensors, file)
         (new / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}) + "\n", "utf-8")
-        for beside in path.iterdir():
-            if beside.is_file() and not any(beside.match(pattern) for pattern in _WEIGHTS):
-                shutil.copyfile(beside, new / beside.name)
+        for other in path.iterdir():
+            if other.is_file() and not any(other.match(pattern) for pattern in _WEIGHTS):
+                shutil.copyfile(other, new / other.name)
         shutil.rmtree(target, ignore_errors=True)
         new.replace(target)
     convert("medusa", path, target, directory, about)

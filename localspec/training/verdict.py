@@ -122,14 +122,14 @@ def judge(
     )  # fmt: skip
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 
-    def beside(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:
+    def compared(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:
         return figures.of_row(ours, theirs, categories, 0, 1.0)  # its share of the bandwidth is not needed
 
-    found = [beside(row, replies[0]) for row in replies]
+    found = [compared(row, replies[0]) for row in replies]
     best = max((len(found) - 2, len(found) - 1), key=lambda row: found[row]["speedup"] or 0.0)
     without = len(found) - 3
     speedup = found[best]["speedup"] or 0.0
-    against = beside(replies[best], replies[without])["speedup"] or 0.0
+    against = compared(replies[best], replies[without])["speedup"] or 0.0
     kept = min(speedup, against) >= CLEARLY
     verdict = Verdict(
         choices[best].drafter, speedup, choices[without].drafter, against, len(categories),

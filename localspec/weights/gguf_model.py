@@ -33,7 +33,7 @@ _FUSED = "ffn_gate_up_exps"  # gates and ups of each expert in one tensor, as ne
 _TABLE, _HEAD = "token_embd.weight", "output.weight"
 _SAMPLES = 64  # rows in which head and embedding are compared
 _ALIKE = 0.9  # the least cosine of a head and an embedding that count as equal; rounding to two bits gives 0.95
-_BESIDE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # configuration
+_CONFIGURATION = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # configuration
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class GgufModel:
     @cached_property
     def parameters(self) -> int:
         """The number of weights. A head that repeats the embedding does not count, even in another type."""
-        left_out = (*_BESIDE, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
+        left_out = (*_CONFIGURATION, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
 
     @cached_property
@@ -303,7 +303,7 @@ class GgufModel:
         """
         parts = gguf_map(sizes)
         found = {ours: self._parts(ours, some, in_features(ours, sizes), sizes) for ours, some in parts.items()}
-        taken = {*_BESIDE, *self._ahead, *unread(sizes), *self._names(parts)}
+        taken = {*_CONFIGURATION, *self._ahead, *unread(sizes), *self._names(parts)}
         if unknown := sorted(self.places.keys() - taken):
             raise LocalspecError(
                 f"{self.path} has a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "

@@ -106,7 +106,7 @@ class LlamaLayer(nn.Module):
     def read_mlp(self) -> None:
         """Read the weights of the MLP, or of the experts in its place."""
         sizes = self.config.experts
-        if sizes is None or sizes.beside:
+        if sizes is None or sizes.dense:
             self.gate_up_proj, self.down_proj = self.linear("gate_up_proj"), self.linear("down_proj")
         if sizes is None:
             return
@@ -137,7 +137,7 @@ class LlamaLayer(nn.Module):
         h = self.mix(norm(x, self.input_layernorm, self.config), rows)
         x, h = added_norm(x, self._to_add(h, "o_norm"), self.post_attention_layernorm, self.config)
         sizes, given = self.config.experts, []
-        if sizes is None or sizes.beside:
+        if sizes is None or sizes.dense:
             given.append(self.mlp(h, rows.adapters))
         if sizes is not None:
             given.append(self.mixture(h, x))

@@ -83,8 +83,8 @@ class XRayScreen(ClosesOnce, Screen[None]):
 
     def action_reply(self, step: int) -> None:
         """Move to the previous or next reply of this session."""
-        if (beside := self._neighbour(step)) is not None:
-            self._chosen = beside
+        if (neighbour := self._neighbour(step)) is not None:
+            self._chosen = neighbour
             self._show()
 
     @work(exclusive=True, group="show")
