@@ -51,7 +51,7 @@ PROMPTS = (
 class Divergence:
     """The first place where two replies to the same prompt differ. A text of None is the end of the reply.
 
-    `gap` is the target's logit of the plain token minus that of the other token. `repeatable` says that plain decoding
+    `gap` is the target's logit of the plain token minus the other token's logit. `repeatable` says that plain decoding
     gives the same reply again, so that speculation must have changed it.
     """
 

@@ -74,7 +74,7 @@ def all_models(
 ) -> tuple[list[Choosable], bool]:
     """Return the models here, those that fit this machine and could be fetched, and those that do not fit.
 
-    Return also whether the speed of this machine was ever measured. The result is that of `localspec doctor`, but only
+    Return also whether the speed of this machine was ever measured. The result is as in `localspec doctor`, but only
     from saved measurements, because a reply may be running. `current` is the present model. It holds `held` bytes of a
     device's memory, which would be free for another model. `pace` is its speed in words from when it was loaded.
     Drafters are chosen by `rule`. Raises LocalspecError if models.toml cannot be read.

@@ -151,9 +151,9 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False) -> TargetCard:
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
-    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces that of a
-    conversation, and a notice always names it. A notice also names a saved choice whose GGUF file is missing, or all
-    such models if there is no saved choice.
+    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces a
+    conversation's model, and a notice always names it. A notice also names a saved choice whose GGUF file is missing,
+    or all such models if there is no saved choice.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)

@@ -283,7 +283,7 @@ def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandi
     """Yield a drafter without phrases, then with phrases.
 
     Phrases are not expected to raise the acceptance of a small model, which predicts most of their tokens itself. Nor
-    do they raise that of drafts that are `chains`, where a phrase can only replace other tokens.
+    do they raise it for drafts that are `chains`, where a phrase can only replace other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")

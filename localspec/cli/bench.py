@@ -150,7 +150,7 @@ def bench(
 
 
 def _width(as_json: bool) -> int:
-    """Return the width of the table: that of the terminal, up to a limit."""
+    """Return the width of the table: as wide as the terminal, up to a limit."""
     return min(table.WIDTH, window(sys.stderr if as_json else sys.stdout)[0] or table.WIDTH)
 
 
@@ -193,7 +193,7 @@ def _words(flag: str, value: str) -> list[str]:
 
 
 def addresses(given: Sequence[str], settings: Settings) -> list[str]:
-    """Return the servers to measure: those of the flag, otherwise that of the settings; empty for models that are here.
+    """Return the servers to measure: from the flag, or else from the settings; empty if models here are measured.
 
     Raises UsageMistake for an invalid address, and for one that is given twice.
     """

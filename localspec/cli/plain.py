@@ -64,7 +64,7 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
     if isinstance(sys.stdin, TextIOWrapper):  # bytes that are not text are no reason to stop
         sys.stdin.reconfigure(encoding=None if sys.stdin.isatty() else "utf-8-sig", errors="replace")
     with cleared_up_when_ended(), ExitStack() as at_the_end:
-        script = piped()  # a conversation like that of a piped `run`, also for --continue
+        script = piped()  # then the conversation counts as one of `run`, also for --continue
         resume = "last of run" if script and flags.resume == "last" else flags.resume
         begun = begin(flags.settings, resume, at_the_end, progress)
         if script:

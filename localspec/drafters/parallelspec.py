@@ -175,7 +175,7 @@ class Drafter(ParallelDrafter, OfModel):
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
         If it has a map of the target's states (PARD-2), it is made for one target, and the mapped states are added to
-        embeddings. `depth` is the number of tokens of a draft; by default, that of the published figures. Raises
+        embeddings. `depth` is the number of tokens of a draft; by default, as in the published figures. Raises
         UsageMistake if its tokens are not the target's, or if its map is for another target. Raises LocalspecError if
         it is damaged or not such a model.
         """

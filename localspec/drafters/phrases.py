@@ -351,7 +351,7 @@ class _TreeBuilder:
             self._reach(child)
 
     def _reach(self, node: int) -> None:
-        """Compute the worth of a node and of all nodes below it from that of its parent."""
+        """Compute the worth of a node and of all nodes below it from its parent's worth."""
         chance = self._chance[node]
         self.worth[node] = self.worth[self._parents[node]] * (1.0 if chance is None else chance)
         for child in self._children[node]:

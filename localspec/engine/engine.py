@@ -405,7 +405,7 @@ class Engine:
         return Parked(budget, costs, cost.copying(self._device))
 
     def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
-        """Return the target's logit of token `one` minus that of `other`, after these tokens."""
+        """Return the target's logit of token `one` minus its logit of `other`, after these tokens."""
         cache = self.target.cache(len(tokens))
         logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
         return float(logits[one] - logits[other])

@@ -91,7 +91,7 @@ def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Return medians, without the first value of several. No median exceeds that of more rows or of a longer context.
+    """Return medians, without the first value of several. No median exceeds one of more rows or a longer context.
 
     Disturbances only make a measurement longer, so if two contradict each other the shorter one is right.
     """

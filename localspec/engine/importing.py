@@ -226,7 +226,7 @@ def _checked(file: Path) -> Path:
 def _name(
     file: Path, held: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return the name of a new model: that of the entry that lists its files, if there is one.
+    """Return the name of a new model: the name of the entry that lists its files, if any.
 
     A notice names models that were imported when these files had another content. These models stay, but not the files
     to which their weights were copied: no such model answers while another file is in the place of the former one.

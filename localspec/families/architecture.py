@@ -43,7 +43,7 @@ class TransformerConfig:
     output_norms: bool = False  # norms also after attention and MLP
     norm_offset: float = 0.0  # the factor of a norm is this plus its weight
     embed_scale: float = 1.0  # factor of embeddings, rounded to their own precision
-    query_scalar: float = 0.0  # scores are divided by its square root; 0: by that of head_dim
+    query_scalar: float = 0.0  # scores are divided by its square root; 0: by the root of head_dim
     residual_scale: float = 1.0  # factor of the outputs of attention and MLP
     logit_scale: float = 1.0  # factor of the states before the head
     local_layers: tuple[bool, ...] = ()  # the layers that are rotated by `Rope.local`; () for none

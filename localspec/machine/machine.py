@@ -116,7 +116,7 @@ class Machine:
 
 
 def this_machine(bandwidth: Callable[[str], float | None] = lambda device: None) -> Machine:
-    """Return this machine with its present free memory. `bandwidth` returns that of a device, if it is known."""
+    """Return this machine with its present free memory. `bandwidth` returns a device's bandwidth, if known."""
     devices = tuple(_device(name, bandwidth(name)) for name in hardware.devices())
     return Machine(devices, hardware.physical_cores())
 

@@ -134,7 +134,7 @@ class Shape:
     def layer(self) -> int:
         """The number of weights of one layer's matrices, on average; for recurrent models, of an attention layer.
 
-        For a mixture of experts, it is that of a layer with an MLP, as its drafters have it.
+        For a mixture of experts, a layer with an MLP is counted, as its drafters have it.
         """
         if self.experts:
             return self._attention(self.widest) + 3 * self.hidden_size * self.intermediate_size

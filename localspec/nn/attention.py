@@ -88,7 +88,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def clamped_gate(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
-    """Return the gated product of gpt-oss: both parts are clamped, and the sigmoid is steeper than that of SiLU."""
+    """Return the gated product of gpt-oss: both parts are clamped, and the sigmoid is steeper than SiLU's."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return (up + 1) * (gate * torch.sigmoid(1.702 * gate))
 

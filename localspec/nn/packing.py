@@ -51,7 +51,7 @@ _CLASSES: dict[tuple[str, str], LayerClass] = {
 def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool = False) -> LayerClass:
     """Return the class of a model's linear layers; `quantize` is `none`, int8, int4 or nf4.
 
-    With `exact`, rows of dense layers on CUDA do not depend on each other. `threshold` is that of LLM.int8 on CUDA.
+    With `exact`, rows of dense layers on CUDA do not depend on each other. `threshold` is LLM.int8's on CUDA.
     Raises UsageMistake for a packing that the device does not support.
     """
     if quantize == "none":

@@ -58,7 +58,7 @@ class TiledNF4:
 
 
 def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put the bytes and scales of a matrix with `out` rows from the order of bitsandbytes into that of `TiledNF4`.
+    """Put the bytes and scales of a matrix with `out` rows from bitsandbytes' order into the order of `TiledNF4`.
 
     Rows are padded with zeros to a multiple of 16.
     """

@@ -45,7 +45,7 @@ class StaticShape(NamedTuple):
 
 
 class StaticRows(NamedTuple):
-    """The result of a forward for the requested rows. Its summary is that of `step_logits`.
+    """The result of a forward for the requested rows. Its summary is a result of `step_logits.summary`.
 
     If forwards are recorded, the next forward with as many rows overwrites it.
     """

@@ -83,7 +83,7 @@ class Target:
         """Read a model's directory, or the GGUF files of a registered model; `context` is the model's own by default.
 
         `quantize` is `none`, int8, int4 or nf4, if the device supports it. `exact` selects the form whose rows never
-        depend on each other; `threshold` is that of int8 on CUDA. `each` is called with every layer after it is read.
+        depend on each other; `threshold` is LLM.int8's on CUDA. `each` is called with every layer after it is read.
         `kept` are the directory's weights as they were packed earlier. On the device "meta" a model has only shapes.
         Raises LocalspecError for broken, missing or unsupported files, NotHere for a model that is here only packed,
         and UsageMistake for a context that the model cannot hold.

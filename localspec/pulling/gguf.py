@@ -84,7 +84,7 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
     """Return whether a model fits into memory, by the size and the type of its files, and a clause about it.
 
-    The first value is None if it may fit: its other needs are known only when the file is here. `shape` is that of its
+    The first value is None if it may fit: its other needs are known only when the file is here. `shape` comes from its
     entry.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")

@@ -225,7 +225,7 @@ class History:
     def rename(self, conversation: int, title: str) -> bool:
         """Set the title of a conversation.
 
-        An empty title restores that of its first prompt. Return False if there is no such id.
+        An empty title restores the one made from the first prompt. Return False if there is no such id.
         """
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 

@@ -238,7 +238,7 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """The tokens/s of one answer: the expected speed, or that of earlier answers if it is lower."""
+        """The tokens/s of one answer: the expected speed, or the speed of earlier answers if lower."""
         known = self._choice.tokens_per_second or 1.0
         return min(known, 1 / (self._state.each * at_once(self._choice))) if self._state.each else known
 

@@ -221,7 +221,7 @@ def _for_a_moment(parameter: torch.nn.Parameter) -> int:
     """Return the temporary bytes of a trained weight: its step in fp32, or a second gradient that is added to the
     first.
 
-    The gradient of one head's part is as large as that of the whole matrix, with zeros elsewhere.
+    The gradient of one head's part is as large as the whole matrix, with zeros elsewhere.
     """
     return COARSE * parameter.numel() if parameter.dtype == torch.bfloat16 else parameter.nbytes
 

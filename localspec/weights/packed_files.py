@@ -244,7 +244,7 @@ _MOST_PARTS = 1000
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a file's name is that of a GGUF file."""
+    """Return whether a path is a file whose name ends like a GGUF file's."""
     return path.suffix.lower() == _SUFFIX and path.is_file()
 
 

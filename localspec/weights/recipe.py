@@ -73,7 +73,7 @@ KEPT_AS_NUMBERS = (".conv", "router.weight")  # matrices in fp32 in every packin
 def read_bytes(header: Header) -> tuple[int, int]:
     """Return the bytes in blocks that each step of a model reads, and those of all experts.
 
-    Tables are not read whole, unless one is also the head. `header` is that of a registration or of a file in blocks.
+    Tables are not read whole, unless one is also the head. `header` belongs to a registration or to a file in blocks.
     """
     if header.registered:
         held = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]

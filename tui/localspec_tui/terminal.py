@@ -85,7 +85,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_log(log: Path) -> int:
-    """Open the log, readable only by its owner, and return its descriptor; on an error, that of the null device."""
+    """Open the log, readable only by its owner, and return its descriptor; on an error, the null device's."""
     try:
         private_directory(log.parent)
         cut = os.O_TRUNC if log.exists() and log.stat().st_size > LOG_BYTES else 0

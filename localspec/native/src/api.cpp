@@ -206,7 +206,7 @@ int check_rows(const ls_model_config& c, const ls_cache& cache, const ls_request
         LS_CHECK(!cache.chains || parent == row - 1, "Row %d has parent %d, but recurrent layers read only chains.", row, parent);
         if (!q.positions) continue;
         const int before = parent >= 0 ? q.positions[parent] : cache.length ? cache.position()[cache.length - 1] : 0;
-        LS_CHECK(q.positions[row] >= before, "Row %d has position %d, below %d, that of the row it follows.", row, q.positions[row], before);
+        LS_CHECK(q.positions[row] >= before, "Row %d has position %d, below %d, the position of the row it follows.", row, q.positions[row], before);
     }
     return LS_OK;
 }

@@ -3,7 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// The instruction has two encodings. With that of AVX-512, this file can be tested on CPUs without AVX-VNNI.
+// The instruction has two encodings. With AVX-512's encoding this file can be tested on CPUs without AVX-VNNI.
 #if defined(LS_TEST_VNNI_AS_AVX512)
 #define LS_FEATURES "avx2,fma,f16c,avx512f,avx512vl,avx512vnni"
 #define DPBUSD _mm256_dpbusd_epi32

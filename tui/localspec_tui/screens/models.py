@@ -140,7 +140,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self._options.vertical_scrollbar.position = self._options.scroll_y
 
     def _fit(self) -> None:
-        """Set the height to that of the whole list, and keep it during a search, so that nothing moves."""
+        """Make the dialog as high as the whole list, and keep it so during a search: nothing moves."""
         most = max(self.size.height * 9 // 10 - AROUND, 3)
         if self.has_class("-narrow"):
             self._options.styles.height = None
