@@ -121,7 +121,7 @@ class Settings:
     quantize: Literal["auto", "none", "int8", "int4", "nf4"] = _row(
         "auto", checks.one_of("auto", "none", "int8", "int4", "nf4"), "How the weights are packed.", loads=True
     )
-    threads: int | None = _row(None, checks.integer(1), "At most this many cores; on CPUs.", loads=True)
+    threads: int | None = _row(None, checks.integer(1), "Use at most this many cores of the CPU.", loads=True)
     int8_threshold: float = _row(
         0.0,
         checks.number("a number from 0 up", lambda n: n >= 0),

@@ -41,7 +41,7 @@ app = typer.Typer()
     temperature="0, the default, is greedy.",
     seed="The same seed gives the same texts.",
     accept="How drafts are accepted.",
-    exact="All texts the same bit for bit; may cost speed.",
+    exact="Make all texts the same bit for bit; may cost speed.",
 )  # fmt: skip
 def bench(
     *,
@@ -63,7 +63,7 @@ def bench(
             help='JSONL with {"turns": ["…"]} or {"prompt": "…"}, or one prompt per line.',
         ),
     ] = None,
-    limit: Annotated[int | None, whole_number(help="This many prompts, from all categories.")] = None,
+    limit: Annotated[int | None, whole_number(help="Use this many prompts, from all categories.")] = None,
     max_tokens: Annotated[int, whole_number("--max-tokens", "-n", help="The longest reply, in tokens.")] = 128,
     repeat: Annotated[int, whole_number(help="Number of times that all prompts are asked.")] = 1,
     server: Annotated[

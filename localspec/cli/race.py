@@ -41,7 +41,7 @@ RECORDED = Size(columns=80, lines=24)  # if there is no terminal
     "device", "dtype", "quantize",
     max_tokens="The longest reply, in tokens; 256.",
     seed="The same seed gives the same text.",
-    exact="Both texts the same bit for bit; may cost speed.",
+    exact="Make both texts the same bit for bit; may cost speed.",
 )  # fmt: skip
 def race_command(
     *,

@@ -100,7 +100,7 @@ def train(
     steps: Annotated[int | None, whole_number(most=MOST, help="At most this many steps.")] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Longest duration, answers and bench included; 6 if answers are generated."),
+        typer.Option(metavar="N", help="Time limit in hours, for answers and bench too; 6 if answers are generated."),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(metavar="N", help="Passes over the text; 1 if no limit is given.")

@@ -42,4 +42,4 @@ def use(
         raise LocalspecError(f"{paths.choice} cannot be written ({error.strerror}); correct its permissions.") from None
     print(one_line(f"{card.name} answers from now on when you name no model."))
     if settings.model is not None:
-        say(f"{settings.shown('model')} still overrides it.")
+        say(f"{settings.shown('model')} still overrides this choice.")

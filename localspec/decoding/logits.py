@@ -73,7 +73,7 @@ class Logits(Protocol):
         """Return the tokens to propose for the position of each row of a drafter's logits.
 
         They are (token, confidence) by row, the most confident first. In greedy decoding they are the likeliest tokens.
-        Otherwise they are the tokens with the highest log q + noise. The noise is the same as of the target's pick at this
+        Otherwise they are the tokens with the highest log q + noise. The noise is the target's own at this
         position. So a drafter whose q equals the target's p proposes exactly that pick, and sampled text is accepted
         almost as often as greedy text. `ids` are the tokens of the columns if a drafter knows only some. Rows with NaN
         propose nothing: damaged weights cost speed but never change the text.

@@ -153,7 +153,7 @@ class ChatTokenizer:
             return str(answer["text"])
         words = whole_characters(self.marks.restored(first_line(answer["error"])[:200]))
         if answer.get("refused") and "text" in self._answer(_PLAINEST, True):
-            raise Refusal(f"The model's chat template refuses this conversation: {words}")
+            raise Refusal(f"The model's chat template refuses this conversation ({words}); change the messages.")
         do = "correct the template, or choose another model" if answer.get("limit") else "fetch the model again"
         raise LocalspecError(f"The model's chat template cannot be used ({words}); {do}.")
 

@@ -257,8 +257,8 @@ def _shape(table: Mapping[str, Any], architecture: str | None, of: str) -> Shape
     found = family and Shape.of({**uniform.config, **table["config"], "model_type": family.model_type})
     if not found or not (found.delta or found.layer_sizes or found.experts):
         raise UsageMistake(
-            f"config of {of} is for architectures with experts, or layers that differ, and does not describe them for "
-            f"{architecture}; correct or remove it."
+            f"config of {of} describes neither the experts nor the differing layers of {architecture}; correct or "
+            "remove it."
         )
     return found
 

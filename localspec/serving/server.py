@@ -127,7 +127,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     if status == 404 and model:
         return NotHere(f"{url} has no chat with {model!r}{said}; correct the address or -m.")
     if status in (400, 413, 422):
-        return UsageMistake(f"{url} refuses that{said or f' with status {status}'}.")
+        return UsageMistake(f"{url} refuses this request{said or f' with status {status}'}.")
     if status in (429, 503):
         return LocalspecError(f"{url} is full{said}; try again later.")
     return LocalspecError(f"{url} answers with status {status}{said}.")

@@ -214,7 +214,7 @@ class Database:
                 "overwrites it: make room on the disk, and end every other localspec session."
             )
         if self._aside is not None and self._aside.exists():
-            raise StoreTrouble(f"{done}, but {self._aside} is damaged and may still hold it: delete that file.")
+            raise StoreTrouble(f"{done}, but {self._aside} is damaged and may still hold the text: delete that file.")
 
     @property
     def unfinished(self) -> str:
