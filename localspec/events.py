@@ -118,7 +118,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Done:
-    """The last event of a reply."""
+    """The last event of a reply, with its reason and figures."""
 
     reason: Reason
     statistics: Statistics

@@ -55,7 +55,7 @@ ELSEWHERE = {
 
 
 def listed() -> str:
-    """Return a line for each command."""
+    """Return the help of all slash commands, one line each."""
     shown = [(f"/{command.name} {command.argument}".strip(), command.does) for command in COMMANDS]
     width = max(len(name) for name, _ in shown) + 2
     return "\n".join(f"{name:{width}}{does}" for name, does in shown)

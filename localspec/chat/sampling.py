@@ -240,7 +240,7 @@ class Thinker(Protocol):
 
     @property
     def choice(self) -> "ChosenForm":
-        """The form in which the model answers."""
+        """The precision, device and speed with which the model answers."""
         ...
 
     def thinking(self, settings: Settings, system: str | None = None, /) -> bool | None:

@@ -135,7 +135,7 @@ class Recommendation:
 
     @property
     def thinks(self) -> bool:
-        """Whether it thinks before it answers, unless it is switched off."""
+        """Whether the model thinks before it answers, unless thinking is switched off."""
         return self.card.entry is not None and self.card.entry.thinking in ("always", "switch")
 
     @property
@@ -155,7 +155,7 @@ class Recommendation:
 
     @property
     def model_and_drafter(self) -> tuple[str, str | None]:
-        """The model and its drafter."""
+        """The name of the model, and of its drafter."""
         return self.card.name, self.drafter
 
     @property

@@ -70,7 +70,7 @@ class DraftHeads(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of their weights, without a vocabulary matrix that they share."""
+        """Bytes of the heads' weights, without a vocabulary matrix that they share."""
 
     def __call__(self, state: Rows, root: int, count: int) -> Rows:
         """Return the logits [count, tokens] of the first `count` heads for a state [1, hidden_size] and a root's id."""
@@ -96,7 +96,7 @@ class RowModel(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
+        """Bytes of the model's weights."""
 
     def cache(self, slots: int) -> ParkableCache:
         """Return an empty cache with room for `slots` tokens."""
@@ -249,7 +249,7 @@ class Compute(Protocol):
         """x σ(x), the SiLU activation."""
 
     def sigmoid(self, x: Rows) -> Rows:
-        """σ(x)."""
+        """σ(x), the logistic function."""
 
     def tanh(self, x: Rows) -> Rows:
         """tanh(x)."""

@@ -29,7 +29,7 @@ class Hidden(Protocol):
         """Return the states of these rows, in this order."""
 
     def part(self, start: int, stop: int) -> "Hidden":
-        """Return the channels [start, stop)."""
+        """Return the states' channels [start, stop)."""
 
     def finite(self) -> bool:
         """Return whether all states are finite numbers."""

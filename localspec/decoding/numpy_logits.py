@@ -23,7 +23,7 @@ class NumpyHidden:
         return NumpyHidden(self.rows[list(rows)])
 
     def part(self, start: int, stop: int) -> "NumpyHidden":
-        """Return the channels [start, stop)."""
+        """Return the states' channels [start, stop)."""
         return NumpyHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
@@ -44,7 +44,7 @@ class NumpyLogits(HeldLogits):
         return NumpyLogits(self.rows[list(rows)])
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Return the array itself."""
+        """Return all logits, [rows, vocab_size]."""
         return self.rows
 
     def finite(self) -> bool:

@@ -35,7 +35,7 @@ class ParkedText:
         return self.cache.nbytes + self.held.nbytes
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a copy of its first `length` tokens, with room for `slots`. Raises the errors of `TokenCache.copy`."""
+        """Return a copy of the first `length` tokens, with room for `slots`. Raises the errors of `TokenCache.copy`."""
         return type(self)(self.tokens[:length], self.cache.copy(length, slots), self.held.copy(length))
 
     def reach(self, prompt: Sequence[int]) -> int:

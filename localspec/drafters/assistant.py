@@ -60,7 +60,7 @@ class AssistantOptions:
 
 
 def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Return the sizes and the rotation of the assistant's layers, with the target's layer that each reads.
+    """Return the sizes of the assistant's layers with the target layer that each reads, and how positions are rotated.
 
     Raises UsageMistake if they are not an assistant's layers, or were made for another target.
     """

@@ -186,7 +186,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: DFlashOptions) -> dict[str, TensorSpec]:
-        """List the tensors by their published names."""
+        """List the drafter's tensors by their published names."""
         own = target.compute.target.sizes
         sizes, _ = layers_of(options, own, target.context)
         width, inner = sizes.hidden_size, sizes.intermediate_size
@@ -210,7 +210,7 @@ class Drafter(ParallelDrafter):
 
     @property
     def depth(self) -> int:
-        """Tokens of a draft."""
+        """The number of tokens in a draft."""
         return self.options.block - self.FIRST
 
     @property

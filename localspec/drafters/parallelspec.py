@@ -222,7 +222,7 @@ class Drafter(ParallelDrafter, OfModel):
 
     @property
     def depth(self) -> int:
-        """Tokens of a draft."""
+        """The number of tokens in a draft."""
         return self.options.masks + 1
 
     @property
@@ -349,7 +349,7 @@ class Correction:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its matrices."""
+        """Bytes of the correction's matrices."""
         return self._near.nbytes + self.far.nbytes + self._out.nbytes
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:

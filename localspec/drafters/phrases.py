@@ -315,7 +315,7 @@ class _TreeBuilder:
         return [node for node in range(self.size) if not real[node] and not probe[node]]
 
     def path_tokens(self, node: int) -> list[int]:
-        """Return the tokens from below the root to `node`."""
+        """Return the tokens on the path from the root, which is left out, to `node`."""
         tokens = []
         while node:
             tokens.append(self._tokens[node])

@@ -136,7 +136,7 @@ class Drafter(ParallelDrafter):
         return int(self._mask.nbytes) + adapters + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft."""
+        """Calibrate the chances of the last draft by the committed tokens."""
         self.calibrate(step)
 
     def rewind(self, length: int) -> None:

@@ -111,12 +111,12 @@ class TrainedDrafter(ABC):
 
     @property
     def depth(self) -> int:
-        """Levels of its trees, not counting the root."""
+        """Levels of the drafter's trees, not counting the root."""
         return int(self.options.depth)
 
     @property
     def target_layers(self) -> Sequence[int]:
-        """States of the target that it reads, as in `Drafter.target_layers`; most drafters read only the last."""
+        """The target's states that the drafter reads, as in `Drafter.target_layers`; mostly only the last."""
         return ()
 
     @property

@@ -383,7 +383,7 @@ class Engine:
 
     @property
     def _device(self) -> Device:
-        """The device as it is now."""
+        """The device, with its memory as it is now."""
         device = this_machine().device(self.choice.device)
         assert device is not None
         return device

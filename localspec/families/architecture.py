@@ -271,8 +271,7 @@ def stored_shape(name: str, rows: int, columns: int | None) -> tuple[int, ...]:
 
 
 def in_features(name: str, config: TransformerConfig) -> int | None:
-    """Return the number of columns of one of localspec's parameters: None for a vector, else the layer's input
-    channels."""
+    """Return the number of input columns of a parameter's matrix; None for a vector."""
     if name.endswith((".bias", "norm", "scalar", ".dt_bias", ".A_log", ".sinks", ".expert_scale", ".shared_gate")):
         return None
     if name == "embed_tokens_per_layer":

@@ -57,7 +57,7 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
 
 
 def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
-    """Return these values, replaced by those `given` in the file. The source names both."""
+    """Return `found` with the values that the file gives. The source names both."""
     top_p, min_p = _decimal(given.get("top_p", found.top_p)), _decimal(given.get("min_p", found.min_p))
     source = found.source
     if given and source != FILE:
@@ -79,7 +79,7 @@ def _decimal(number: Any) -> float:
 
 
 def _of_family(name: str, think: bool | None) -> DefaultSampling | None:
-    """Return the values of the family that this name belongs to; None for an unknown family."""
+    """Return the sampling of the family that a model's name belongs to; None for an unknown family."""
     spelled = re.sub(r"[\s_]", "-", name.lower())
     for one in (known for family in FAMILIES.values() for known in family.sampling):
         if re.search(rf"(?<![a-z0-9]){one.names}", spelled):

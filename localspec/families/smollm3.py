@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer is not rotated. Only those layers may have windows.
+"""SmolLM3: Llama in which every fourth layer has no rotary positions. Only those layers may have windows.
 
 A GGUF file does not say which layers these are. In llama.cpp too, they are every fourth layer.
 """

@@ -216,7 +216,7 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
 
 
 def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
-    """Return the error for an HTTP status."""
+    """Return the error for an HTTP status that the hub answered."""
     status, where = error.response.status_code, server()
     if isinstance(error, errors.GatedRepoError):
         if status == 401:

@@ -81,7 +81,7 @@ class Heads(ctypes.Structure):
 
 
 class DeltaSizes(ctypes.Structure):
-    """ls_delta_sizes."""
+    """ls_delta_sizes: the sizes of recurrent layers."""
 
     _fields_ = (
         ("key_heads", c_int32), ("value_heads", c_int32), ("key_dim", c_int32), ("value_dim", c_int32),
@@ -96,7 +96,7 @@ class Delta(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """ls_layer."""
+    """ls_layer: the weights of one layer."""
 
     _fields_ = (
         ("qkv_proj", Matrix), ("o_proj", Matrix), ("gate_up_proj", Matrix), ("down_proj", Matrix),
@@ -112,7 +112,7 @@ class Layer(ctypes.Structure):
 
 
 class ExpertSizes(ctypes.Structure):
-    """ls_expert_sizes."""
+    """ls_expert_sizes: the sizes of a mixture of experts."""
 
     _fields_ = (("count", c_int32), ("used", c_int32), ("size", c_int32), ("normalised", c_int32))
 
@@ -127,7 +127,7 @@ class LayerInputs(ctypes.Structure):
 
 
 class ModelConfig(ctypes.Structure):
-    """ls_model_config."""
+    """ls_model_config: the sizes of a model."""
 
     _fields_ = (
         ("num_layers", c_int32), ("hidden_size", c_int32), ("intermediate_size", c_int32), ("num_heads", c_int32),
@@ -156,7 +156,7 @@ class Request(ctypes.Structure):
 
 
 class Sampling(ctypes.Structure):
-    """ls_sampling."""
+    """ls_sampling: the settings of sampling."""
 
     _fields_ = (
         ("temperature", c_double), ("top_p", c_double), ("min_p", c_double), ("seed", c_uint64), ("top_k", c_int32),

@@ -81,7 +81,7 @@ class Device:
 
     @property
     def type(self) -> str:
-        """cpu, cuda or mps."""
+        """The type of the device: cpu, cuda or mps."""
         return self.name.partition(":")[0]
 
     @property

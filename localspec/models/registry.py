@@ -43,12 +43,12 @@ class TargetCard:
 
     @property
     def here(self) -> bool:
-        """Whether any of its files are on this machine; `inspect` says which are missing."""
+        """Whether any of the model's files are on this machine; `inspect` says which are missing."""
         return self.entry is None or self.entry.source is None or self.path.exists()
 
     @property
     def names(self) -> str:
-        """Return its repository, if it has one, and its name: either may name the family."""
+        """Return the model's repository, if it has one, and its name: either may name the family."""
         source = self.entry.source if self.entry else None
         return f"{source.repo} {self.name}" if source else self.name
 

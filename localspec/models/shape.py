@@ -84,7 +84,7 @@ class Shape:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The equivalent config.json."""
+        """The config.json that describes these sizes."""
         return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
 
     @property
@@ -217,7 +217,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """The number of parameters, without biases, inner attention norms and output norms, which are few."""
+        """The number of parameters. Biases, and norms of queries, keys and outputs, are few and are not counted."""
         return self.layers + self.embedding * (1 if self.tied else 2) + self.table + self.small
 
     def cached(self, tokens: int, item: int) -> int:

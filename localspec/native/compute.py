@@ -90,7 +90,7 @@ class NativeCompute:
         return NativeModel(sizes, rope, weights, self.target.threads, cache_format(self._precision))
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Array:
-        """Return integers [rows, n]."""
+        """Convert integers [rows, n] to an array."""
         return np.array(numbers, np.int64)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
@@ -98,7 +98,7 @@ class NativeCompute:
         return function
 
     def logits(self, rows: Floats) -> NativeLogits:
-        """Return `rows` [rows, tokens] as logits."""
+        """Wrap `rows` [rows, tokens] as logits."""
         return NativeLogits(np.ascontiguousarray(rows))
 
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:

@@ -36,7 +36,7 @@ class NativeLogits(NumpyLogits):
         self._tokens, self._vocab_size = tokens, vocab_size
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
-        """Return these rows, in this order."""
+        """Return the logits of these rows, in this order."""
         known = self._likeliest and [self._likeliest[row] for row in rows]
         return NativeLogits(self.rows[list(rows)], known, self._tokens, self._vocab_size)
 

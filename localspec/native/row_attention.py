@@ -22,7 +22,7 @@ class Seats(NamedTuple):
 
 
 class NativeAttention:
-    """`RowAttention` in fp32."""
+    """A `RowAttention` in fp32, computed by numpy."""
 
     def __init__(self, sizes: TransformerConfig, rope: Rope, weights: Mapping[str, Array]) -> None:
         self._sizes, self._rope, self.length = sizes, rope, 0
@@ -45,7 +45,7 @@ class NativeAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Seats]:
-        """Make room for rows."""
+        """Make room for the keys and values of new rows."""
         first = self.length
         self._reserve(first + len(positions))
         self.length = first + len(positions)

@@ -81,7 +81,7 @@ class TorchRowModel:
 
     @property
     def sizes(self) -> TransformerConfig:
-        """The family and the sizes."""
+        """The family of the model and the sizes of its layers."""
         return self._transformer.config
 
     @property
@@ -275,7 +275,7 @@ class TorchCompute:
         return RecordedRows(function, self.draft_recorder, own)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
-        """Return `rows` [rows, tokens] as logits."""
+        """Wrap `rows` [rows, tokens] as logits."""
         return TorchLogits(rows)
 
     def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:

@@ -25,7 +25,7 @@ Argument = torch.Tensor | int | float | None  # a pointer, a C int, a C float, o
 
 
 class Module:
-    """A compiled source on a GPU."""
+    """A CUDA source compiled for one GPU."""
 
     def __init__(self, binary: bytes, device: torch.device) -> None:
         self.device, self._handle = device, ctypes.c_void_p()
@@ -39,7 +39,7 @@ class Module:
 
 
 class Kernel:
-    """A function of a module."""
+    """A CUDA function of a compiled module, ready to start."""
 
     def __init__(self, module: Module, name: str) -> None:
         self._module, self._function, self._device = module, module.function(name), module.device
@@ -83,7 +83,7 @@ def _module(device: torch.device, file: str, **defined: int) -> Module:
 
 
 def digest() -> str:
-    """Return a digest of the sources."""
+    """Return a digest of the CUDA sources."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(SOURCES.glob("*.cu*")))).hexdigest()[:16]
 
 

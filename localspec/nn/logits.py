@@ -40,7 +40,7 @@ class TorchHidden:
         return TorchHidden(selected(self.rows, rows))
 
     def part(self, start: int, stop: int) -> "TorchHidden":
-        """Return the channels [start, stop)."""
+        """Return the states' channels [start, stop)."""
         return TorchHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:

@@ -35,7 +35,7 @@ class RecordedRows:
 
     @torch.inference_mode()
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute the function."""
+        """Compute the function, by a recording if there is one."""
         if not self._recorder.active or max(map(len, inputs)) > STATIC_ROWS[-1]:
             return self._function(*inputs)
         return tuple(one[: len(inputs[0])] for one in self._filled_up(inputs))

@@ -24,7 +24,7 @@ class RotaryEmbedding:
         self._query_period = rope.query_period
 
     def of_layer(self, config: TransformerConfig, layer: int) -> "RotaryEmbedding":
-        """Return the rotation of a layer."""
+        """Return the rotary embedding of a layer."""
         return self if self.local is None or not config.is_local(layer) else self.local
 
     def query_factors(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

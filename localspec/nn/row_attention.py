@@ -85,7 +85,7 @@ class TorchAttention:
 
     @torch.inference_mode()
     def keep(self, kv: torch.Tensor, positions: Sequence[int]) -> None:
-        """Store keys and values of rows."""
+        """Store keys and values of rows that do not attend."""
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
         turned = self._rotary.cos_sin(uploaded(positions, kv.device), kv.dtype)

@@ -229,7 +229,7 @@ class Target:
 
     @property
     def precision(self) -> str:
-        """The name of the precision."""
+        """The precision as a user names it, such as bf16 or nf4."""
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     def set_threads(self, count: int) -> None:

@@ -64,8 +64,7 @@ def packing_of(part: Part, settings: Settings, machine: Machine, measurements: M
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
-    """Return the packing of a model that is stored without its original weights: by the settings, or `packing`, or
-    int8.
+    """Return the packing in which to keep a model without its original weights: the settings', or `packing`, or int8.
 
     Raises UsageMistake or LocalspecError if that is impossible, and DoesNotFit for a disk that is too small.
     """

@@ -87,7 +87,7 @@ class Serving:
         return self._json(_listed(card))
 
     async def metrics(self, request: Request) -> Response:
-        """Return figures for Prometheus."""
+        """Return the counters of all replies, in Prometheus' format."""
         return PlainTextResponse(self._room.metrics.text(self._room.waiting), media_type="text/plain; version=0.0.4")
 
     # -- replies ------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class ServerAddress:
 
     @property
     def name(self) -> str:
-        """Return host and port, as they appear in sentences."""
+        """Return host and port of the server, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port in (80, 443) else f"{host}:{self.port}"
 

@@ -41,7 +41,7 @@ class Mailbox(Generic[One]):
         left.add_done_callback(lambda _: self._something.set())
 
     def deliver(self, one: One) -> None:
-        """Append one item."""
+        """Append one item for the client."""
         self._arrived.append(one)
         if self._waits:
             self._waits = False

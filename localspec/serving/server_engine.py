@@ -60,7 +60,7 @@ class ServerEngine:
 
     @property
     def choice(self) -> ServedForm:
-        """Return the form in which the model answers, as the server reported it with the last reply."""
+        """Return the device and precision of the model, as the server reported them with the last reply."""
         reported = {name: word(self.reported.get(name)) for name in ("device", "dtype", "quantize")}
         where = f"at {self.server.address.name}"
         return ServedForm(
@@ -238,17 +238,17 @@ class NamedServer:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> ServerEngine:
-        """Return the model of this name on the server. Raises NotHere."""
+        """Return an engine that answers by this model of the server. Raises NotHere."""
         server = self._open(Reporter(notice, progress))
         return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
 
     def named(self, name: str) -> TargetCard:
-        """Return one of its models. Raises NotHere."""
+        """Return the server's model of this name. Raises NotHere."""
         server = self._open(Reporter())
         return named_there(server.model(name, insist=True), f"at {server.address.url}")
 
     def listed(self, current: str) -> list[str]:
-        """Return a line for each model, with a star for the current one."""
+        """Return a line for each of the server's models, with a star for the current one."""
         names = [*self._open(Reporter()).models] or [current]
         return [one_line(f"{'*' if name == current else ' '} {name}") for name in names]
 

@@ -48,7 +48,7 @@ class RemoteSampling:
 
     @property
     def greedy(self) -> bool:
-        """Return whether sampling is greedy."""
+        """Return whether the likeliest token is always picked."""
         return self.temperature == 0
 
 
@@ -168,7 +168,7 @@ class SocketEngine:
 
     @property
     def choice(self) -> Any:
-        """Return the form in which the model answers."""
+        """Return the device and precision with which the model answers."""
         return self._form if self._here is None else self._here.choice
 
     @property

@@ -99,7 +99,7 @@ _CHOSEN: Mapping[str, Any] = {"context": None, "drafter": "auto", "device": "aut
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """A request for a reply."""
+    """A request for a reply by an engine that an `OpenRequest` opened."""
 
     model: str
     path: str
@@ -128,7 +128,7 @@ class ReplyRequest:
 
     @property
     def rule(self) -> Rule:
-        """Return the acceptance rule."""
+        """Return the acceptance rule of the reply's drafts."""
         return Sampling(**self.sampling).rule
 
     def events(self, engine: Engine) -> Any:

@@ -49,7 +49,7 @@ class ConvertedDrafter:
     found: Tensors
 
     def tensors(self) -> Tensors:
-        """Return the tensors by localspec's names."""
+        """Return the drafter's tensors by localspec's names."""
         return self.found
 
 

@@ -139,7 +139,7 @@ class TrainableDrafter(nn.Module):
 
     @property
     def kind(self) -> str:
-        """The name of the kind."""
+        """The name of the drafter's kind."""
         return self.Drafter.kind
 
     @property

@@ -48,7 +48,7 @@ class EngineThread(threading.Thread):
             self.start()
 
     def ask(self, prompt: ComposedPrompt) -> None:
-        """Ask the model. Its reply arrives in `buffer`, and ReplyEnded after it."""
+        """Ask the model. The reply arrives in `buffer`, followed by the message ReplyEnded."""
         self._stops_reply = threading.Event()
         self.buffer.begin()
         self.traces.append(Trace(prompt.typed))

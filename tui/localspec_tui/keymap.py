@@ -157,7 +157,7 @@ def _names() -> frozenset[str]:
 
 
 def _modules() -> Iterator[str]:
-    """Yield all modules of the package."""
+    """Yield the names of all modules of the interface."""
     home = Path(__file__).parent
     for file in sorted(home.rglob("*.py")):
         if file.stem != "__init__":

@@ -204,7 +204,7 @@ class Outlet:
         self.held = []
 
     def release(self) -> None:
-        """Send the held notices."""
+        """Send the notices that were held back."""
         held, self.held = self.held or [], None
         for sentence in held:
             self.notice(sentence)

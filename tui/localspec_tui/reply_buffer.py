@@ -45,7 +45,7 @@ class ReplyBuffer:
                     self.figures, self._figured_at = live.figures(), now
 
     def end(self, live: "LiveStats") -> None:
-        """Set the final figures."""
+        """Set the final figures of the reply."""
         self.figures, self._figured_at = live.figures(), 0.0
 
     def take(self) -> str:
@@ -72,7 +72,7 @@ class Pace:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a reply."""
+        """Start the clock for a new reply, with the shortest wait."""
         self.period = SHORTEST
         self._spent = time.thread_time()
 

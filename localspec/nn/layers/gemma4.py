@@ -18,7 +18,7 @@ from localspec.nn.rotary import apply_rope
 
 
 class Gemma4Layer(LlamaLayer):
-    """A layer of Gemma 4."""
+    """A layer of Gemma 4, with weights named as in `weight_map`."""
 
     def read_more(self) -> None:
         """Read the weights that follow the MLP."""

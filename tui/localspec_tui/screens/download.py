@@ -42,7 +42,7 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
         self._show()
 
     def ask(self, planned: "Planned") -> None:
-        """Ask whether to fetch this."""
+        """Show the plan, and ask whether to fetch the model."""
         self._planned = planned
         if self.is_mounted:
             self._show()

@@ -38,11 +38,11 @@ class SearchedScreen(ClosesOnce, ModalScreen[Result]):
         yield KeysFooter(show_command_palette=False)
 
     def _above(self) -> Iterable[Widget]:
-        """Yield the widgets above the search."""
+        """Yield the widgets above the search field."""
         return ()
 
     def _below(self) -> Iterable[Widget]:
-        """Yield the widgets below the sentence."""
+        """Yield the widgets below the sentence about the matches."""
         return ()
 
     def _tell(self, sentence: str) -> None:

@@ -250,7 +250,7 @@ class ConversationView(MountedTurns):
         await (await self._current()).grow(text)
 
     async def think(self, reasoning: str) -> None:
-        """Extend the thoughts before that reply."""
+        """Extend the thoughts before the current reply."""
         await (await self._current()).think(reasoning)
 
     def tell_thought(self, words: str) -> None:

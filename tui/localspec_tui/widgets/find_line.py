@@ -64,7 +64,7 @@ class _FindField(OneLine):
 
 
 class FindLine(Horizontal):
-    """The line for a search, which takes no room while it is closed."""
+    """A line with the words of a search in the conversation. It takes no room while it is closed."""
 
     class Searched(Message):
         """A request for the newest message with these words (0), the next older (1) or newer (-1), or only a count

@@ -33,7 +33,7 @@ class ThoughtLine(Widget):
         self.words, self.newest, self.mark = words, "", FOLDED
 
     def show(self, words: str, newest: str, mark: str) -> None:
-        """Replace the line."""
+        """Show how long the model thought, and its newest words."""
         self.words, self.newest, self.mark = words, newest, mark
         self.refresh()
 

@@ -45,7 +45,7 @@ CORRECTED = Mark("×", " ", "xray--corrected")
 
 
 def mark_of(source: str) -> Mark:
-    """Return the mark for this proposer."""
+    """Return the mark for this proposer of tokens."""
     if "+" in source:
         return SEVERAL
     return {"target": MODEL, "phrases": PAST, "prompt": CHAT}.get(source, DRAFTER)
