@@ -86,7 +86,7 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
         )
     if max(options.places) > target.num_layers or options.mask >= target.vocab_size:
         raise UsageMistake(
-            f"The drafter reads the states {options.states} and the mask token {options.mask}, and this model has "
+            f"The drafter reads the states {options.states} and the mask token {options.mask}, but this model has "
             f"{target.num_layers} layers and {target.vocab_size} tokens; name the model that it was made for."
         )
     return sizes, rope

@@ -90,7 +90,7 @@ class SemiOptions:
                 raise UsageMistake(f"{name} = {value} of semi is not possible; give {hint}.")
         if self.joint and self.first:
             raise UsageMistake(
-                f"first = {self.first} of semi trains target and drafter one after the other, and joint both at once; "
+                f"first = {self.first} of semi trains target and drafter in turn, and joint trains both at once; "
                 "give one of them."
             )
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))

@@ -119,7 +119,7 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
     if options.config:
         raise UsageMistake(
             f"The head in {trained.path} is {trained.about.get('published', {}).get('repo', 'a published one')}, "
-            f"which {engine.label} reads directly; give it that head."
+            f"which {engine.label} reads directly; give it that repository."
         )
     rope = dict(target.config.rope_parameters)
     if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:

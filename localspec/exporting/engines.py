@@ -101,8 +101,8 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
     """
     if heads % tensor_parallel or (kv_heads % tensor_parallel and tensor_parallel % kv_heads):
         raise UsageMistake(
-            f"--tensor-parallel {tensor_parallel} does not share {heads} attention heads with {kv_heads} key heads "
-            "evenly; give a number that does."
+            f"--tensor-parallel {tensor_parallel} cannot share {heads} attention heads and {kv_heads} key heads "
+            "evenly; give a number that divides them."
         )
 
 

@@ -72,7 +72,7 @@ def wanted_target() -> Platform | None:
     if name == "none":
         return None
     if name not in TARGETS:
-        raise BuildFailed(f"BUILD_NATIVE_FOR is {name!r}; it is one of none, {', '.join(TARGETS)}.")
+        raise BuildFailed(f"BUILD_NATIVE_FOR is {name!r}; it must be one of none, {', '.join(TARGETS)}.")
     return TARGETS[name]
 
 

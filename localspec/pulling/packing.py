@@ -195,7 +195,7 @@ def _pack(
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
     if other := _other_source(with_files(origin, path, Paths(home()), reporter), packing):
         raise LocalspecError(
-            f"{source} has the weights of {other}, of which only the packed form is here: use that, or delete it "
+            f"{source} has the weights of {other}, which is here only packed: use {other}, or delete it "
             f"with `localspec rm {other}`."
         )
     file = make(path, packing, origin, machine.cores, reporter, only_copy=only_copy)

@@ -49,7 +49,7 @@ class OpenRequest:
             settings = config.restored(body.pop("settings"), body.pop("origins"))
             return cls(**body, settings=settings)
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
-            raise RequestRefused("This request does not come from localspec's own commands.") from None
+            raise RequestRefused("Only localspec's own commands may send this request.") from None
 
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
         """Return the description of the engine, which is loaded if necessary.
@@ -124,7 +124,7 @@ class ReplyRequest:
             Sampling(**found.sampling)
             return found
         except (AssertionError, TypeError):
-            raise RequestRefused("This request does not come from localspec's own commands.") from None
+            raise RequestRefused("Only localspec's own commands may send this request.") from None
 
     @property
     def rule(self) -> Rule:
