@@ -150,7 +150,7 @@ class Recommendation:
 
     @property
     def drafter(self) -> str | None:
-        """The drafter: `none` for plain decoding, None without a plan."""
+        """The name of the drafter: `none` for plain decoding, None without a plan."""
         return None if self.plan is None else self.plan.candidate.name
 
     @property

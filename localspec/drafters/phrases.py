@@ -165,7 +165,7 @@ class WithPhrases:
             self.pool.extend(tokens)
 
     def _correct(self, step: Step) -> None:
-        """Replace phrases that were tried after the accepted path and failed (Ouroboros, §3.3)."""
+        """Replace phrases that were refused after the accepted path by the target's picks (Ouroboros, §3.3)."""
         tree, path = step.tree, set(step.path)
         if tree is None or not tree.source or len(self.pool.tokens) < KEY_LENGTH:
             return

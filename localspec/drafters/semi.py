@@ -187,7 +187,7 @@ class Recurrent:
 
 
 class Last:
-    """No model: only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
+    """The tiny model "none": only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
 
     state_size = nbytes = 0
 

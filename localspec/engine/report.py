@@ -62,7 +62,7 @@ class Report:
         }
 
     def figures(self, statistics: Statistics) -> dict[str, Any]:
-        """Return the times, the figures of speculation, and the bytes in memory."""
+        """Return the times of the reply, the figures of speculation, and the bytes in memory."""
         return figures_of(statistics, self.load_seconds)
 
 

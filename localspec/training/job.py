@@ -87,7 +87,7 @@ class Clock:
     """The time limits for the parts of a training. This class sets no limits; a course does."""
 
     def note(self) -> None:
-        """Record the time. Called after every step."""
+        """Record how long the training has taken. It is called after every step."""
 
     def reading_is_over(self) -> bool:
         """Return whether no further text may be read."""

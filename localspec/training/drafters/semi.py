@@ -62,7 +62,7 @@ class Recurrent(nn.Module):
 
 
 class Last(nn.Module):
-    """No model: only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
+    """The tiny model "none": only the embedding of the last token (§6.1, zero layers). Nodes have no state."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
