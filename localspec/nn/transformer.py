@@ -40,7 +40,7 @@ class Transformer(nn.Module):
     """A transformer: embedding, layers, final norm, head. Weights have the names of `weight_map`; each is read once.
 
     They are tensors, or `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the norms; an
-    embedding may have another. `lm_head_class` is the class of the head, by default the same as for other linear layers.
+    embedding may have another. `lm_head_class` is the class of the head, by default as for other linear layers.
     `each` is called with every layer after it is read, before the next one.
     """
 

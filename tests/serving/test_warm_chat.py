@@ -269,7 +269,7 @@ def test_what_an_engine_says_meanwhile_travels_with_the_reply():
     ticket, delivered = Ticket(asked, "", 0, lambda one: delivered.append(one.value)), []
     EngineRoom(Settings(), None)._reply_to_command(SimpleNamespace(exactly=lambda *_: (loaded, 0.0)), ticket, asked)
     assert [one["notice"] for one in delivered if "notice" in one] == [wording("the_disk_is_full"), "Now it is broken."]
-    assert "kept" in delivered[-1] and not loaded.heard
+    assert "kept" in delivered[-1] and not loaded.new_notices
 
 
 @pytest.mark.slow
