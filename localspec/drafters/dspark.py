@@ -30,7 +30,7 @@ MOST_RANK = 4096
 
 @dataclass(frozen=True)
 class DSparkOptions(dflash.DFlashOptions):
-    """A set of options: those of DFlash, and those of the two heads.
+    """The options of DFlash, and those of the two additional heads.
 
     `rank` is the rank of the Markov head; with 0 there is none, and no row depends on the token before it. `confidence`
     names the inputs of the confidence: "state", "both" for the state and W₁[x], or "none" for no confidence. Raises

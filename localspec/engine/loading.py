@@ -60,10 +60,10 @@ def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """Return how exactly this target computes trees of this choice, or an unchecked promise for the native engine.
+    """Return how exactly this target computes trees of this choice: known, measured now, or promised and unchecked.
 
-    The self-test runs now with `choice.exact`, and also in torch, because its result decides how rows are computed.
-    Otherwise it can wait. Raises UsageMistake if `choice.exact` is impossible.
+    If it is unknown, it is measured with `choice.exact` and in torch, where it decides how rows are computed. Otherwise
+    the native engine is checked later. Raises UsageMistake if `choice.exact` is impossible.
     """
     widest = widest_tree(choice)
     found = profile.exactness(target, widest)
@@ -201,7 +201,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
 def take_best(
     drafter: Layers, target: Target, found: Sequence[MeasuredLayers], choice: Choice, costs: ForwardCostModel | None
 ) -> None:
-    """Give the drafter the best of the layers `found` by a probe, by the costs of forwards on this machine."""
+    """Let the drafter use the fastest of the layers `found` by a probe, by the costs of forwards here."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes))

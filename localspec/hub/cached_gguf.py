@@ -49,8 +49,8 @@ def _type_of(file: ExpectedFile) -> str | None:
 def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]:
     """Return the files of the type that a source names.
 
-    Unsloth's `UD-` may be left out. Raises LocalspecError if there are none, with a list of the types, or if the type
-    is not supported.
+    Unsloth's prefix `UD-` may be left out. Raises LocalspecError, with a list of the types, if there are no such files
+    or the type is not supported.
     """
     there = by_type(known)
     named = next((one for one in (source.gguf, f"UD-{source.gguf}") if one in there), None)

@@ -106,9 +106,9 @@ class ChatTokenizer:
         return self.marks.restored(self.render_apart(messages, waits, think))
 
     def render_apart(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
-        """Return the same text as `render`, but with stand-ins in marks typed by users.
+        """Return the text of `render`, but with a stand-in character in each mark that a user typed.
 
-        The codec `marks` reads them.
+        `marks` encodes it, so that typed marks become text, not tokens.
         """
         plain = [self._readable(message) for message in messages]
         apart = [_with_texts(message, self.marks.set_apart) for message in plain]

@@ -71,7 +71,7 @@ class ShortHead:
         self._tokens = known[:used]  # a new array: earlier logits keep the old one
 
     def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
-        """Return logits [n, rows of the matrix] as logits of tokens.
+        """Turn logits [n, rows of the matrix] into logits of tokens.
 
         `likeliest` is the column of each row's largest logit.
         """

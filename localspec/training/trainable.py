@@ -266,7 +266,7 @@ class TrainableDrafter(nn.Module):
     def begin_training(self, frequencies: torch.Tensor) -> None:
         """Choose the most frequent tokens as draft vocabulary, and store those that every step compares.
 
-        frequencies [vocab_size] are those of the text.
+        frequencies [vocab_size] is how often each token occurs in the text.
         """
         self._common = most_frequent(frequencies, COMMON)
         if self.kept is not None:

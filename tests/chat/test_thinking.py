@@ -31,10 +31,30 @@ class Model:
 @each(
     "by_itself, chosen, sentence, other",
     [
-        (True, None, "The model thinks before it answers (/think auto); there are /think on and /think off.", "off"),
-        (True, False, "The model answers without thinking (/think off); there are /think on and /think auto.", "on"),
-        (False, None, "The model answers without thinking (/think auto); there are /think on and /think off.", "on"),
-        (False, True, "The model thinks before it answers (/think on); there are /think off and /think auto.", "off"),
+        (
+            True,
+            None,
+            "The model thinks before it answers (/think auto). Also possible: /think on and /think off.",
+            "off",
+        ),
+        (
+            True,
+            False,
+            "The model answers without thinking (/think off). Also possible: /think on and /think auto.",
+            "on",
+        ),
+        (
+            False,
+            None,
+            "The model answers without thinking (/think auto). Also possible: /think on and /think off.",
+            "on",
+        ),
+        (
+            False,
+            True,
+            "The model thinks before it answers (/think on). Also possible: /think off and /think auto.",
+            "off",
+        ),
         (None, None, wording("chat_template_model_switch"), "on"),
     ],
 )

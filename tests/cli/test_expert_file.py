@@ -151,7 +151,9 @@ def test_another_file_in_the_place_of_its_file_refuses_the_model_until_that_is_b
     for _ in range(2):
         move_only_copies(Paths(fresh_home), Reporter())
         for what in (logits_of, lambda path, *_: inspect(path), lambda path, *_: source_of(path)):
-            with pytest.raises(NotHere, match=r"own\.gguf, which has changed since it was imported; put back the file"):
+            with pytest.raises(
+                NotHere, match=r"own\.gguf, which has changed since it was imported; restore the earlier file"
+            ):
                 what(path, [], packing)
     assert listed(fresh_home, "own")["missing"] == str(own)
     own.write_bytes(content)

@@ -141,8 +141,8 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     )
     thinks, answers = "The model thinks before it answers", "The model answers without thinking"
     assert lines == [
-        "(figures)", "so it is.", f"{thinks} (/think auto); there are /think on and /think off.",
-        f"{answers} (/think off); there are /think on and /think auto.", "(figures)", "so it is.",
+        "(figures)", "so it is.", f"{thinks} (/think auto). Also possible: /think on and /think off.",
+        f"{answers} (/think off). Also possible: /think on and /think auto.", "(figures)", "so it is.",
     ]  # fmt: skip
     assert [turn.reasoning for turn in kept(home)[0].turns] == ["so it is.", ""]
     again = talk("/think perhaps", arguments=["-c"], model=model.path)

@@ -77,7 +77,7 @@ def test_what_is_wrong_names_the_address_once(tmp_path):
 
 
 def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
-    engine = SimpleNamespace(server=SimpleNamespace(ours=True), told={})
+    engine = SimpleNamespace(server=SimpleNamespace(ours=True), reported={})
     reply = ServerReply(engine, dropped=4)
     for piece, dropped in (
         (ServerPiece(), 4),

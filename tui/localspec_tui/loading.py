@@ -108,7 +108,7 @@ class LoadedModel:
         self._outlet.post(messages.ModelLoaded(card, introduction(engine, card)))
 
     def begin_figures(self, conversation: "Conversation") -> None:
-        """Begin to count the figures of a conversation, if a model is loaded."""
+        """Begin to count the figures of replies in a conversation, if a model is loaded."""
         from localspec.chat.figures import LiveStats
 
         if self.engine is not None:

@@ -10,8 +10,10 @@ from textual.widget import Widget
 
 
 class StableLayout:
-    """A mixin for screens. It is not a Screen itself, because Textual reads styles and keys only from the first
-    Screen base."""
+    """A mixin for screens, which keeps their layout stable while the size of the terminal changes.
+
+    It is not a Screen itself, because Textual reads styles and keys only from the first Screen base.
+    """
 
     async def on_event(self: Any, event: events.Event) -> None:
         """Use the present size of the terminal for the layout at any change of size.
