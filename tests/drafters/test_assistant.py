@@ -260,7 +260,7 @@ def with_config(path: Path, **words: Any) -> Path:
         ({"text_config": {"head_dim": 10}}, {}, "key heads of 10 channels in a layer, but this model has 4 of 12"),
         ({"text_config": None}, {}, "no text_config"),
         ({"use_ordered_embeddings": True, "num_centroids": 7}, {}, "nearest = 32"),
-        ({"use_ordered_embeddings": True, "num_centroids": 33}, {}, "320 tokens are not in 33 clusters"),
+        ({"use_ordered_embeddings": True, "num_centroids": 33}, {}, "320 tokens cannot form 33 clusters"),
         (
             {"use_ordered_embeddings": True, "num_centroids": 64},
             {},
@@ -272,7 +272,7 @@ def with_config(path: Path, **words: Any) -> Path:
             r"'pre_projection.weight' .* has the shape \[24, 95\] \(expected: \[24, 96\]\)",
         ),
         ({}, {"model.layers.1.mlp.up_proj.weight": None}, "'model.layers.1.mlp.up_proj.weight' .* is missing"),
-        ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is not a part"),
+        ({}, {"model.layers.0.router.weight": torch.zeros(2)}, "'model.layers.0.router.weight' .* is not a tensor"),
         ({}, {"model.norm.weight": torch.full((24,), float("nan"))}, "'model.norm.weight' .* NaN"),
     ],
 )

@@ -234,7 +234,7 @@ def test_a_shape_says_of_layers_that_differ_what_config_json_says(file: Path) ->
     (entry,) = read(file, text.replace("ONE", "Qwen3_5ForConditionalGeneration"))
     assert entry.shape and entry.shape.delta and entry.shape.delta.value_heads == 16
     for changed in (text.replace("ONE", "LlamaForCausalLM"), text.replace('architecture = "ONE"\n', "")):
-        with pytest.raises(UsageMistake, match="layers that differ"):
+        with pytest.raises(UsageMistake, match="differing layers"):
             read(file, changed)
 
 

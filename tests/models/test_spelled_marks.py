@@ -190,7 +190,7 @@ def test_a_later_system_message_stands_before_what_the_user_says_next(
 
 def test_what_a_template_refuses_is_said_in_its_own_words(chat: Any) -> None:
     for messages in ([user("a"), user("b")], [system("s"), user("a"), user("b")]):
-        with pytest.raises(Refusal, match=r"turns must alternate$") as refused:
+        with pytest.raises(Refusal, match=r"turns must alternate\); change the messages\.$") as refused:
             chat(CHATML, SEVERE).render(messages)
         assert refused.value.exit_code == 2
     with pytest.raises(LocalspecError, match=matching("chat_template")) as broken:

@@ -109,7 +109,7 @@ def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) ->
             r"'markov_head.markov_w1.weight' of the DSpark .* \[320, 6\] \(expected: \[320, 7\]\)",
         ),
         ({}, {"confidence_head.proj.weight": None}, "'confidence_head.proj.weight' of the DSpark .* is missing"),
-        ({}, {"markov_head.gate_proj.weight": torch.zeros(2, 2)}, "'markov_head.gate_proj.weight' .* is not a part"),
+        ({}, {"markov_head.gate_proj.weight": torch.zeros(2, 2)}, "'markov_head.gate_proj.weight' .* is not a tensor"),
         ({"dflash_config": {"projector_type": "domino"}}, {}, "says projector_type = domino"),
     ],
 )

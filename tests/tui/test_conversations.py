@@ -225,7 +225,7 @@ async def test_ctrl_s_exports_what_the_command_exports_and_overwrites_nothing(ch
         await pilot.press("ctrl+s")
         await until(pilot, asked(talk, "cats-dogs-2.md"))
         await pilot.press("enter")
-        await until(pilot, told(talk, "It is in"))
+        await until(pilot, told(talk, "The conversation is in"))
         assert "cats-dogs-2.md" in "".join(talk.screen_text().split())
     assert (here / "cats-dogs.md").read_text() == "mine"
     with Store.open(talk.database, print) as store:  # what `history export` prints

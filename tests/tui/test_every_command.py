@@ -119,7 +119,7 @@ TABLE = {
             ("ctrl+end",),
         ),
         Deed(("/title Of the sea",), lambda talk: "Of the sea" in talk.screen_text().splitlines()[0]),
-        Deed(("/think auto",), told("It is auto from the next reply on.")),
+        Deed(("/think auto",), told("Thinking is auto from the next reply on.")),
     ],
     "typing": [
         Deed(("Break the line",), lambda talk: "\n" in talk.typed, ("a",), EMPTY),

@@ -460,7 +460,7 @@ def test_a_file_that_changed_or_is_missing_is_said(directory, tmp_path, paths):
     file.write_bytes(content[:-4] + b"\1\2\3\4")
     for now in (content[:-4] + b"\1\2\3\4", content[:-4]):
         file.write_bytes(now)
-        with pytest.raises(NotHere, match="has changed since it was imported; put back the file"):
+        with pytest.raises(NotHere, match="has changed since it was imported; restore the earlier file"):
             open_blocks(found, 1)
     file.unlink()
     with pytest.raises(NotHere, match=r"tiny\.gguf, which is not there; put it back"):
