@@ -39,7 +39,7 @@ def verify_model(
     model = None if own else repository_of(name)
     problems: list[str] = []
     if model is None:
-        problems += _verify_own(name)
+        problems += _verify_unfetched(name)
     damaged = _verify_packed(name, sources, model) + _verify_drafters(name)
     for source in sources:
         try:
