@@ -33,7 +33,7 @@ KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_
 class MixtureSizes:
     """The sizes of a layer's mixture of experts.
 
-    With `beside`, the layer also has an MLP of `intermediate_size` channels, through which every token passes. The
+    With `dense`, the layer also has an MLP of `intermediate_size` channels, through which every token passes. The
     output of the MLP is added to the output of the experts; if the MLP is `gated`, it is first multiplied by a number
     between 0 and 1 for each token (Qwen3.5). With `norms`, router, experts and MLP each have norms, and the weights of
     each expert are multiplied by a number (Gemma 4).
@@ -43,7 +43,7 @@ class MixtureSizes:
     used: int  # experts that the router chooses for a token
     size: int  # inner channels of an expert
     normalised: bool = True  # whether the weights of the chosen experts sum to 1; otherwise those of all experts do
-    beside: bool = False
+    dense: bool = False
     gated: bool = False
     norms: bool = False
 

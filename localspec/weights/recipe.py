@@ -67,7 +67,7 @@ class Recipe:
         return Tensor("panels", "int8", out, inputs, 32 if inputs % 64 or name in self.narrow else 64)
 
 
-KEPT_AS_NUMBERS = (".conv", "router.weight")  # matrices in fp32 in every packing
+NEVER_PACKED = (".conv", "router.weight")  # matrices in fp32 in every packing
 
 
 def read_bytes(header: Header) -> tuple[int, int]:
