@@ -105,7 +105,7 @@ class RowModel(Protocol):
         """Return the input embeddings of token ids, [tokens, hidden_size]."""
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> PackedAdapters:
-        """Return adapters for `read_rows`, by layer and by the name of the linear layer."""
+        """Convert adapters, by layer and by the name of the linear layer, to the form that `read_rows` takes."""
 
     def read_rows(
         self,

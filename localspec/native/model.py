@@ -279,7 +279,7 @@ class NativeModel:
         return NativeLogits(logits, argmax.tolist()), hidden
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
-        """Return adapters in the form for `read_rows`."""
+        """Convert adapters to the form that `read_rows` takes."""
         return NativeAdapters(self.sizes.num_layers, adapters)
 
     def read_rows(

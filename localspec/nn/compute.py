@@ -103,7 +103,7 @@ class TorchRowModel:
         return self._transformer.embed(ids).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
-        """Return adapters in the form for `read_rows`."""
+        """Convert adapters to the form that `read_rows` takes."""
         return TorchAdapters(
             {layer: {name: self._adapter(one) for name, one in some.items()} for layer, some in adapters.items()}
         )

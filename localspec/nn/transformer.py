@@ -182,7 +182,7 @@ class Transformer(nn.Module):
         states = [one for place in places if (one := found[place]) is not None]
         if len(states) < len(places):
             missing = next(place for place in places if found[place] is None)
-            raise LocalspecError(f"The model has no states of index {missing}; give 0 to {len(self.layers)}.")
+            raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.layers)}.")
         return torch.cat(states, -1)
 
     def _group(self, layer: int) -> int:
