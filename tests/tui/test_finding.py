@@ -13,7 +13,7 @@ from localspec_tui.block_view import BlockView
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.message_view import MessageView
-from localspec_tui.widgets.mounted_turns import AROUND, MOUNTED
+from localspec_tui.widgets.mounted_turns import AROUND, BATCH, MOUNTED
 from localspec_tui.widgets.prompt import Prompt
 
 SMALL = (60, 20)
@@ -138,17 +138,22 @@ async def test_what_is_typed_behind_the_key_at_once_is_looked_for_and_what_is_se
     assert [asked[-1]["content"] for asked in talk.engine.asked] == ["hi"]
 
 
-async def test_what_follows_a_match_is_mounted_too_until_one_leaves(long):
-    async with long(60, {20: "needle"}).opened(size=(80, 40)) as (talk, pilot):
+async def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long):
+    async with long(90, {40: "needle"}).opened(size=(80, 40)) as (talk, pilot):
         await shown(pilot, talk)
         await say(pilot, "/find needle")
-        await until(pilot, lambda: which(talk) == "1 of 1" and 20 in numbers(talk))
-        assert numbers(talk) == list(range(20 - AROUND, 60))
+        await until(pilot, lambda: which(talk) == "1 of 1" and 40 in numbers(talk))
+        assert len(numbers(talk)) <= MOUNTED + 1 + 2 * AROUND + 2 * BATCH
         assert "new line" not in talk.screen_text(), "what is mounted above is no news"
         await pilot.press("alt+down")
         assert which(talk) == "" and talk.app.focused.source == "needle", "what was found has the focus, and stays"
-        await pilot.press("ctrl+end")
-        await until(pilot, lambda: numbers(talk) == list(range(60 - MOUNTED, 60)) and view(talk).is_vertical_scroll_end)
+        first = numbers(talk)[0]
+        while len(numbers(talk)) < 90 - first:
+            await pilot.press("pagedown")
+            assert numbers(talk) == sorted({*numbers(talk)})
+        await pilot.press(*["pagedown"] * 5)
+        await until(pilot, lambda: view(talk).is_vertical_scroll_end)
+        assert numbers(talk) == list(range(first, 90))
 
 
 async def test_escape_goes_back_to_where_one_read(long):

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from unicodedata import is_normalized
 
+from textual.await_complete import AwaitComplete
 from textual.geometry import Size
 from textual.widget import Widget
 
@@ -167,10 +168,9 @@ class ConversationView(MountedTurns):
         super().release_anchor()
 
     async def follow(self) -> None:
-        """Scroll to the end, and stay there. Only the newest turns stay mounted."""
-        self.unmark()
+        """Scroll to the end, and stay there."""
+        await self._leave_sought()
         self.anchor()
-        await self._unmount_old()
 
     # -- search matches -----------------------------------------------------------------------------------------------
 
@@ -193,6 +193,10 @@ class ConversationView(MountedTurns):
                 self.scroll_to(y=word_at - self.size.height // 3 if far else top - TOASTS, animate=False, force=True)
 
         self.call_after_refresh(show)
+
+    def _leave_sought(self) -> AwaitComplete:
+        self.unmark()
+        return super()._leave_sought()
 
     def unmark(self) -> None:
         """Remove the marks of a search."""
@@ -238,7 +242,7 @@ class ConversationView(MountedTurns):
 
     async def add_prompt(self, prompt: ComposedPrompt, trace: "Trace") -> None:
         """Begin a turn with this prompt."""
-        self.unmark()
+        await self._leave_sought()
         exchange = Exchange(prompt, trace=trace)
         self._exchanges.append(exchange)
         await self.mount_all(exchange.mountable())
@@ -284,7 +288,7 @@ class ConversationView(MountedTurns):
 
     async def cut(self, turns: int) -> None:
         """Remove all turns after the first `turns`, because others will replace them."""
-        self.unmark()
+        await self._leave_sought()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()
         while len(self._older) > turns:
@@ -341,6 +345,9 @@ class ConversationView(MountedTurns):
             return True
         if at + step >= len(messages):
             return False
+        if step > 0 and self._gap is not None and messages[at] in self._sought[-1].views[-1:]:
+            self._fill_gap()
+            return True
         self.screen.set_focus(messages[at + step])  # at once: the next key continues from there
         return True
 

@@ -1,4 +1,4 @@
-"""The mounted turns of a conversation: the newest, and older ones as far as the user has scrolled or searched."""
+"""The mounted turns of a conversation: the newest, older ones that a search needs, and a line between them."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from textual import work
+from textual.await_complete import AwaitComplete
 from textual.containers import VerticalScroll
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Static
 
 from localspec.chat.attachments import ComposedPrompt
 from localspec.chat.figures import memory_begins
+from localspec.quantities import counted
 from localspec_tui.laid_block import LaidOutOnce
 from localspec_tui.widgets.message_view import PromptView
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 MOUNTED = 10  # turns; each mounted one makes every later frame cost more
 BATCH = 5  # further turns, whenever the user scrolls beyond the first
-AROUND = 1  # turn before a match
+AROUND = 1  # turn before and after a match
 MEMORY_LINE = "── the model no longer reads the text above ──"
 
 
@@ -59,23 +61,27 @@ async def import_replies() -> None:
 
 
 class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
-    """The turns, the newest at the bottom. Older turns are mounted when the user scrolls or searches to them."""
+    """The turns, the newest at the bottom. Older turns are mounted when the user scrolls to them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._older: list[Exchange] = []  # not mounted
+        self._sought: list[Exchange] = []  # mounted old ones
+        self._between: list[Exchange] = []  # not mounted
         self._exchanges: list[Exchange] = []  # mounted, up to the newest
+        self._gap: Static | None = None  # stands for the turns between, which are mounted when it is visible
         self._fetching = False
         self._size_before = Size(0, 0)
 
     @property
     def _every(self) -> list[Exchange]:
         """Return all turns, the oldest first."""
-        return [*self._older, *self._exchanges]
+        return [*self._older, *self._sought, *self._between, *self._exchanges]
 
     async def _replace(self, turns: Sequence[Exchange]) -> None:
         """Set all turns. None of them is mounted yet."""
-        self._older, self._exchanges = [*turns], []
+        self._older, self._exchanges, self._sought, self._between = [*turns], [], [], []
+        self._gap = None
         await self.remove_children()
 
     async def _mount_newest(self) -> None:
@@ -102,27 +108,29 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     async def _mount_older(self, count: int) -> None:
         batch, self._older = self._older[-count:], self._older[:-count]
-        self._exchanges[:0] = batch
+        (self._sought or self._exchanges)[:0] = batch
         views = [view for exchange in batch for view in exchange.mountable()]
         await self.mount_all(views, before=0 if self.children else None)
 
     async def _unmount_old(self) -> None:
         excess, self._exchanges = self._exchanges[:-MOUNTED], self._exchanges[-MOUNTED:]
         self._older += excess
-        gone = [view for exchange in excess for view in exchange.views]
         for exchange in excess:
+            for view in exchange.views:
+                await view.remove()
             exchange.views = []
-        await self.remove_children(gone)
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
         if new_value <= 0 < old_value:
             self.fetch_older()
+        self._look_at_gap()
 
     def watch_virtual_size(self, old: Size, new: Size) -> None:
         super().watch_virtual_size(old, new)
         if self.size != self._size_before:  # Textual has found the end for the previous size, and must look again
             self._has_grown, self._size_before = False, self.size
+        self._look_at_gap()
 
     async def _show_memory(self) -> None:
         """Move the line that marks where the model's memory begins, by the last reply."""
@@ -144,8 +152,72 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
                 await exchange.views.pop(0).remove()
 
     async def _bring(self, exchange: Exchange) -> None:
-        """Mount a turn, the one before it, and all after it."""
-        for at, one in enumerate(self._older):
-            if one is exchange:
-                await self._mount_older(len(self._older) - max(at - AROUND, 0))
-                return
+        """Mount a turn with some before and after it, in place of other old turns."""
+        if any(one is exchange for one in self._sought):
+            return
+        turn = next(at for at, one in enumerate(self._every) if one is exchange)
+        leaving = self._leave_sought()
+        if exchange.views:
+            await leaving
+            return
+        first, end = max(turn - AROUND, 0), turn + AROUND + 1
+        self._sought, self._between = self._older[first:end], self._older[end:]
+        del self._older[first:]
+        views = [view for one in self._sought for view in one.mountable()]
+        mounting = self.mount_all([*views, *self._bridge()], before=0)
+        await leaving
+        await mounting
+
+    def _leave_sought(self) -> AwaitComplete:
+        """Unmount the old turns that a search has mounted."""
+        gone = [view for one in self._sought for view in one.views]
+        if self._gap is not None:
+            gone.append(self._gap)
+        for one in self._sought:
+            one.views = []
+        self._older += [*self._sought, *self._between]
+        self._sought, self._between, self._gap = [], [], None
+        return AwaitComplete(*(view.remove() for view in gone))
+
+    def _bridge(self) -> list[Widget]:
+        """Return the gap between those turns and the newest. Join them if no turn is missing between."""
+        if self._between:
+            self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
+            return [self._gap]
+        self._exchanges[:0], self._sought, self._gap = self._sought, [], None
+        return []
+
+    def _look_at_gap(self) -> None:
+        """Mount turns of the gap when it is visible."""
+        place = self._gap.virtual_region if self._gap is not None else Region()
+        if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
+            self._fill_gap()
+
+    @work
+    async def _fill_gap(self) -> None:
+        """Mount some missing turns, on the side from which the user scrolls, and keep the reader's place."""
+        if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
+            return
+        self._fetching = True
+        downward = self._sought[-1].views[-1].virtual_region.bottom > self.scroll_y
+        first = self.children[self.children.index(gap) + 1]
+        below = first.virtual_region.y - self.scroll_y
+        if downward:
+            batch, self._between = self._between[:BATCH], self._between[BATCH:]
+            self._sought += batch
+        else:
+            batch, self._between = self._between[-BATCH:], self._between[:-BATCH]
+            self._exchanges[:0] = batch
+        views = [view for one in batch for view in one.mountable()]
+        bridge = self._bridge()
+        mounting = self.mount_all([*views, *bridge] if downward else [*bridge, *views], before=gap)
+        await gap.remove()
+        await mounting
+
+        def filled() -> None:
+            if not downward and first.is_attached:
+                self.scroll_to(y=first.virtual_region.y - below, animate=False, force=True)
+            self._fetching = False
+            self._look_at_gap()
+
+        self.call_after_refresh(filled)
