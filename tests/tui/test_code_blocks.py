@@ -5,6 +5,7 @@ from golden import wording
 from textual.events import Key
 from tui.scripted_engine import talked, until
 
+from localspec_tui import block_view
 from localspec_tui.clipboard import CodeBlock, CodeCopies, code_blocks
 from localspec_tui.widgets.reply_view import ReplyMarkdown
 
@@ -70,3 +71,15 @@ async def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
         await pilot.click(reply, offset=(4, first))
         await pilot.pause()
         assert len(clipboard) == 2, "a click next to the word copies nothing"
+
+
+def test_colouring_ends_when_its_time_is_up(monkeypatch):
+    # C# with 4,000 lines of one letter takes pygments' lexer many seconds.
+    code = "int a = 1;\n" * 50
+    monkeypatch.setattr(block_view, "COLOUR_SECONDS", 60.0)
+    whole = block_view.highlighted(code, "c", False, True)
+    monkeypatch.setattr(block_view, "COLOUR_SECONDS", 0.0)
+    block_view.highlighted.cache_clear()
+    begun = block_view.highlighted(code, "c", False, True)
+    assert begun == whole[: len(begun)]
+    assert len(begun) < 10 < len(whole)

@@ -1,6 +1,7 @@
 """A widget that displays all blocks of a reply, and draws only the visible rows."""
 
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -284,6 +285,7 @@ class PlainText(BlockView):
 
 
 LONGEST_CODE = 8192  # characters; longer code is not highlighted
+COLOUR_SECONDS = 0.1  # after this time, the rest of the code is not highlighted
 
 
 @lru_cache(maxsize=32)
@@ -292,10 +294,24 @@ def highlighted(code: str, language: str, ansi: bool, dark: bool) -> tuple[Span,
 
     The language must be named, because guessing it can take minutes.
     """
-    from textual import highlight  # after the first paint
+    from pygments.lexers import get_lexer_by_name  # after the first paint
+    from pygments.util import ClassNotFound
+    from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme
 
-    if not code or not language or len(code) > LONGEST_CODE:
+    if not language or len(code) > LONGEST_CODE:
         return ()
-    of_ansi = highlight.ANSIDarkHighlightTheme if dark else highlight.ANSILightHighlightTheme
-    theme = of_ansi if ansi else highlight.HighlightTheme
-    return tuple(highlight.highlight(code, language=language, theme=theme).spans[1:])  # the first is of all the text
+    try:
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=True)
+    except ClassNotFound:
+        return ()
+    theme = (ANSIDarkHighlightTheme if dark else ANSILightHighlightTheme) if ansi else HighlightTheme
+    spans, at, end = [], 0, time.perf_counter() + COLOUR_SECONDS
+    for kind, text in lexer.get_tokens(code):
+        while kind is not None and kind not in theme.STYLES:
+            kind = kind.parent
+        if kind is not None and (style := theme.STYLES[kind]):
+            spans.append(Span(at, at + len(text), style))
+        at += len(text)
+        if time.perf_counter() > end:
+            break
+    return tuple(spans)
