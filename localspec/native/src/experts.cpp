@@ -8,7 +8,7 @@ namespace {
 constexpr int MOST_EXPERTS = 4096;
 
 // The matrix of one expert, in the stacked matrix of all. In blocks, gates and ups are two parts, each with all experts.
-// Otherwise gate and up of an expert share its panels. Biases are stacked by expert.
+// In other formats the panels of an expert hold both its gates and its ups. Biases are stacked by expert.
 ls_matrix of_expert(const ls_matrix& all, int expert, int experts) {
     ls_matrix m = all;
     m.out = all.out / experts;
@@ -106,8 +106,9 @@ void Experts::group(int rows) {
     start_[0] = 0;
 }
 
-// Multiply the rows of each expert by its matrix in `all` -> y, a row for each pair. The inputs of a pair are its row of
-// `preparing.x`, or its own if `preparing.rows` is NULL. With `same_row` all experts share the inputs of a single row.
+// Multiply the rows of each expert by its matrix in `all` -> y, a row for each pair. `preparing.rows` are the rows of
+// `preparing.x` that the pairs read; if it is NULL, x has a row for each pair. With `same_row` there is only one row, so its
+// inputs are prepared once for all experts.
 void Experts::multiply_groups(const ls_matrix& all, Preparing preparing, bool same_row, Epilogue epilogue, float* y, int y_stride) {
     int units = 0, pairs = 0;
     const int32_t* rows = preparing.rows;
@@ -131,6 +132,7 @@ void Experts::multiply_groups(const ls_matrix& all, Preparing preparing, bool sa
     };
     if ((int64_t)(same_row ? 1 : pairs) * all.in < 16384) prepare(0, last, 0);  // too little to share
     else pool_.share(last, prepare);
+    // some microseconds of work, for an average number of rows of an expert
     const int grain = smaller(64, larger(1, (int)((32 << 10) / (unit_bytes(groups_[0].matrix) * larger(1, pairs / num_groups_ / 4)))));
     pool_.share(units, [&](int from, int to, int thread) {  // units may be of several groups: find the first by bisection
         int low = 0, high = num_groups_;
@@ -155,7 +157,7 @@ void Experts::mix(const ls_layer& layer, int rows, const float* x, const float* 
     group(rows);
     multiply_groups(layer.expert_gate_up, Preparing{nullptr, RowBlocks(rows), x, hidden, factors, norm, inputs_, row_}, rows == 1, gate, act_, s.size);
     multiply_groups(layer.expert_down, Preparing{nullptr, RowBlocks(rows), act_, s.size, nullptr, nullptr, inputs_, nullptr}, false, Epilogue::store, given_, hidden);
-    pool_.share(rows, [&](int row, int to, int) {
+    pool_.share(rows, [&](int row, int to, int) {  // always from the largest logit on, so that a sum has one order
         for (; row < to; row++) {
             float* sum = y + (size_t)row * hidden;
             for (int i = 0; i < s.used; i++) {

@@ -238,7 +238,7 @@ class Forward {
         }, 4);
     }
 
-    // Return the output of an MLP that is computed in addition to the experts.
+    // Write to beside_ the output of the MLP that a layer has in addition to its experts, times the shared gate, with its norm.
     void beside_experts(const ls_layer& w, int rows, const float* x) {
         const int hidden = c_.hidden_size;
         const float* norm = w.post_attention_layernorm;

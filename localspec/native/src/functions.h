@@ -79,7 +79,7 @@ int check_experts(const ls_expert_sizes& sizes, int hidden_size);  // LS_OK if s
 class Experts {
   public:
     Experts(Pool& pool, const ls_model_config& config) : pool_(pool), c_(config), k_(kernels()) {}
-    void take(Arena& arena, const ls_layer* layers, int num_layers, int rows);  // take memory for up to `rows` rows
+    void take(Arena& arena, const ls_layer* layers, int num_layers, int rows);  // take memory for up to `rows` rows of any layer
     float* logits() const { return logits_; }  // [rows, experts]: the caller writes the router's logits here
     // Write to y [rows, hidden_size] the weighted sum of the outputs of the experts that the logits choose. Their inputs are
     // x [rows, hidden_size], multiplied by `factors` [rows] and `norm` [hidden_size]. `gate` is the activation.
@@ -98,8 +98,9 @@ class Experts {
     Pool& pool_;
     const ls_model_config& c_;
     const Kernels& k_;
-    float *logits_, *weights_, *act_, *given_;  // [rows, experts], [rows, used], [pairs, size], outputs [pairs, hidden_size]
-    int32_t *chosen_, *place_;     // [rows, used]: the experts of a row, the largest logit first; the index of each pair
+    float *logits_, *weights_;     // [rows, experts], and [rows, used]: of the chosen experts
+    float *act_, *given_;          // [pairs, size]: after the activation; [pairs, hidden_size]: outputs of the experts
+    int32_t *chosen_, *place_;     // [rows, used]: the experts of a row, the largest logit first; the indices of its pairs
     int32_t *row_;                 // [pairs]: the row of a pair
     int32_t *start_, *with_rows_;  // [experts + 1]: the first pair of an expert; [num_groups_]: the experts that have rows
     int num_groups_ = 0;
