@@ -273,7 +273,7 @@ def _plans_in(
     small = draft_model(model, precision, measurements, planned)
     plain_speed, plain_bytes, in_memory = 0.0, 0, costs
     experts = int(read_bytes(model, precision)[1])
-    active = (shape.read(1) + shape.small, model.parameters) if shape.experts else None
+    active = (shape.active, model.parameters) if shape.experts else None
     for candidate in candidates(model.card, inputs, trained, small, model.small_here):
         replies, nodes = candidate.replies, 0
         whole = weights + candidate.bytes + program + fit.cache(shape, planned + most + 1, dtype)

@@ -13,6 +13,7 @@ from localspec.families.reading import NotComputed, check, positive
 
 # The CPU engine needs experts whose inner channels, and states whose channels, are multiples of these.
 _MULTIPLE_OF_SIZE, _MULTIPLE_OF_STATES = 16, 32
+MOST_EXPERTS = 4096  # of a layer, in the CPU engine
 
 # Tensors of the experts. A name with braces stands for one tensor of each expert.
 IN_SAFETENSORS: Names = {
@@ -51,12 +52,14 @@ class MixtureSizes:
 def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
     """Return the sizes in a config.json, `found`, under the keys `count`, `used` and `size`.
 
-    Raises ValueError for impossible sizes, and NotComputed for widths that the CPU engine does not compute.
+    Raises ValueError for impossible sizes, and NotComputed for numbers and widths that the CPU engine does not compute.
     """
     for name in (count, used, size):
         check(found, name, positive)
     if found[used] > found[count]:
         raise ValueError(f"{used} = {found[used]} is more than {count} = {found[count]}")
+    if found[count] > MOST_EXPERTS:
+        raise NotComputed(f"{found[count]} experts in a layer, more than {MOST_EXPERTS}")
     if found[size] % _MULTIPLE_OF_SIZE or found["hidden_size"] % _MULTIPLE_OF_STATES:
         raise NotComputed(f"experts of {found[size]} channels on states of {found['hidden_size']}")
     return MixtureSizes(found[count], found[used], found[size], normalised)
@@ -67,7 +70,7 @@ def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any
 
     Raises ValueError if one is missing.
     """
-    found = dict(zip((count, used, size), map(file.number, KEYS_IN_GGUF), strict=True))
+    found = {key: file.number(key) for key in KEYS_IN_GGUF}
     if missing := next((key for key, value in found.items() if value is None), None):
         raise ValueError(f"it does not say its {missing}")
-    return found
+    return dict(zip((count, used, size), found.values(), strict=True))

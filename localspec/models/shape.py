@@ -216,6 +216,11 @@ class Shape:
         return (2 * self.num_layers + 1) * self.hidden_size + routers
 
     @property
+    def active(self) -> int:
+        """The number of parameters that a token reads."""
+        return self.read(1) + self.small
+
+    @property
     def parameters(self) -> int:
         """The number of parameters. Biases, and norms of queries, keys and outputs, are few and are not counted."""
         return self.layers + self.embedding * (1 if self.tied else 2) + self.table + self.small

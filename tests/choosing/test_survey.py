@@ -19,6 +19,7 @@ from localspec.choosing.plans import COMFORTABLE, Precision, run_plans
 from localspec.choosing.survey import Recommendation, preferred, recommendations
 from localspec.config import Settings
 from localspec.errors import DoesNotFit
+from localspec.families.experts import MixtureSizes
 from localspec.models.entries import PACKAGE, Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known
@@ -171,9 +172,9 @@ def test_each_machine_runs_what_an_expert_would_run_there(name: str) -> None:
 @each(
     "gib, free, gigabytes, taken, passed_over",
     [
-        (12, 8, 40, "qwen3-4b-2507", r"gpt-oss-20b, .* does not fit: it needs .* with half of its experts on the disk, and 6\.8 GiB may be used"),
-        (16, 10.7, 45, "qwen3-4b-2507", r"gpt-oss-20b, .* \d\.\d tokens/s here with 2\.\d GiB of its experts on the disk and thinks"),
-        (32, 22, 60, "qwen3-30b-a3b-2507", r"gemma-4-26b-a4b-it, .* should reach \d\d\.\d tokens/s here and thinks before"),
+        (12, 8, 40, "qwen3-4b-2507", r"gpt-oss-20b, a better mixture of experts, does not fit: it needs .* with half of its experts on the disk, and 6\.8 GiB may be used"),
+        (16, 10.7, 45, "qwen3-4b-2507", r"^A better mixture of experts, passed over because answers take longer: gpt-oss-20b \(\d\.\d tokens/s with 2\.\d GiB of its experts on the disk; it thinks before it answers\)\."),
+        (32, 22, 60, "qwen3-30b-a3b-2507", r"^Better mixtures of experts, passed over because answers take longer: gemma-4-26b-a4b-it \(\d\d\.\d tokens/s; it thinks"),
         (64, 42, 80, "qwen3.5-35b-a3b", ""),
     ],
 )  # fmt: skip
@@ -192,13 +193,14 @@ def test_each_better_mixture_has_its_sentence() -> None:
     assert found is not None and found.card.name == "gpt-oss-20b"
     words = survey.mixture_words(found, every)
     for name in ("gemma-4-26b-a4b-it", "qwen3.5-35b-a3b"):
-        assert len(re.findall(rf"(?:^|\. ){re.escape(name)}, a mixture of experts and the better model, ", words)) == 1
+        assert len(re.findall(rf"{re.escape(name)} \(\d\.\d tokens/s with", words)) == 1
+    assert words.count("etter mixtures of experts") == 1 and len(words) < 350
     small = recommendations(machine(cpu(8, free=5.3, bandwidth=40e9)), NoMeasurements(), here=False)
     found = preferred(small)
     assert found is not None
     names = ["gpt-oss-20b", "gemma-4-26b-a4b-it", "qwen3-30b-a3b-2507", "qwen3.5-35b-a3b"]
     words = survey.mixture_words(found, small)
-    assert re.match(r"gpt-oss-20b, .* does not fit: it needs .* may be used\. ", words)
+    assert re.match(r"gpt-oss-20b, a better mixture of experts, does not fit: it needs .* may be used\. ", words)
     assert [words.count(name) for name in names] == [1] * 4 and words.endswith(" need more.")
 
 
@@ -208,7 +210,8 @@ def test_a_sentence_about_a_better_mixture_says_whether_speed_decided(prefer, de
     found = preferred(every, prefer)
     assert found is not None
     words = survey.mixture_words(found, every, prefer)
-    assert "should reach" in words and (", which counts for more here than its quality." in words) is decides
+    assert "tokens/s" in words and ("passed over because answers take longer" in words) is decides
+    assert ("that should run here, too" in words) is not decides
 
 
 @each("size, rest", [(10**9, True), (None, False)])
@@ -223,7 +226,9 @@ def test_speed_does_not_decide_between_two_comfortable_models() -> None:
     every = recommendations(machine(cpu(32, free=22, bandwidth=900e9)), NoMeasurements(), here=False)
     found = next(one for one in every if one.fits and one.comfort == 1)
     better = replace(next(one for one in every if one.fits and one.plan.active), quality=99, pace=900.0)
-    assert survey.mixture_words(found, [found, better]).endswith((" here.", " answers."))
+    assert survey.mixture_words(found, [found, better]).startswith(
+        "A better mixture of experts that should run here, too:"
+    )
 
 
 def test_what_does_not_fit_is_listed_with_what_is_missing_and_never_taken(registry) -> None:
@@ -261,6 +266,18 @@ def test_a_model_of_the_users_own_has_the_quality_of_its_size(registry) -> None:
     registry(own=(SEVEN, 0), ours=(PHI, 30), theirs=(BILLION, 20))
     qualities = {one.card.name: one.quality for one in recommendations(machine(gpu(24)), NoMeasurements(), here=False)}
     assert qualities["theirs"] < qualities["ours"] < qualities["own"]
+
+
+def test_an_unregistered_mixture_has_the_quality_of_a_dense_model_between_its_active_and_all_parameters(
+    registry,
+) -> None:
+    mixture = replace(SEVEN, experts=MixtureSizes(64, 4, 1024))
+    active = mixture.read(1) + mixture.small
+    assert 4 * active < mixture.parameters
+    registry(own=(mixture, 0), dense=(SEVEN, 0))
+    found = {one.card.name: one for one in recommendations(machine(gpu(96)), NoMeasurements(), here=False)}
+    between = (mixture.parameters * active) ** 0.5
+    assert found["own"].quality == round(12 * (between / 5e8) ** 0.45)
 
 
 def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None:

@@ -5,7 +5,7 @@
 namespace ls {
 namespace {
 
-constexpr int MOST_EXPERTS = 4096;
+constexpr int MOST_EXPERTS = 4096;  // also in families/experts.py
 
 // The matrix of one expert, in the stacked matrix of all. In blocks, gates and ups are two parts, each with all experts.
 // In other formats the panels of an expert hold both its gates and its ups. Biases are stacked by expert.
@@ -44,7 +44,8 @@ Inputs from_row(const Inputs& all, const ls_matrix& m, size_t row) {
 }  // namespace
 
 int check_experts(const ls_expert_sizes& s, int hidden_size) {
-    if (s.count < 1 || s.count > MOST_EXPERTS || s.used < 1 || s.used > s.count) return fail(LS_WRONG, "%d of %d experts for each row are not possible.", s.used, s.count);
+    if (s.count < 1 || s.count > MOST_EXPERTS) return fail(LS_WRONG, "%d experts are not possible; give 1 to %d.", s.count, MOST_EXPERTS);
+    if (s.used < 1 || s.used > s.count) return fail(LS_WRONG, "%d of %d experts for each row are not possible.", s.used, s.count);
     if (s.size < 1 || s.size % 16 || hidden_size % PANEL) return fail(LS_WRONG, "Experts of %d channels on states of %d are not possible; give multiples of 16 and of %d.", s.size, hidden_size, PANEL);
     if (s.count * larger((int64_t)2 * s.size, (int64_t)hidden_size) > LARGEST_SIZE) return fail(LS_WRONG, "%d experts of %d channels are too many.", s.count, s.size);
     return LS_OK;

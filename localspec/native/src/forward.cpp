@@ -118,13 +118,14 @@ class Forward {
         InputRoom inputs;
         int most_in = c_.hidden_size, most_out = 0, most_rank = 0, qkv = 0, head_dim = 0, inner = 0, mixed = 0;
         scratch_size_ = 0;
+        bool with_mlp = false;  // whether a layer has an MLP in addition to its experts
         for (int i = 0; i < layer_count(); i++) {
             const int number = q_.layers ? q_.layers[i] : i;
             const ls_layer& layer = model_.layers[number];
             int adapter = 0;
             mixed = larger(mixed, layer.o_proj.in);
             const ls_matrix* matrices[] = {&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj};
-            if (layer.router.out) inputs.need(layer.router, (int)rows);
+            if (layer.router.out) inputs.need(layer.router, (int)rows), with_mlp = with_mlp || layer.gate_up_proj.out;
             for (const ls_matrix* m : matrices) {
                 if (!m->out) continue;
                 inputs.need(*m, (int)rows);
@@ -150,7 +151,7 @@ class Forward {
         const size_t turned = rows * (half() + (c_.local_inv_freq ? local_half() : 0));  // the angles of local layers follow
         cos_ = arena.take<float>(turned), sin_ = arena.take<float>(turned);
         given_ = arena.take<float>(stored_apart() ? rows * c_.hidden_size : 0);
-        beside_ = arena.take<float>(c_.experts.count ? rows * c_.hidden_size : 0);
+        beside_ = arena.take<float>(with_mlp ? rows * c_.hidden_size : 0);
         query_factors_ = c_.query_factors ? arena.take<float>(rows) : nullptr;
         visible_from_ = arena.take<int32_t>(rows);
         best_ = arena.take<Best>(rows * pool_.threads());
