@@ -20,6 +20,10 @@ TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3
 # Bytes per second of small reads from a disk, assumed if they were not measured. The disk of a cloud machine reads this
 # many (docs/figures/experts.md), and an NVMe disk several times as many.
 DISK = 0.27e9
+# How many times as long the missing experts of a token take as the same bytes read in such pieces. For each missing
+# matrix the system reads ahead, and so reads several times as many bytes, in larger and faster pieces
+# (docs/figures/experts.md).
+READ_AHEAD = 1.8
 PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
 
@@ -85,8 +89,8 @@ class CurrentCosts:
 class FromDisk:
     """A cost model for a model of which `on_disk` bytes of experts have no room in memory.
 
-    The chosen part of these bytes is read from the disk at each forward. Experts in memory are assumed to be chosen as
-    often as those on the disk.
+    The chosen part of these bytes is read from the disk at each forward, READ_AHEAD times slower than `bandwidth`.
+    Experts in memory are assumed to be chosen as often as those on the disk.
     """
 
     in_memory: ForwardCostModel
@@ -95,7 +99,8 @@ class FromDisk:
     bandwidth: float = DISK
 
     def at(self, rows: int, context: int) -> float:
-        return self.in_memory.at(rows, context) + self.shape.chosen(rows) * self.on_disk / self.bandwidth
+        missing = self.shape.chosen(rows) * self.on_disk
+        return self.in_memory.at(rows, context) + READ_AHEAD * missing / self.bandwidth
 
 
 @dataclass(frozen=True)
