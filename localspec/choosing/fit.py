@@ -181,7 +181,7 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
         # For each row the sum of outputs, the output of an additional MLP, and the router's logits. For each pair of a
         # row and an expert: channels, output, and inputs, of which one in int8 with its part of scales and sums takes
         # at most half of a float.
-        floats += (2 if experts.beside else 1) * shape.hidden_size + experts.count
+        floats += (2 if experts.dense else 1) * shape.hidden_size + experts.count
         floats += experts.used * (experts.size + 3 * shape.hidden_size // 2)
     widest = max(shape.hidden_size, inner, mixed)
     inputs = widest * 4 if quantize == "none" else widest + widest // 32 * 4  # quantised, with scales or sums

@@ -214,7 +214,7 @@ def test_of_a_mixture_each_pair_of_a_row_and_an_expert_has_an_input_an_activatio
     least = pairs * (4096 * (4 + 1 + 20 / 32) + 512 * 4) + 256 * (4096 + 64) * 4
     assert least < mixture - dense < 1.1 * least
     beside = fit.workspace(
-        replace(SEVEN, experts=MixtureSizes(64, 8, 512, beside=True)), "bf16", "int8", "native", 256, 0
+        replace(SEVEN, experts=MixtureSizes(64, 8, 512, dense=True)), "bf16", "int8", "native", 256, 0
     )
     assert beside - mixture == 256 * 4096 * 4, "the output of the MLP"
 
