@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 from each import each
-from hypothesis import given
-from hypothesis import strategies as st
 from machines import PHI, SEVEN, apple, cpu, flat, gpu
+from properties import given, st
 
 from localspec.choosing import cost
 from localspec.choosing.cost import CONTEXT, Estimate, ForwardCosts, Rates, linear, reading, step_seconds

@@ -5,9 +5,8 @@ from itertools import pairwise
 
 import pytest
 from each import each
-from hypothesis import given
-from hypothesis import strategies as st
 from machines import LITTLE, SEVEN, flat, gpu, trained, unfetched
+from properties import given, st
 
 from localspec.choosing import cost, fit
 from localspec.choosing.cost import Rates

@@ -8,9 +8,8 @@ import pytest
 from checkpoints import write_checkpoint
 from each import each
 from golden import wording
-from hypothesis import given
-from hypothesis import strategies as st
 from machines import LITTLE, cpu, flat, machine, unfetched
+from properties import given, st
 from reply_statistics import said
 
 from localspec.choosing import measure

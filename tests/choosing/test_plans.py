@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from each import each
 from golden import wording
-from hypothesis import given
-from hypothesis import strategies as st
 from machines import BILLION, GIB, LITTLE, SEVEN, Told, apple, cpu, flat, gpu, machine, trained, unfetched
+from properties import given, st
 
 from localspec.choosing import fit, plans
 from localspec.choosing.choose import choices

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 from each import each
 from golden import matching, wording
-from hypothesis import given
-from hypothesis import strategies as st
 from machines import BILLION, GIB, LITTLE, PHI, SEVEN, Told, cpu, flat, gpu, machine, unfetched
+from properties import given, st
 
 from localspec.choosing import survey
 from localspec.choosing.choose import choices

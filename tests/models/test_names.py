@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from each import each
 from golden import matching
-from hypothesis import example, given
-from hypothesis import strategies as st
+from properties import example, given, st
 
 from localspec.choosing.named import named_drafter
 from localspec.cli.main import main

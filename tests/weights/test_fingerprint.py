@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from each import each
-from hypothesis import given
-from hypothesis import strategies as st
+from properties import given, st
 from safetensors.numpy import save_file
 
 from localspec.errors import LocalspecError

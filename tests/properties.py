@@ -1,0 +1,9 @@
+"""Hypothesis without limits of time: on a busy machine a fast function can take longer than them."""
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+__all__ = ["example", "given", "st"]
+
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
