@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from drafting import drafting, path_tokens, perturbed, session_of, torch_form, train, watched
 from each import each
+from safetensors.torch import load_file, save_file
 from session_replies import assert_two_turns, reply
 from slow_cases import covering
 from tiny_models import FAMILIES, MIXTURES, VOCABULARY, Tiny, prompt_ids, stock_logits, stock_reply
@@ -19,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.eagle3 import Drafter, usual_places
+from localspec.drafters.eagle3 import usual_places
 from localspec.drafters.merged import Merged
 from localspec.drafters.saved import load_drafter
 from localspec.errors import LocalspecError
@@ -262,12 +263,14 @@ def test_what_is_saved_drafts_as_before(tiny: Make, tmp_path: Path, form: dict[s
     assert trees[0] == trees[1]
 
 
-def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make) -> None:
+def test_a_draft_vocabulary_that_the_model_does_not_have_is_refused(tiny: Make, tmp_path: Path) -> None:
     target = tiny(LLAMA).target
-    weights = eagle(target, vocabulary=5)
-    numbers = {**weights.numbers(), "kept": torch.tensor([1, 2, 3, 4, 320]).numpy()}
+    save_drafter(eagle(target, vocabulary=5), tmp_path, {"target": {"revision": "r", "name": "tiny"}})
+    file = tmp_path / "drafter.safetensors"
+    numbers = load_file(file)
+    save_file(numbers | {"kept": torch.tensor([1, 2, 3, 4, 320]).to(numbers["kept"].dtype)}, file)
     with pytest.raises(LocalspecError, match="'kept'"):
-        Drafter(target, weights.options, numbers)
+        load_drafter(read_drafter(tmp_path), target)
 
 
 def batch_of(
