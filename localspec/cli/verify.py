@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from localspec.hub.cached_gguf import verify_gguf
 from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import DIGEST, drafter_directories, file_digest, read_drafter, remedy
+from localspec.models.only_copies import is_only_copy
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.paths import Paths
 from localspec.pulling.repositories import repository_of, sources_of
@@ -144,10 +146,20 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
         for problem in problems:
             typer.echo(one_line(f"{name}, packed: {problem}"))
         if problems:
-            damaged.append(f"{file} is damaged; delete it, and it is made again")
+            damaged.append(_without(file, paths))
         else:
             typer.echo(one_line(f"{name}, {file.name}: every part agrees with its digest."))
     return damaged
+
+
+def _without(file: Path, paths: Paths) -> str:
+    """Delete a damaged packed file if it can be made again. Return a clause about it."""
+    with suppress(LocalspecError, OSError):
+        header = read(file).header
+        if file.parent == paths.packed and not header.registered and not is_only_copy(header.origin, paths):
+            file.unlink()
+            return f"{file} was damaged and is deleted; it is made again when the model is next loaded"
+    return f"{file} is damaged; delete it, and it is made again"
 
 
 def _verify_drafters(name: str) -> list[str]:

@@ -15,7 +15,7 @@ from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory, write_anew
 from localspec.weights.packed_file import PackedFile
-from localspec.weights.packed_files import packed_files, rank
+from localspec.weights.packed_files import packed_files, ranked
 
 FORMAT = 1  # version of the files of records
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -169,8 +169,8 @@ def packed_sources(paths: Paths) -> dict[str, PackedFile]:
 
     If there are several for a source, take the one that is read from its files, or else the newest.
     """
-    pulled = [one for one in packed_files(paths) if _is_source(one.header.origin.repo)]
-    return {one.header.origin.repo: one for one in sorted(pulled, key=rank)}
+    pulled = (one for one in packed_files(paths) if _is_source(one.header.origin.repo))
+    return {one.header.origin.repo: one for one in ranked(pulled)}
 
 
 def _is_source(repo: str) -> bool:

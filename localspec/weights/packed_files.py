@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,9 +79,16 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     return [one.path for one in same if not one.header.origin.repo and one.header.origin.files != origin.files]
 
 
-def rank(one: PackedFile) -> tuple[bool, float]:
-    """Return the sort key of a model's packed files. Its registration comes last, after the newest of the others."""
-    return one.header.registered, one.path.stat().st_mtime
+def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
+    """Return the packed files of a model in order: the newest after older ones, and its registration last.
+
+    Files are left out that another process has deleted since their headers were read.
+    """
+    keys = {}
+    for one in found:
+        with suppress(OSError):
+            keys[one.path] = (one.header.registered, one.path.stat().st_mtime), one
+    return [one for _, one in sorted(keys.values(), key=lambda each: each[0])]
 
 
 def files_in_use(paths: Paths, but: Collection[Path] = ()) -> set[str]:
@@ -227,7 +234,11 @@ def remove_abandoned(*directories: Path) -> int:
 
 def packed_bytes(paths: Paths) -> int:
     """Return the bytes of all files in the directories of packed models."""
-    return sum(file.stat().st_size for place in _places(paths) for file in _files(place, "*"))
+    found = 0
+    for file in (file for place in _places(paths) for file in _files(place, "*")):
+        with suppress(OSError):  # another process has deleted it
+            found += file.stat().st_size
+    return found
 
 
 def _files(directory: Path, pattern: str) -> list[Path]:
@@ -275,7 +286,7 @@ def made_from_gguf(files: Collection[str]) -> bool:
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
     """Return the imported models by name. Of several forms take the registration, or else the newest."""
-    return {one.header.origin.name: one for one in sorted(_imported(paths), key=rank)}
+    return {one.header.origin.name: one for one in ranked(_imported(paths))}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
@@ -290,7 +301,7 @@ def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total:
     origins = {tuple(sorted(one.header.origin.files.items())) for one in every}  # packings of one import share it
     known = {origin for origin in origins if recognised(files, dict(origin), paths, progress)}
     same = [one for one in every if tuple(sorted(one.header.origin.files.items())) in known]
-    return max(same, key=rank, default=None)
+    return next(reversed(ranked(same)), None)
 
 
 def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, called: str | None = None) -> str:

@@ -34,7 +34,7 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.paths import Paths
 from localspec.quantities import size
-from localspec.weights import opening
+from localspec.weights import opening, packed_files
 from localspec.weights.checkpoint import inspect
 from localspec.weights.opening import source_of
 from localspec.weights.packed_file import BLOCKS, read
@@ -277,6 +277,37 @@ def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fre
     assert f"delete {made.path}, which is made again" in str(trouble.value)
     made.path.unlink()
     assert logits_of(path, []) == first
+
+
+def test_verify_deletes_a_damaged_file_and_the_next_reply_makes_it_again(mixture: Path, fresh_home: Path) -> None:
+    path = registered(mixture, [])
+    first = logits_of(path, [])
+    (made,) = packed_in(Paths(fresh_home).packed)
+    section = next(one for name, one in made.header.tensors.items() if "layers.0.experts.down_proj.weight" in name)
+    with made.path.open("r+b") as file:
+        file.seek(made.start + section.offset)
+        file.write(bytes(section.bytes))
+    assert logits_of(path, []) != first
+    result = called(fresh_home, "verify", "mixture")
+    assert result.returncode == 1 and wording("was_damaged_and_is_deleted", file=made.path) in result.stderr
+    assert not made.path.exists() and logits_of(path, []) == first
+    assert called(fresh_home, "verify", "mixture").returncode == 0
+
+
+def test_a_file_that_another_process_deletes_is_skipped(
+    mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, path = Paths(fresh_home), registered(mixture, [])
+    logits_of(path, [])
+    (made,) = packed_in(paths.packed)
+    every = [*packed_in(paths.packed), *packed_in(paths.imports)]
+    monkeypatch.setattr(packed_files, "_imported", lambda paths: every)
+    made.path.unlink()
+    assert packed_files.imports(paths)["mixture"].path == path
+    found = packed_files.import_of(mixture, paths)
+    assert found is not None and found.path == path
+    path.unlink()
+    assert packed_files.imports(paths) == {} and packed_files.import_of(mixture, paths) is None
 
 
 MAKES = """

@@ -466,10 +466,12 @@ def test_verify_and_rm_take_a_directory_and_a_packed_file(home, hub: Hub, tiny, 
         result = at(home, hub, "verify", name)
         assert result.returncode == 0 and wording("every_weight_agrees_digest") in result.stdout, result.stderr
     whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     for name in (str(path), str(file)):
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         result = at(home, hub, "verify", name)
-        assert result.returncode == 1 and wording("is_damaged_delete_it", file=file) in result.stderr
+        assert result.returncode == 1 and wording("was_damaged_and_is_deleted", file=file) in result.stderr
+        assert not file.exists()
+    file.write_bytes(whole)
     mine = tmp_path / "mine.packed"
     mine.write_bytes(whole)
     result = at(home, hub, "rm", str(mine), "--yes")
