@@ -68,9 +68,12 @@ def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, nor
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
     """Return the sizes in the metadata of a GGUF file, under the family's keys in config.json: `count`, `used`, `size`.
 
-    Raises ValueError if one is missing.
+    Raises ValueError if one is missing, or if more experts are used than there are.
     """
     found = {key: file.number(key) for key in KEYS_IN_GGUF}
     if missing := next((key for key, value in found.items() if value is None), None):
         raise ValueError(f"it does not say its {missing}")
+    every, some = found["expert_count"], found["expert_used_count"]
+    if some > every:
+        raise ValueError(f"expert_used_count = {some} is more than expert_count = {every}")
     return dict(zip((count, used, size), found.values(), strict=True))

@@ -380,7 +380,9 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
         values = [None] if isinstance(value, Texts) or not values else values
         if name in used:
             if not all(map(used[name], values)):
-                raise refuse(key, "which is not possible; fetch it again, or choose another")
+                integer = isinstance(value, float) and value.is_integer() and used[name](int(value))
+                what = "a float where an integer is expected" if integer else "which is not possible"
+                raise refuse(key, f"{what}; fetch it again, or choose another")
         elif name in off or name in SAME:
             if name in off:
                 computed = all(one is not None and one in off[name] for one in values)

@@ -342,7 +342,7 @@ class GgufModel:
                 found.append(self._half(name, rows, columns, "ffn_up_exps" in part, sizes))
                 continue
             shape = (rows,) if columns is None else (rows, columns)
-            found.append(self._tensor(name, shape, *self._form(name, ours, sizes)))
+            found.append(self._tensor(name, shape, sizes, *self._form(name, ours, sizes)))
         return found
 
     def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
@@ -356,20 +356,28 @@ class GgufModel:
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
         """Return the gates or ups (`second`) of all experts, from a tensor with the gates and ups of each expert in
         turn."""
-        whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns))
+        whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns), sizes)
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)
         return replace(whole, start=start, shape=(rows, *whole.shape[1:]), bytes=whole.bytes // 2, every=every)
 
-    def _tensor(self, name: str, shape: tuple[int, ...], head_rows: int = 0, change: str = "") -> GgufTensor:
+    def _tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        sizes: TransformerConfig | None = None,
+        head_rows: int = 0,
+        change: str = "",
+    ) -> GgufTensor:
+        """Return a tensor whose rows, those of all experts in turn, have this shape."""
         if name not in self.places:
             raise damaged(self.path, f"it lacks {name!r}")
-        file, place = self.places[name]
-        stacked = place.shape
-        if "_exps." in name:  # a matrix, or a vector, of each expert
-            stacked = (prod(stacked),) if len(shape) == 1 else (prod(stacked[:-1]), stacked[-1])
-        if stacked != shape:
-            raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*shape]} is expected")
+        (file, place), stored = self.places[name], shape
+        if "_exps." in name and sizes is not None and sizes.experts is not None:  # a number, vector or matrix of each
+            count = sizes.experts.count
+            stored = shape if shape == (count,) else (count, shape[0] // count, *shape[1:])
+        if place.shape != stored:
+            raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*stored]} is expected")
         if len(shape) == 1 and place.block.weights > 1:
             raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")
         return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows, change)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +109,23 @@ def test_a_gguf_file_that_does_not_say_a_size_of_its_experts_is_refused(missing:
     }  # fmt: skip
     del known[missing]
     with pytest.raises(ValueError, match=f"it does not say its {missing}$"):
+        from_gguf(SimpleNamespace(number=known.get), "num_experts", "top_k", "width")  # type: ignore[arg-type]
+
+
+@each("shape", [(2048, 256), (256, 8, 256), (8, 128, 512)])
+def test_experts_of_another_shape_with_as_many_weights_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    whole = GgufModel.open(gguf_families.write(tmp_path / "tiny.gguf", "qwen3_moe"))
+    name, sizes = "blk.0.ffn_down_exps.weight", TransformerConfig.of(whole.config)
+    file, place = whole.places[name]
+    assert whole.tensors(sizes) and place.shape == (8, 256, 256)
+    vars(whole)["places"] = {**whole.places, name: (file, replace(place, shape=shape))}
+    with pytest.raises(LocalspecError, match=re.escape(f"the shape {[*shape]} where [8, 256, 256] is expected")):
+        whole.tensors(sizes)
+
+
+def test_more_used_experts_than_there_are_have_the_names_of_the_file_s_keys() -> None:
+    known = dict(zip(KEYS_IN_GGUF, (1, 2, 64), strict=True))
+    with pytest.raises(ValueError, match="expert_used_count = 2 is more than expert_count = 1$"):
         from_gguf(SimpleNamespace(number=known.get), "num_experts", "top_k", "width")  # type: ignore[arg-type]
 
 

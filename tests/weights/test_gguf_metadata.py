@@ -63,6 +63,13 @@ def test_no_key_is_in_two_tables():
     assert len(names) == len({*names})
 
 
+@each("value, what", [(8.0, "a float where an integer is expected"), (8.5, "which is not possible")])
+def test_a_float_in_the_place_of_an_integer_is_called_so(value, what):
+    own = table_of_families.OF_GGUF["qwen3moe"].gguf.keys
+    with pytest.raises(LocalspecError, match=f"sets qwen3moe.expert_count = {value:g}, {what}; fetch it again"):
+        check(metadata("qwen3moe", {"expert_count": value}), "qwen3moe", own)
+
+
 @each("named", ["qwen3moe", "qwen35moe", "gpt-oss", "gemma4"])
 @each(
     "key, usual, other",
