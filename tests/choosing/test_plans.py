@@ -490,6 +490,16 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     assert run_plans(model, [Precision(cpu(gib), "bf16", "int4")], timed)[0].on_disk
 
 
+def test_a_mixture_that_does_not_fit_in_its_blocks_is_not_packed_again() -> None:
+    def packings(model: Model) -> set[str]:
+        offered = [Precision(cpu(4), "bf16", one) for one in (BLOCKS, "int4")]
+        return {one.precision.quantize for one in run_plans(model, offered, NoMeasurements())}
+
+    mixture = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters, packed=(BLOCKS, "int4"), block_bytes=17 * 10**9)
+    assert packings(mixture) == {BLOCKS}
+    assert packings(replace(IN_BLOCKS, block_bytes=8 * 10**9)) == {"int4"}
+
+
 @each("slowed, words", [(1.04, ""), (1.06, ", so a token takes about 1.1 times as long")])
 def test_a_clause_never_says_that_a_token_takes_once_as_long(slowed, words) -> None:
     model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters)

@@ -186,6 +186,19 @@ def test_a_sentence_says_why_a_better_mixture_is_not_taken(gib, free, gigabytes,
     assert found.plan is not None and ("are read for a token" in found.reason) == (found.plan.active is not None)
 
 
+def test_a_mixture_with_terms_to_accept_has_no_sentence() -> None:
+    every = recommendations(machine(cpu(32, free=22, bandwidth=60e9)), NoMeasurements(), here=False)
+    found = preferred(every)
+    assert found is not None and "gpt-oss-20b" in survey.mixture_words(found, every)
+    gated = [
+        replace(one, card=replace(one.card, entry=replace(one.card.entry, gated=True)))
+        if one.card.name == "gpt-oss-20b" and one.card.entry
+        else one
+        for one in every
+    ]
+    assert "gpt-oss-20b" not in survey.mixture_words(found, gated)
+
+
 def test_each_better_mixture_has_its_sentence() -> None:
     every = recommendations(machine(cpu(24, free=16, bandwidth=60e9)), NoMeasurements(), here=False)
     found = preferred(every)
