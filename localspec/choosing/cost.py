@@ -172,6 +172,7 @@ _LAYER, _LAYER_ROW = {"native": 1.5e-5, "cpu": 1e-4, "mps": 2.5e-4}, 4e-6
 # Bytes a second if nothing was measured, for two channels of DDR4-3200 (of which a copy reaches 0.87), usual cards
 # and usual Macs.
 _BANDWIDTH = {"cpu": 44e9, "cuda": 300e9, "mps": 100e9}
+_USUAL = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # matrices with a usual share of other tensors
 
 
 def bandwidth_of(device: Device) -> float:
@@ -189,10 +190,9 @@ def reading(device: Device, dtype: str, quantize: str) -> float:
     """Return the seconds that a device takes to read a weight."""
     if device.backend == "cpu":  # torch unpacks weights before it multiplies by them
         quantize = "none"
-    matrix = Shape(32, 4096, 4096, 32, 32, 128, 1, 1)  # with a usual share of other tensors
     size = device.block_bits / 8
     if quantize != BLOCKS:
-        size = fit.weights(matrix, dtype, quantize, device.backend) / matrix.parameters
+        size = fit.weights(_USUAL, dtype, quantize, device.backend) / _USUAL.parameters
     return size / (bandwidth_of(device) * SHARES[device.backend][quantize])
 
 

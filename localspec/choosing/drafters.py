@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 
 from localspec.choosing import cost, fit
@@ -93,6 +94,7 @@ class Acceptance:
         return cls(tuple(gains), origin)
 
     @classmethod
+    @cache
     def of_length(cls, length: float, depth: int, origin: str) -> "Acceptance":
         """Return the acceptance of a chain of `depth` tokens with this acceptance length and the same chance at each
         depth."""

@@ -3,7 +3,6 @@
 from localspec.families.architecture import TransformerConfig
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import BLOCKS
-from localspec.weights.recipe import in_four_bits
 
 ITEM = {"fp32": 4, "bf16": 2, "fp16": 2}  # bytes of a number
 CHUNK = 512  # prompt tokens a forward: bounds the memory of prefill
@@ -46,11 +45,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
         tables = shape.table + (0 if shape.tied else shape.embedding)
         if quantize == "none":
             return (shape.matrices + tables) * item + small * 4
-        matrices = (
-            in_four_bits(shape.linears, shape.num_layers)
-            if quantize == "int4"
-            else packed(shape.matrices, 0, quantize, backend)
-        )
+        matrices = shape.four_bits if quantize == "int4" else packed(shape.matrices, 0, quantize, backend)
         dense = shape.embedding * 4 if shape.tied and backend == "cpu" else 0  # torch holds a tied head in fp32
         return matrices + tables * 2 + dense + small * 4
     if quantize == "none":

@@ -1,6 +1,6 @@
 """Surveys the registered models on a machine: how each would run there, and which one to take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -193,8 +193,11 @@ def recommendations(
 
     With `here`, only models and drafters that can be loaded now count. Otherwise those that can be fetched count too.
     """
-    every = [_of_card(card, machine, measurements, here, rule) for card in known().values() if card.here or not here]
-    return sorted(every, key=lambda one: one.quality, reverse=True)
+    cards = known()
+    found = [
+        _of_card(card, machine, measurements, here, rule, cards) for card in cards.values() if card.here or not here
+    ]
+    return sorted(found, key=lambda one: one.quality, reverse=True)
 
 
 def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
@@ -204,10 +207,15 @@ def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -
 
 
 def _of_card(
-    card: TargetCard, machine: Machine, measurements: MeasurementSource, here: bool, rule: DrafterRule
+    card: TargetCard,
+    machine: Machine,
+    measurements: MeasurementSource,
+    here: bool,
+    rule: DrafterRule,
+    cards: Mapping[str, TargetCard],
 ) -> Recommendation:
     try:
-        model = model_of(card)
+        model = model_of(card, cards)
         if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
             return Recommendation(card, None, "it has no tokenizer, so you cannot chat with it")
         found = recommend(model, machine, measurements, here, rule=rule)

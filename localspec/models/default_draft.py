@@ -9,13 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake, cannot_read
 from localspec.families.table import text_config
 from localspec.models.registry import TargetCard, known, named_card, resolve
 from localspec.models.shape import Shape
 from localspec.outside_files import parse_json, read_bytes
-from localspec.paths import Paths
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import inspect, is_packed
 
@@ -33,17 +31,17 @@ class DefaultDraft:
     named: bool = False
 
 
-def default_draft(card: TargetCard, paths: Paths | None = None) -> tuple[DefaultDraft | None, str]:
+def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
     """Return the small model that drafts for a target, and sentences about a skipped model, if any.
 
     It is the first of these that is here and has the target's tokens: the model that models.toml names; the model in
     the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose step reads at
     most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
-    read.
+    read. `every` is a recent result of `known`, for a caller that asks about many models.
     """
-    named = _named(card)
+    named = _named(card, every or {})
     troubles: list[str] = []
-    for found in _candidates(card, named, paths) if card.here else ():
+    for found in _candidates(card, named, every) if card.here else ():
         try:
             compare_stored(found.card.path, _vocabulary(found.card.path), card.path, _vocabulary(card.path))
             return found, " ".join(troubles)
@@ -52,9 +50,12 @@ def default_draft(card: TargetCard, paths: Paths | None = None) -> tuple[Default
     return named, " ".join(troubles)
 
 
-def too_large_to_draft(card: TargetCard, paths: Paths | None = None) -> str:
-    """Return a sentence about the smallest installed model with the target's tokenizer, if it is too large to draft."""
-    other = _installed(card, paths or Paths(home()), NEARLY)
+def too_large_to_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> str:
+    """Return a sentence about the smallest installed model with the target's tokenizer, if it is too large to draft.
+
+    `every` is as for `default_draft`.
+    """
+    other = _installed(card, every or known(), NEARLY)
     if other is None or (share := step_bytes(other.path) / step_bytes(card.path)) <= LARGEST_SHARE:
         return ""
     return (
@@ -71,31 +72,33 @@ def _vocabulary(path: Path) -> int:
     return shape.vocab_size
 
 
-def _named(card: TargetCard) -> DefaultDraft | None:
+def _named(card: TargetCard, every: Mapping[str, TargetCard]) -> DefaultDraft | None:
     """Return the small model that models.toml names, here or not; None for an invalid name."""
     if card.draft:
         with suppress(LocalspecError):  # a request for a draft model reports the error
-            return DefaultDraft(named_card(card.draft), "named in models.toml", named=True)
+            return DefaultDraft(every.get(card.draft) or named_card(card.draft), "named in models.toml", named=True)
     return None
 
 
-def _candidates(card: TargetCard, named: DefaultDraft | None, paths: Paths | None) -> Iterator[DefaultDraft]:
+def _candidates(
+    card: TargetCard, named: DefaultDraft | None, every: Mapping[str, TargetCard] | None
+) -> Iterator[DefaultDraft]:
     if named is not None and named.card.here:
         yield named
     inside = card.path / DRAFT_FOLDER
     if os.path.isfile(inside / "config.json"):
         with suppress(LocalspecError):  # a name that no path can have
             yield DefaultDraft(resolve(str(inside)), f"in the model's directory {DRAFT_FOLDER}")
-    if (installed := _installed(card, paths or Paths(home()), LARGEST_SHARE)) is not None:
+    if (installed := _installed(card, every or known(), LARGEST_SHARE)) is not None:
         yield DefaultDraft(installed, "installed, with the same tokenizer")
 
 
-def _installed(card: TargetCard, paths: Paths, share: float) -> TargetCard | None:
+def _installed(card: TargetCard, every: Mapping[str, TargetCard], share: float) -> TargetCard | None:
     """Return the smallest model here with the target's tokenizer.json whose step reads at most this share of the
     target's bytes."""
     most = share * step_bytes(card.path)
     found: list[tuple[float, TargetCard]] = []
-    for other in known(paths).values():
+    for other in every.values():
         with suppress(LocalspecError):  # not a supported model, or a damaged one, which `list` reports
             if other.here and same_file(other.path, card.path) and (size := step_bytes(other.path)) <= most:
                 found.append((size, other))

@@ -1,5 +1,6 @@
 """The input of a choice: a model's card, its sizes, and the drafters that are here."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -63,14 +64,15 @@ class Model:
         return "none" in self.packed
 
 
-def model_of(card: TargetCard) -> Model:
+def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> Model:
     """Describe a model and its drafters. The model is here, or registered with its sizes.
 
-    Raises the errors of `inspect`, and LocalspecError if its sizes are unknown.
+    `every` is a recent result of `known`, for a caller that describes many models. Raises the errors of `inspect`, and
+    LocalspecError if its sizes are unknown.
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card))
-    own, passed_over = default_draft(card)
+    own, passed_over = default_draft(card, every)
     small = None
     if own is not None:
         with suppress(LocalspecError):  # one to be fetched, with unknown sizes

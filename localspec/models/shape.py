@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from localspec.families.family import Family, LayerSizes
 from localspec.families.model_config import with_defaults
 from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import inspect
+from localspec.weights.recipe import in_four_bits
 
 # Our names, and those of config.json; defaults for missing ones are below.
 _NAMES = {
@@ -87,7 +89,7 @@ class Shape:
         """The config.json that describes these sizes."""
         return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
 
-    @property
+    @cached_property
     def widest(self) -> LayerSizes:
         """The largest sizes of any layer, each separately."""
         every = self.layer_sizes or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
@@ -123,7 +125,7 @@ class Shape:
             return mlp
         return self.experts.count * self.experts.size + (mlp if self.experts.dense else 0)
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """The number of weights of all layers' matrices, and of the projection of their additional inputs."""
         if self.delta:
@@ -167,6 +169,11 @@ class Shape:
         if width:
             yield "per_layer_model_projection.weight", [self.num_layers * width], hidden
         yield "lm_head.weight", [self.vocab_size], hidden
+
+    @cached_property
+    def four_bits(self) -> int:
+        """The bytes of the matrices of the layers and of the head in int4."""
+        return in_four_bits(self.linears, self.num_layers)
 
     @property
     def rows(self) -> int:
@@ -229,7 +236,7 @@ class Shape:
         """Return the bytes of keys and values of this many tokens, with `item` bytes per number."""
         return 2 * self._key_channels * tokens * item
 
-    @property
+    @cached_property
     def _key_channels(self) -> int:
         """Return the number of channels of a token's keys in all layers that store keys."""
         recurrent = sum(self.delta.layers) if self.delta else 0

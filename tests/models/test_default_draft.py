@@ -75,9 +75,9 @@ def test_of_those_installed_the_smallest_that_is_much_smaller(target, tmp_path):
     write(tmp_path / "half", {"w": [201]})
     write(tmp_path / "tenth", TENTH, {**WORDS, "d": 3})
     assert found(card, tmp_path) is None, "one is too large and the other has a word more"
-    assert too_large_to_draft(card, home) == wording("half_is_too_large_to_draft", target=card.name)
+    assert too_large_to_draft(card, known(home)) == wording("half_is_too_large_to_draft", target=card.name)
     write(tmp_path / "half", {"w": [399]})
-    assert too_large_to_draft(card, home) == "", "a model of the same size is not meant to draft"
+    assert too_large_to_draft(card, known(home)) == "", "a model of the same size is not meant to draft"
     assert model_of(card).small is None and home.user_models_file.is_file()
 
 
