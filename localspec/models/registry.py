@@ -192,9 +192,11 @@ def _is_model(source: Source, paths: Paths) -> bool:
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:
     """Return the directory of a fetched repository, or the result of splitting its pickles; None if it is not here."""
-    path, split = find_snapshot(source, paths), split_of(source, paths)
-    pickles = path is not None and (path / PICKLED_INDEX).is_file() and (split / "config.json").is_file()
-    return split if pickles else path
+    path = find_snapshot(source, paths)
+    if path is None or not (path / PICKLED_INDEX).is_file():
+        return path
+    split = split_of(source, paths)
+    return split if (split / "config.json").is_file() else path
 
 
 def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> TargetCard:
