@@ -13,7 +13,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import default_draft as module
 from localspec.models.default_draft import compare_stored, default_draft, too_large_to_draft
 from localspec.models.model import model_of
-from localspec.models.registry import TargetCard, resolve
+from localspec.models.registry import TargetCard, known, resolve
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect
 
@@ -41,13 +41,13 @@ def register(home: Path, **paths: Path) -> Paths:
 
 
 def found(card: TargetCard, home: Path) -> tuple[str, str] | None:
-    own, passed_over = default_draft(card, Paths(home))
+    own, passed_over = default_draft(card, known(Paths(home)))
     assert passed_over == ""
     return own and (own.card.name, own.origin)
 
 
 def passed_over(target: Path, home: Path) -> str:
-    own, said = default_draft(resolve(str(target), Paths(home)), Paths(home))
+    own, said = default_draft(resolve(str(target), Paths(home)), known(Paths(home)))
     assert own is None
     return said
 
@@ -96,7 +96,7 @@ def test_what_is_named_comes_first_and_what_is_in_the_directory_second(target, t
         assert found(resolve("mine"), tmp_path) == ("named", wording("named_in_models_toml"))
         assert model_of(resolve("mine")).small_named
         (tmp_path / "named" / "model.safetensors").unlink()
-        own, said = default_draft(resolve("mine"), paths)
+        own, said = default_draft(resolve("mine"), known(paths))
         assert own is not None and own.card.path == target / "draft" and wording("named_in_models_toml") in said
     assert found(resolve(str(target)), tmp_path) == (str(target / "draft"), wording("model_s_directory_draft"))
 
@@ -105,7 +105,7 @@ def test_one_that_is_named_and_not_here_is_to_be_fetched_unless_another_is_here(
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     paths = register(tmp_path, mine=target)
     paths.user_models_file.write_text(paths.user_models_file.read_text() + 'draft = "far"\n[far]\nrepo = "org/far"\n')
-    own, _ = default_draft(resolve("mine"), paths)
+    own, _ = default_draft(resolve("mine"), known(paths))
     assert own is not None and own.named and not own.card.here
     assert not model_of(resolve("mine")).small_here
     write(target / "draft", TENTH)
@@ -184,7 +184,7 @@ def test_nothing_is_waited_for_and_no_circle_is_gone_around(target, tmp_path):
         file.unlink()
     draft.rmdir()
     draft.symlink_to(target)  # a model that drafts for itself without end: the same tokens
-    own, _ = default_draft(resolve(str(target)), Paths(tmp_path))
+    own, _ = default_draft(resolve(str(target)), known(Paths(tmp_path)))
     assert own is not None and model_of(resolve(str(target))).small.small is None  # type: ignore[union-attr]
 
 

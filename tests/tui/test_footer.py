@@ -13,6 +13,7 @@ from localspec.errors import DoesNotFit
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
 from localspec_tui import messages, race_job
+from localspec_tui.widgets.keys_panel import KeysFooter
 
 CHAT_60 = "⏎ Send  ^q Quit  ^n New  ^r Resume  f1 Keys    ▏^p palette"
 CHAT_80 = "⏎ Send  ^q Quit  ^n New  ^r Resume  ^o Model  f4 Figures  f1 Keys  ▏^p palette"
@@ -135,3 +136,19 @@ async def test_a_race_is_stopped_or_left_or_seen_once_more(chat, monkeypatch):
         await until(pilot, lambda: footer(talk) == whole.replace("^q Quit  ", ""))
         await pilot.press("escape")
         await until(pilot, back(talk))
+
+
+async def test_keys_that_stay_the_same_are_not_composed_again(chat):
+    """Bindings are refreshed at each change of focus; to make and style each key then took a third of a test's time."""
+    talk = chat()
+    async with talk.playing(size=USUAL) as pilot:
+        await until(pilot, lambda: footer(talk) == CHAT_80)
+        shown = talk.app.screen.query_one(KeysFooter)
+        keys = [*shown.children]
+        for _ in range(3):
+            talk.app.screen.refresh_bindings()
+            await pilot.pause(0.05)
+        assert [id(key) for key in shown.children] == [id(key) for key in keys]
+        await pilot.resize_terminal(*SMALL)
+        await until(pilot, lambda: footer(talk) == CHAT_60)
+        assert not {*keys} & {*shown.children}

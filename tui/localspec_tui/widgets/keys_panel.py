@@ -1,7 +1,7 @@
 """A panel with the keys and commands of the chat, and the footer of keys."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import Footer, Static
+from textual.widgets._footer import FooterKey
 
 from localspec.chat.commands import COMMANDS
 from localspec_tui import keymap
@@ -113,34 +114,82 @@ AROUND = 3  # spaces around one key
 SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
+class FooterLine(NamedTuple):
+    """What the footer shows of one key."""
+
+    key: str
+    display: str
+    description: str
+    action: str
+    disabled: bool = False
+    tooltip: str = ""
+    palette: bool = False
+
+    @property
+    def width(self) -> int:
+        """The columns that it takes."""
+        return cell_len(self.display) + cell_len(self.description) + AROUND
+
+    def widget(self) -> FooterKey:
+        """Return the key as a widget."""
+        key, display, description, action, disabled, tooltip, palette = self
+        classes = "-command-palette -compact" if palette else ""
+        found = FooterKey(key, display, description, action, disabled, tooltip, classes)
+        found.set_reactive(FooterKey.compact, palette)  # with its class, so that it need not be styled a second time
+        return found
+
+
 class KeysFooter(Footer):
     """A footer with as many whole keys as there is room for, then the key that shows all keys, and the palette's."""
 
+    _composed_of: Sequence[FooterLine] = ()
+
     def compose(self) -> ComposeResult:
-        all_of_them: Iterator[Any] = (key for key in super().compose() if _action(key))
-        keys = sorted(all_of_them, key=lambda key: rank(self.screen, key))
-        palette = [key for key in keys if key.has_class("-command-palette")]
-        help_keys = [key for key in keys if _action(key) in SHOW_KEYS]
-        keys = [key for key in keys if key not in palette and key not in help_keys]
-        room = self.app.size.width - sum(map(_width, (*help_keys, *palette))) - len(palette)  # and a space
-        yield from keys[: bisect_right([*accumulate(map(_width, keys))], room)]
-        yield from (*help_keys, *palette)
+        self._composed_of = self._fitting_keys()
+        yield from (line.widget() for line in self._composed_of)
+
+    async def recompose(self) -> None:
+        """Compose again, unless the same keys are shown: bindings are refreshed far more often than they change."""
+        if self.is_attached and self._fitting_keys() != self._composed_of:
+            await super().recompose()
+
+    def _fitting_keys(self) -> list[FooterLine]:
+        """Return the keys that there is room for; none before the screen knows its bindings."""
+        if not self._bindings_ready:
+            return []
+        app, bindings = self.app, self.screen.active_bindings
+        of_actions: dict[str, FooterLine] = {}
+        for _, one, enabled, tooltip in bindings.values():
+            if one.show:
+                line = FooterLine(one.key, app.get_key_display(one), one.description, one.action, not enabled, tooltip)
+                of_actions.setdefault(one.action, line)
+        keys = sorted(of_actions.values(), key=_rank(self.screen))
+        palette = []
+        if self.show_command_palette and app.ENABLE_COMMAND_PALETTE and app.COMMAND_PALETTE_BINDING in bindings:
+            _, one, enabled, _ = bindings[app.COMMAND_PALETTE_BINDING]
+            shown, does = app.get_key_display(one), one.description
+            palette = [FooterLine(one.key, shown, does, one.action, not enabled, one.tooltip or does, True)]
+        help_keys = [line for line in keys if _named(line.action) in SHOW_KEYS]
+        keys = [line for line in keys if line not in help_keys]
+        room = app.size.width - sum(line.width for line in (*help_keys, *palette)) - len(palette)  # and a space
+        fitting = bisect_right([*accumulate(line.width for line in keys)], room)
+        return [*keys[:fitting], *help_keys, *palette]
 
     def on_resize(self, _: events.Resize) -> None:
         self.call_after_refresh(self.recompose)
 
 
-def rank(screen: Screen[object], key: object) -> int:
+def _rank(screen: Screen[object]) -> Callable[[FooterLine], int]:
     """Return the rank of a key: keys of the focused widget, then those of the screen in its own order, then the
     rest."""
-    own, rest = ([*map(_action, owner.BINDINGS)] for owner in (screen, screen.app))
-    action = _action(key)
-    return own.index(action) if action in own else len(own) if action in rest else -1
+    own, rest = ([_named(getattr(one, "action", "")) for one in owner.BINDINGS] for owner in (screen, screen.app))
+
+    def rank(line: FooterLine) -> int:
+        action = _named(line.action)
+        return own.index(action) if action in own else len(own) if action in rest else -1
+
+    return rank
 
 
-def _action(key: object) -> str:
-    return str(getattr(key, "action", "")).removeprefix("app.")
-
-
-def _width(key: Any) -> int:
-    return cell_len(key.key_display) + cell_len(key.description) + AROUND
+def _named(action: str) -> str:
+    return action.removeprefix("app.")
