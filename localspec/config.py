@@ -31,10 +31,10 @@ Rule = Literal["exact", "rejection", "typical"]
 
 @dataclass(frozen=True)
 class SettingRow:
-    """A row of the table of settings: everything in which one setting differs from another.
+    """A row of the table of settings: all properties of one setting.
 
     `help` is displayed with the flag, and `flags` are its other spellings. `loads` says whether the setting affects how
-    an engine is loaded, so that a server with another value cannot answer. `per_reply` says whether `/set` changes it.
+    an engine is loaded: a server with another value then cannot answer. `per_reply` says whether `/set` changes it.
     """
 
     check: Check
@@ -160,7 +160,8 @@ class Settings:
         return self.origins.get(name, "").startswith("--")
 
     def shown(self, name: str) -> str:
-        """Return a setting as the user gave it: with its file or variable if known, otherwise as a flag."""
+        """Return a setting and its value for display, with its variable or file if it comes from one, otherwise as a
+        flag."""
         value, origin = getattr(self, name), self.origins.get(name, "default")
         if origin.startswith(PREFIX):
             return f"{origin}={_shown(value)}"
@@ -250,7 +251,7 @@ def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settin
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
     """Return the settings with this device and this precision. Raises ValueError for an impossible value.
 
-    For the packing "blocks" the precision becomes `auto`, by which a model in GGUF files is loaded in its blocks.
+    The packing "blocks" becomes `auto`, which reads a model in GGUF files in their own blocks.
     """
     if quantize == "blocks":
         dtype = quantize = "auto"
@@ -294,15 +295,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _is_likely(wanted: str, name: str) -> bool:
-    """Return whether two names have the same letters in another order, or one is the beginning of the other."""
+    """Return whether `wanted` may be a misspelling of `name`: the same letters in another order, or one begins with
+    the other."""
     begins = min(len(wanted), len(name)) > 2 and (name.startswith(wanted) or wanted.startswith(name))
     return begins or (len(wanted) > 1 and sorted(wanted) == sorted(name))
 
 
 def _as_typed(value: object, text: str) -> str:
-    """Return a value that was read from text.
+    """Return a value for display.
 
-    A number is returned as it was typed, because 1e999 is read as infinity.
+    A number is shown as it was typed (`text`), because 1e999 is read as infinity.
     """
     return shortened(text.strip(), LONGEST_SHOWN) if isinstance(value, int | float) else _shown(value)
 
@@ -340,9 +342,9 @@ def keep_setting(file: Path, name: str, value: str) -> None:
 
 
 def _attempts(text: str, name: str, value: str) -> Iterator[str]:
-    """Yield texts in which an existing value is replaced, then a text with a new line before the first table.
+    """Yield candidates for the edited file: first each with one existing value replaced, then one with a new line.
 
-    A line that looks like a setting may be part of a text of several lines, so the caller tries each of them.
+    A line that looks like the setting may be inside a multi-line string, so the caller tries each candidate.
     """
     line, end = f"{name} = {json.dumps(value, ensure_ascii=False)}", "\r\n" if "\r\n" in text else "\n"
     key = re.compile(

@@ -60,7 +60,7 @@ def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def in_screen(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether the terminal is a window of GNU screen, which sends answers that nobody requested."""
+    """Return whether the terminal is a window of GNU screen, which sends reports that localspec did not request."""
     return bool((os.environ if environ is None else environ).get("STY"))
 
 
@@ -82,8 +82,8 @@ def editor(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the variables, as NAME=value, that make torch's libraries choose other kernels, and so change the last
-    bits."""
+    """Return the variables, as NAME=value, that make torch's libraries choose other kernels, which changes the last
+    bits of results."""
     environ = os.environ if environ is None else environ
     names = (
         "DNNL_MAX_CPU_ISA",
@@ -138,11 +138,10 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
 
 
 def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
-    """Switch off telemetry, update checks and advice of the Hugging Face client, and clean its variables, before its
-    import.
+    """Switch off telemetry, update checks and advice of the Hugging Face client before it is imported.
 
-    Files are fetched over HTTP, where an interrupted download is resumed and localspec checks every byte.
-    HF_HUB_DISABLE_XET=0 allows Xet.
+    Surrounding white space is removed from its variables, and empty ones are deleted. Files are fetched over HTTP,
+    where an interrupted download is resumed and localspec checks every byte. HF_HUB_DISABLE_XET=0 allows Xet.
     """
     environ = os.environ if environ is None else environ
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):

@@ -61,7 +61,7 @@ class Statistics:
     def speedup(self) -> float | None:
         """The speedup over plain decoding; below 1 if drafting cost more than it saved.
 
-        It is also None if it exceeds what its tokens per step allow, because too little was measured, or the machine
+        None if it is unknown, or if it exceeds the acceptance length: then too little was measured, or the machine
         changed.
         """
         if not self.plain_seconds or self.decode_seconds <= 0:
@@ -84,8 +84,8 @@ class Draft(NamedTuple):
     """The draft tree of one decode step, and which nodes were accepted. It may be read at any time.
 
     Node 0 is the root, the token before the step; parents precede their children. `path` lists the accepted nodes, the
-    root first. The step committed their tokens and a bonus token. A `probe` node is not a proposal. `sources` names the
-    proposer of each node, if known.
+    root first. The step committed their tokens and a bonus token. A `probe` node is never accepted: it only requests
+    the target's pick after it. `sources` names the proposer of each node, if known.
     """
 
     tokens: Sequence[int]
@@ -99,11 +99,11 @@ class Draft(NamedTuple):
 class Text:
     """The text of one decode step, with its token ids, the proposer of each, and the seconds since the reply began.
 
-    The text is as the model wrote it; `text.safe` makes it safe to print. Text between the marks of thinking is in
-    `reasoning` instead. Text that may be half a character or the start of a stop string is held back. Its step has no
-    event, and the next event includes its tokens. `steps` counts the target's forwards so far, without prefill.
-    `drafts` are those of the steps since the previous event. The tokens of a reply are one of prefill, followed by
-    those of each step.
+    The text is as the model wrote it; `text.safe` makes it safe to print. The text of thinking is in `reasoning`
+    instead. Text that may be half a character or the start of a stop string is held back. A step whose whole text is
+    held back has no event; its tokens are in the next event. `steps` counts the target's forwards so far, without
+    prefill. `drafts` are the draft trees of all steps since the previous event. The first token of a reply comes from
+    prefill, the others from decode steps.
     """
 
     text: str

@@ -18,7 +18,7 @@ def bar(share: float, width: int) -> str:
 
 
 def no_room(heads: Sequence[str]) -> str:
-    """Return the line below a table from which these columns were left out."""
+    """Return the line below a table that names the columns left out for lack of room."""
     return f"no room for {', '.join(heads)}, which --json has"
 
 
@@ -47,7 +47,8 @@ def means(values: Sequence[float], most: int) -> list[float]:
 
 
 def curve(values: Sequence[float], height: int) -> list[str]:
-    """Return a chart as lines, the top line first: one column per value, as high as the value is above the smallest."""
+    """Return a chart as lines, the top line first: one column per value, whose height is the value minus the
+    smallest value."""
     low, high = min(values), max(values)
     levels = [1 + round((8 * height - 1) * (value - low) / (high - low)) if high > low else 1 for value in values]
     return [

@@ -174,7 +174,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _writer_is_gone(writer: str) -> bool:
-    """Return whether the process with the number at the start of `writer` no longer exists."""
+    """Return whether the process whose id begins the name `writer` has ended."""
     import psutil  # seldom needed
 
     process = writer.partition("-")[0]
@@ -215,7 +215,10 @@ def disk_of(place: Path) -> Path:
 
 
 def mount_of(place: Path) -> Path:
-    """Return the mount point of the disk of a place that exists. Unlike a device's number, it outlasts a boot."""
+    """Return the mount point of the disk of a place that exists.
+
+    Unlike a device number, it is the same after a reboot.
+    """
     whole = place.resolve()
     return next((parent for parent in (whole, *whole.parents) if os.path.ismount(parent)), Path(whole.anchor))
 

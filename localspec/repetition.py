@@ -88,7 +88,7 @@ REPEATED, PERIOD = 3, 24
 def until_it_goes_round(tokens: Sequence[int]) -> int:
     """Return the number of tokens before a part that is repeated again and again.
 
-    Even a short repetition spoils a measurement. Tokens have no words, so the other functions here cannot judge them.
+    Use this for measurements, which even a short repetition spoils. The other functions here need text, not tokens.
     """
     for end in range(len(tokens)):
         for period in range(1, PERIOD + 1):

@@ -24,7 +24,7 @@ class Check:
     """The check of one setting.
 
     `value` returns the setting for a value, or raises ValueError with a clause about the possible values. `read` parses
-    the text of a flag, a variable or `/set`. It returns a text that it cannot parse unchanged. `metavar` is the value's
+    the text of a flag, a variable or `/set`; text that it cannot parse is returned unchanged. `metavar` is the value's
     name in the help of a flag.
     """
 

@@ -47,7 +47,8 @@ class PasteFilter:
     """A filter between a terminal and Textual. Textual would read an escape in a paste as the beginning of a key, such
     as Ctrl+Q.
 
-    The filter makes such escapes visible. It also adds the marks of a paste around letters that arrived without them.
+    The filter makes such escapes visible. It also turns a run of letters that arrives without the marks of a bracketed
+    paste into a paste.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class PasteFilter:
     def read(self, data: str) -> str:
         """Return the next piece of the terminal's input.
 
-        What may be the beginning of the end of a paste is held back.
+        Characters that may begin the mark at the end of a paste are held back.
         """
         passed = []
         while data:
@@ -79,7 +80,7 @@ class PasteFilter:
 
 
 def _marked(found: re.Match[str]) -> str:
-    """Return a run of letters as a paste, and Alt+Enter in the form that Textual expects."""
+    """Return a run of letters as a bracketed paste, and Alt+Enter in the form that Textual expects."""
     if found[1]:
         return f"{PASTE_BEGIN}{found[1]}{PASTE_END}"
     return ALT_ENTER if found[0] in ("\x1b\r", "\x1b\n") else found[0]

@@ -180,10 +180,10 @@ def run_rows(
 ) -> list[list[Statistics]]:
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
-    No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns the
-    seconds after which that is expected. Each reply comes from a
-    new engine, because text learned in one reply would make the next one faster. After each turn the `timer` measures
-    the costs of rows. `before_turn` runs before each turn.
+    No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns an
+    upper bound of the remaining seconds. Each reply comes from a new engine, because text learned in one reply would
+    make the next one faster. After each turn the `timer` measures the costs of rows. `before_turn` runs before each
+    turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):

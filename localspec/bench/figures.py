@@ -150,16 +150,17 @@ def _speedup(ours: Statistics, theirs: Statistics) -> float:
 
 
 def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
-    """Return the seconds of drafting, of verification and of the rest of a step, in units of a plain step."""
+    """Return the seconds of drafting, of verification and of the rest of a step in `ours`, in units of a step of
+    `theirs`."""
     unit = theirs.decode_seconds / theirs.steps * ours.steps
     draft, verify = ours.draft_seconds / unit, ours.verify_seconds / unit
     return draft, verify, ours.decode_seconds / unit - draft - verify
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
-    """Return the highest possible speedup of each reply: τ plain steps, divided by a step that costs only its rows.
+    """Return the highest possible speedup of each reply: τ times a plain step, divided by a step without drafting.
 
-    It is None for a reply whose rows were not counted. Python's work between two forwards is the same in both. Without
+    It is None for a reply whose rows were not counted. Both steps include Python's work between two forwards: without
     it small models would seem to exceed the limit.
     """
     counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
@@ -184,7 +185,7 @@ def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
     """Return acceptance by depth over all replies.
 
-    A reply counts by its drafted nodes and the share that reached that depth.
+    At each depth a reply is weighted by its drafted nodes times the share of drafts that reached that depth.
     """
     depths: list[list[tuple[float, float]]] = []
     for reply in replies:

@@ -86,7 +86,7 @@ class RaceResult:
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
     """Advance the lane with the least time on its clock until both are done. Yield the lane after each event.
 
-    So both lanes share the state of the machine, and each takes the time that it would take by itself.
+    So a change in the load of the machine affects both lanes, and each lane's clock counts only its own work.
     """
     running = dict(enumerate(streams))
     while running:

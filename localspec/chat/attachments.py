@@ -27,12 +27,13 @@ _PATH = re.compile(
 
 
 def joined(*parts: str) -> str:
-    """Return texts joined by blank lines; texts without characters are left out."""
+    """Return texts joined by blank lines, without empty texts."""
     return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
 
 
 class ComposedPrompt(NamedTuple):
-    """A prompt: the typed text, the text of files before it with a blank line at its end, and their names and sizes."""
+    """A prompt: the typed text, the text of files `before` it, which ends in a blank line, and the files' names and
+    sizes."""
 
     typed: str
     before: str = ""
@@ -45,11 +46,11 @@ class ComposedPrompt(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures that the history saves, with which the prompt can be divided again."""
+        """The figures saved with the turn, from which `saved_prompt` separates the files from the typed text again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":
-        """Return this prompt with one more text of files, which comes before everything else."""
+        """Return this prompt with another text of files at its beginning."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
@@ -62,8 +63,8 @@ def saved_prompt(turn: Turn) -> ComposedPrompt:
 def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
     """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
 
-    Piped text is in a fence before the instruction. When the instruction also preceded it, a model of 0.5 B continued
-    with a copy of the text. Text without an instruction stays unchanged.
+    Piped text is in a fence before the instruction. With the instruction before the fence too, a model of 0.5 B copied
+    the text. Text without an instruction stays unchanged.
     """
     typed, piped_text = joined(instruction), joined(piped)
     if not typed:
@@ -111,11 +112,11 @@ def with_files(text: str) -> ComposedPrompt:
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
-    """Return sentences about a text before it is sent.
+    """Return sentences about a prompt before it is sent.
 
     They give its length if part of it is hidden, and the sizes, tokens and problems of the files that it names. The
-    disk is read. Without `count` no model is loaded yet, and `context` is not mentioned. `seen` means that the whole
-    text is visible, however long.
+    disk is read. If `count` is None, no model is loaded yet, and the context is not mentioned. `seen` means that the
+    whole prompt is visible, however long.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
@@ -142,7 +143,7 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
 
 
 def is_long(text: str) -> bool:
-    """Return whether a field of a few lines shows only part of a text."""
+    """Return whether an input field of a few lines shows only part of a text."""
     return len(text) > LONG or text.count(LINE) >= LINES
 
 

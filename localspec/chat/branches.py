@@ -19,7 +19,7 @@ class Branches(Protocol):
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list, next to those of its family: branches of one another."""
+    """A conversation in a list, next to the other branches of its family."""
 
     info: ConversationInfo
     below: bool = False  # listed below another one of its family
@@ -94,7 +94,10 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 
 
 def _beginning(text: str, other: str = "") -> str:
-    """Return the first words of a text, or its words from where it differs from `other`, even if one is a prefix."""
+    """Return the first words of a text, or the words from where it first differs from `other`.
+
+    Either text may begin with the other.
+    """
     line, compared = one_line(text), one_line(other)
     differ = (at for at, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])
     same = next(differ, min(len(line), len(compared)))

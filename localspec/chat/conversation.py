@@ -49,8 +49,8 @@ class Conversation:
     """The turns so far, including the current one. Use it from one thread at a time.
 
     With a history every turn is saved while it is written. A failure to save is reported through `notice` and does not
-    stop a reply. A turn that could not be saved is tried again with the next turn, in order: a conversation with gaps
-    would be worse than one that ends early.
+    stop a reply. Unsaved turns are saved with the next turn, in order: a conversation with gaps would be worse than one
+    that ends early.
     """
 
     def __init__(
@@ -140,7 +140,8 @@ class Conversation:
         return found
 
     def back(self) -> "Conversation | None":
-        """Return the conversation that this one branched from, and delete this branch, if the branch has no new answer.
+        """Delete this branch if it has no new answer, and return the conversation it branched from; otherwise return
+        None.
 
         An answer that equals an earlier one does not count as new.
         """
@@ -191,7 +192,7 @@ class Conversation:
 
     @property
     def unsaved(self) -> int:
-        """Return the number of the newest turns that are not saved completely, or only until this process ends."""
+        """Return how many of the newest turns are not completely on disk, or are kept only in memory."""
         if self._lost:
             return len(self.turns)
         return 0 if self._unsaved_from is None else len(self.turns) - self._unsaved_from
@@ -257,8 +258,8 @@ class Conversation:
         """Yield the events of the reply. To stop it, close the generator: the turn is saved as interrupted.
 
         The figures `about` are saved with the prompt. `think` says whether the model thinks first, if it has a switch
-        for that. A turn is saved before its `Done` is yielded. Raises the errors of `Engine.chat`; a prompt that is
-        refused leaves no trace.
+        for that. A turn is saved before its `Done` is yielded. Raises the errors of `Engine.chat`; a refused prompt is
+        not saved.
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
         reply, reasoning, saved_at, turn = "", "", 0.0, None
@@ -330,7 +331,7 @@ class Conversation:
                 self.rename(title_of(self.turns[0].typed))
 
     def _say(self, history: History, turn: Turn) -> int:
-        """Return the id of the new turn, in the present conversation or in a branch of it."""
+        """Begin a saved turn, in the present conversation or in a branch of it, and return its id."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
         before, instead = self.id, self._replaced
@@ -372,7 +373,7 @@ class Conversation:
     def _save(self, turn: Turn) -> Turn:
         """Save the present state of the turn.
 
-        If the turn could not be begun, try again with the next turn, not before.
+        If inserting the turn failed, retry only when the next turn is saved.
         """
         self.turns[-1] = turn
         behind = self._unsaved_from is not None
@@ -391,7 +392,7 @@ class Conversation:
         return self.turns[-1]
 
     def keep_rest(self) -> None:
-        """Try again to save the remaining turns before the user leaves the conversation."""
+        """Try again to save the unsaved turns before the user leaves the conversation."""
         if self._history is not None and self.unsaved:
             try:
                 self._history.reach_file()
@@ -401,15 +402,15 @@ class Conversation:
                 self._trouble = str(trouble)
 
     def _leave(self) -> None:
-        """Save the remaining turns and release the conversation before another one takes its place."""
+        """Save the unsaved turns, and release the conversation before another one takes its place."""
         self.keep_rest()
         if words := self.unsaved_words:
             self._notice(f"“{self.title}” loses {words}, which could not be saved: {self.trouble}")
 
     def _keep_rest(self, history: History) -> None:
-        """Save the turns that could not be saved before, the oldest first.
+        """Save the unsaved turns, the oldest first.
 
-        Raises StoreTrouble if something still cannot be saved.
+        Raises StoreTrouble if one of them still cannot be saved.
         """
         if self._unsaved_from is None:
             return

@@ -109,13 +109,13 @@ MEMORY_SECONDS = 1.0  # between queries of free memory, which are slow
 
 
 class LiveStats:
-    """A counter of the figures of the current or the last reply, by its events.
+    """The figures of the current or the last reply, computed from its events.
 
-    Other figures come from the engine, and only when they are requested.
+    Figures that no event has come from the engine, and only when they are requested.
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, no_drafts: bool = False) -> None:
-        """Begin. If the conversation continues, `used` is the number of its tokens so far, if known."""
+        """Begin a conversation, or continue one of `used` tokens so far, if known."""
         self._engine, self._rule, self._no_drafts = engine, rule, no_drafts
         self.sampling = ""  # the sampling of replies, in words
         self._free = -MEMORY_SECONDS, 0  # when it was queried, and the result

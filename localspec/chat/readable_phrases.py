@@ -45,7 +45,7 @@ def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
 def readable_phrases(
     pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = ""
 ) -> Iterator[ReadablePhrase]:
-    """Yield the phrases of a pool whose line contains all the words."""
+    """Yield the phrases of a pool whose displayed line contains all of `words`."""
     wanted = words.casefold().split()
     for phrase in phrases:
         before, after = (*unpack_tokens(phrase.before), *unpack_key(phrase.key)), unpack_tokens(phrase.after)
@@ -117,7 +117,7 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
 
 
 class Stories:
-    """A source of sentences about phrases, which looks up each conversation only once."""
+    """A writer of sentences about phrases, which looks up each conversation only once."""
 
     def __init__(self, history: History) -> None:
         self._history = history

@@ -65,7 +65,7 @@ class ChatSettings:
         """Set all of the values by their keys, or none. Raises UsageMistake.
 
         An empty value and `default` restore the initial value. If no model is loaded yet, `fit` later finds values that
-        the model cannot have.
+        the model does not support.
         """
         typed = {**self.typed, **{_key(key): value.strip() for key, value in values.items()}}
         typed = {key: value for key, value in typed.items() if value not in ("", DEFAULT)}
@@ -77,9 +77,9 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: Sampler) -> str | None:
-        """Reset the typed values that another model cannot have, and return a sentence about them.
+        """Reset the typed values that this model does not support, and return a sentence about them.
 
-        Raises UsageMistake if the model cannot have an initial value.
+        Raises UsageMistake if the model does not support an initial value.
         """
         try:
             _try(model, self.now)
@@ -110,7 +110,8 @@ class ChatSettings:
         self.now, self.typed = self.first, {}
 
     def another(self, figures: Mapping[str, Any] | None, model: Sampler) -> Settings:
-        """Return the settings for another answer in place of the reply with these figures; None changes no setting.
+        """Return the settings for another answer in place of the reply with these figures; unchanged if `figures` is
+        None.
 
         A chosen seed is raised by one, so that answers differ and can be reproduced. If replies are greedy, this answer
         is sampled. Raises UsageMistake.
@@ -156,10 +157,10 @@ def sampling_words(sampled: "ReplySampling") -> str:
 def first_sampled(
     card: "TargetCard", sampled: "ReplySampling", store: "Store | None", settings: Settings
 ) -> str | None:
-    """Return the notice that an imported model samples by default; None for other models, or if it was displayed
-    before.
+    """Return the notice that an imported model samples by default; None for other models, or after it was displayed
+    once.
 
-    The store remembers that, unless conversations are not saved.
+    The store remembers that the notice was displayed, if conversations are saved.
     """
     if sampled.greedy or sampled.temperature is None or "temperature" in sampled.chosen or not is_packed(card.path):
         return None
@@ -191,7 +192,7 @@ def _try(model: Sampler, settings: Settings) -> None:
 
 
 def _key(typed: str) -> str:
-    """Return the key that was meant by the typed text. Raises UsageMistake."""
+    """Return the key that the typed text names. Raises UsageMistake."""
     key = typed.strip().lower().replace("_", "-")
     if key == "temp":
         return "temperature"

@@ -214,7 +214,7 @@ def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":
 
 
 def _resolve(name: str) -> TargetCard:
-    """Return the model of this name or directory. Raises an error before anything is loaded."""
+    """Return the model of this name or directory. Raises an error for a missing or broken model before it is loaded."""
     card = registry.resolve(name)
     inspect(card.path)
     return card

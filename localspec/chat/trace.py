@@ -30,7 +30,8 @@ class Piece(NamedTuple):
 
 
 class RefusedDraft(NamedTuple):
-    """A refused continuation: its likeliest chain, and the total number of tokens in it."""
+    """A refused continuation: the tokens of its likeliest chain with their proposers, and the number of drafted
+    tokens."""
 
     tokens: tuple[int, ...]
     sources: tuple[str, ...]

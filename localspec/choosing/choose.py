@@ -74,8 +74,8 @@ def choose(
 ) -> Choice:
     """Return the choice for a model that is here, with every setting on `auto` filled in.
 
-    Raises UsageMistake for a setting that is impossible on this machine, NotHere for one that needs more than the
-    packed form of a model, DoesNotFit, and the errors of `inspect`.
+    Raises UsageMistake for a setting that is impossible on this machine, NotHere for one that needs weights of which
+    only a packed form is here, DoesNotFit, and the errors of `inspect`.
     """
     drafter = requested_drafter(settings, card)
     return choices(model_of(card), drafter, settings, machine, measurements)[0]

@@ -38,7 +38,7 @@ class ForwardCostModel(Protocol):
 class ForwardCosts:
     """A table of the seconds of one target forward, by rows (new tokens) and by the committed tokens before them.
 
-    `seconds` has a line for each of `contexts`, with a figure for each of `rows`. `contexts` and `rows` ascend.
+    `seconds` [context][row] has a figure for each pair of `contexts` and `rows`, which both ascend.
     """
 
     rows: tuple[int, ...]
@@ -48,7 +48,7 @@ class ForwardCosts:
     def at(self, rows: int, context: int) -> float:
         """Return the seconds of a forward, interpolated between the measured points.
 
-        Beyond the last point the last line is extended. Before the first point the value is constant.
+        Beyond the last point the last segment is extrapolated. Before the first point the value is constant.
         """
         return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
 
@@ -87,10 +87,10 @@ class CurrentCosts:
 
 @dataclass(frozen=True)
 class FromDisk:
-    """A cost model for a model of which `on_disk` bytes of experts have no room in memory.
+    """A cost model for a mixture of experts, of which `on_disk` bytes of experts stay on the disk.
 
-    The chosen part of these bytes is read from the disk at each forward, READ_AHEAD times slower than `bandwidth`.
-    Experts in memory are assumed to be chosen as often as those on the disk.
+    Each forward reads the chosen ones of these, READ_AHEAD times slower than `bandwidth`. They are assumed to be chosen
+    as often as experts in memory.
     """
 
     in_memory: ForwardCostModel
@@ -116,8 +116,8 @@ class StepCosts:
 def training_hours(tokens: int, read: float, drawn: float, product: float) -> float:
     """Return about how many hours a training on this many tokens takes.
 
-    Each token passes `read` weights without a gradient and `drawn` weights with a gradient. Weights count as often as
-    they are multiplied. `product` is the seconds for one weight and one row.
+    Each token is multiplied by `read` weights without a gradient and by `drawn` weights with a gradient; a weight used
+    twice counts twice. `product` is the seconds for one weight and one row.
     """
     return OVERHEAD * tokens * (read + drawn) * product / 3600
 
@@ -130,7 +130,7 @@ def step_seconds(drafting: float, forward: float, nodes: int) -> float:
 def linear(points: Sequence[float], values: Sequence[float], at: float) -> float:
     """Return the value at `at` of the polygonal line through these points.
 
-    Beyond the last point the last line is extended. Before the first point the value is constant.
+    Beyond the last point the last segment is extrapolated. Before the first point the value is constant.
     """
     if len(points) == 1 or at <= points[0]:
         return values[0]
@@ -182,7 +182,7 @@ def bandwidth_of(device: Device) -> float:
 
 
 def copying(device: Device) -> float:
-    """Return the bytes per second that can be copied to memory that may be new to the process."""
+    """Return the copy bandwidth in bytes/s, first-touch page faults included."""
     return bandwidth_of(device) / 4
 
 
@@ -207,8 +207,8 @@ def _unpacked(device: Device, quantize: str, read: float) -> float:
 class Rates:
     """The seconds for reading a weight, for multiplying it by one row, for a layer, and for a row in a layer.
 
-    `attended` is the seconds for one number of a key or value and one row. If it is 0, keys and values count like
-    weights. `overlap` is the exponent p of `product`.
+    `attended` is the seconds in which one row attends to one number of a key or value. If it is 0, keys and values cost
+    as much as weights. `overlap` is the exponent p of `product`.
     """
 
     read: float
@@ -236,9 +236,9 @@ class Rates:
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
     def product(self, weights: float, rows: int, computed: int | None = None) -> float:
-        """Return the seconds of a product.
+        """Return the seconds of a product of `rows` rows.
 
-        It reads `weights` weights, and a row uses `computed` of them (None: all).
+        It reads `weights` weights, of which each row is multiplied by `computed` (None: all).
         """
         power, by_row = self.overlap, weights if computed is None else computed
         return float(((self.read * weights) ** power + (self.computed * rows * by_row) ** power) ** (1 / power))

@@ -59,8 +59,7 @@ HELD_OUT = 0.85
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A list of the tokens that each further node of a draft should add to a step, the largest number first, with a
-    source."""
+    """The expected tokens that each further node of a draft adds to a step, in descending order, and their source."""
 
     gains: tuple[float, ...]
     origin: str
@@ -69,7 +68,7 @@ class Acceptance:
     def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
         """Return the acceptance of a chain.
 
-        Each depth has a chance that its token is accepted, given the token before it.
+        `chances` [depth] is the probability that a token is accepted, given that the one before it was.
         """
         return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
 
@@ -135,7 +134,7 @@ def expected_of_pair(share: float) -> Acceptance:
 def speed(
     costs: ForwardCostModel, acceptance: Acceptance, drafting: Callable[[int], float], most: int
 ) -> tuple[float, int]:
-    """Return (tokens/s, nodes) for the number of nodes up to `most` with the most tokens/s; 0 nodes is plain decoding.
+    """Return the highest tokens/s, and the number of nodes, at most `most`, that reaches it; 0 nodes is plain decoding.
 
     `drafting(nodes)` is the seconds of a draft.
     """

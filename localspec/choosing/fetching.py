@@ -51,10 +51,10 @@ def pull_set(
     """Return the downloads for a registered model: the model, and a drafter: the named one, or the published one that
     pays most.
 
-    A drafter without a stated license is fetched only if it is named. The settings give the rule by which a drafter
-    pays most, and how the model is loaded. For a model without a repository, such as the embedded one, only the drafter
-    is fetched. An MTP layer is in the model's own files. Raises UsageMistake for a drafter that nobody publishes for
-    the model, and for a packing that this machine does not offer.
+    A drafter without a stated license is fetched only if it is named. `settings` say how the model is loaded, and by
+    which rule drafters are compared. For a model without a repository, such as the embedded one, only the drafter is
+    fetched. An MTP layer is in the model's own files. Raises UsageMistake for a drafter that nobody publishes for the
+    model, and for a packing that this machine does not offer.
     """
     entry = card.entry
     assert entry is not None

@@ -75,9 +75,11 @@ def states(shape: Shape, dtype: str) -> int:
 
 
 def parking(left: int) -> int:
-    """Return the bytes that parked texts may take out of the `left` bytes that a model leaves: half, up to MOST_PARKED.
+    """Return the bytes that parked texts may take of the `left` bytes that a model leaves free: half, up to
+    MOST_PARKED.
 
-    No choice counts them, since parked texts are dropped when memory becomes scarce.
+    Parked texts are earlier prompts whose cache stays in memory. No prediction of memory includes them, since they are
+    dropped when memory becomes scarce.
     """
     return min(max(0, left // 2), MOST_PARKED)
 
@@ -147,7 +149,7 @@ def _row(shape: Shape) -> int:
 
 
 def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
-    """Return the bytes for recorded steps on a GPU, and for finding picks there.
+    """Return the bytes for recorded steps (CUDA graphs), and for finding picks on the GPU.
 
     Each recording has separate memory for its results, so their rows add up: 1 + 2 + 4 + …. All recordings share the
     other memory. With NF4, reading a prompt also needs room for one dense matrix.
@@ -164,7 +166,8 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:
-    """Return the bytes that the CPU engine holds for forwards: ROWS rows in a layer, and the parts of attention."""
+    """Return the bytes that the CPU engine holds for forwards: ROWS rows in a layer, and the partial results of
+    attention."""
     most, sizes, heads = shape.widest, shape.delta, (2 if shape.gated else 1) * shape.num_heads
     qkv, padded = (heads + 2 * most.num_kv_heads) * most.head_dim, -(-most.head_dim // 16) * 16
     mixed, inner, window = shape.num_heads * most.head_dim, most.intermediate_size, 0

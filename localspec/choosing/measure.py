@@ -45,9 +45,9 @@ Step = TypeVar("Step")
 class ReplyStats:
     """Figures of replies with one drafter here: tokens per step, nodes per step, drafting seconds per verifying second.
 
-    Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the rest of a step, also per
-    verifying second. `peak` is the most memory that the process held, and `held` is the drafter's part of it. `tokens`
-    is the total length of these replies; earlier replies count less.
+    Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the time of a step besides drafting
+    and verification, also per verifying second. `peak` is the most memory that the process held, and `held` is the
+    drafter's part of it. `tokens` is the total length of these replies; earlier replies count less.
     """
 
     length: float
@@ -164,10 +164,8 @@ class MeasurementCache:
 
     @cached_property
     def idle(self) -> bool:
-        """Whether other programs have left all cores idle since the cache was opened.
-
-        It is determined at the first use.
-        """
+        """Whether other programs left all cores idle from the opening of the cache until the first use of this
+        property."""
         time.sleep(max(0.0, self._opened + LOOK_SECONDS - time.monotonic()))
         return self._idle_cores() == physical_cores()
 
@@ -266,7 +264,7 @@ class Measurements:
     """A source of this machine's measurements. It measures the bandwidth of memory if that is unknown.
 
     That takes half a second per device. With `quiet` nothing is measured. `exact` and `context` say how models will be
-    loaded. If there are no measurements for these, those without this context count, or those without both.
+    loaded. Without measurements for both, those for the default context are used, or else those for neither.
     """
 
     def __init__(

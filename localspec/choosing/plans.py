@@ -225,7 +225,8 @@ def _in_one_packing(plans: list[RunPlan], model: Model, measurements: Measuremen
 def _comfortable(model: Model, precision: Precision, measurements: MeasurementSource) -> bool:
     """Return whether plain decoding would be comfortable if only the memory's bandwidth limited it.
 
-    Timed forwards do not count here, so that a measurement never changes the packing, and with it the text of a seed.
+    Timed forwards do not count here, so that a measurement never changes the packing, and with it the text that a seed
+    gives.
     """
     device = precision.device
     if device.engine != "native":  # torch unpacks weights: int4 takes less memory, but not less time

@@ -201,7 +201,8 @@ def recommendations(
 
 
 def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the models that are here, then those of `every` whose model or drafter differs from all of these."""
+    """Return the recommendations `here`, then those of `every` with a pair of model and drafter that is not in
+    `here`."""
     seen = {one.model_and_drafter for one in here}
     return [*here, *(one for one in every if one.model_and_drafter not in seen)]
 
@@ -321,8 +322,8 @@ def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer
     """Return sentences about the mixtures of experts that are better than `taken`, or "".
 
     `taken` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. Mixtures that
-    fit are listed with their predicted speeds, those first that are not taken because of their speed; `prefer` may be
-    another reason. Of those that do not fit, the smallest has its reason, and the others are only named.
+    fit are listed with their predicted speeds: first those rejected for their speed, then those rejected because of
+    `prefer`. Of those that do not fit, the smallest is listed with its reason, and the others by name.
     """
     better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
     fitting = sorted((one for one in better if one.fits), key=lambda one: one.worth, reverse=True)

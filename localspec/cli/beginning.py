@@ -71,8 +71,8 @@ class ChatAndServer(NamedTuple):
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
         """Return an engine for a single reply, with fewer notices.
 
-        With `keep`, a server stays for that many seconds. If there is none, one is started; a notice says if that
-        fails. Raises UsageMistake if another server is in the way.
+        With `keep`, a server answers and stays for that many seconds. If none runs, one is started; a notice says if
+        that fails. Raises UsageMistake if a running server has other settings, so that `keep` would have no effect.
         """
         place = Paths(environment.home()).socket
         if self.server is not None:
@@ -142,7 +142,7 @@ def keep_seconds(length: str, settings: Settings) -> int:
 def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: Reporter) -> str:
     """Start a server that loads this model as this process would, and wait until it listens.
 
-    Return the reason if it ends at once or is late, otherwise an empty text.
+    Return an empty text, or the reason if it ends at once or does not listen in time.
     """
     reporter.progress("starting localspec serve")
     length = f"{seconds}s"

@@ -24,9 +24,9 @@ _WHOLE = re.compile(f"^{_SPEAKER}|`[^`]*`|(?<!^{_SPEAKER})(?<=: )localspec .*")
 
 
 def print_json(value: object) -> None:
-    """Print one line of plain ASCII.
+    """Print a value as one line of JSON in ASCII.
 
-    Escapes keep every character in the data, and control characters away from the terminal.
+    Escapes preserve every character, and protect the terminal from control characters.
     """
     typer.echo(json.dumps(value))
 

@@ -15,8 +15,8 @@ class Interrupt:
     second stops at once.
 
     With `ends_too`, SIGTERM and SIGHUP also stop the body, however often they come, because a logout sends both. After
-    the context they end the process, so that its parent sees the signal. `waits` is called in another thread if the
-    first Ctrl+C waits: the handler may have stopped the code that prints.
+    the context they end the process, so that its parent sees the signal. `waits` is called when the first Ctrl+C has to
+    wait for a step. It runs in another thread, because the signal may have interrupted code that prints.
     """
 
     def __init__(self, ends_too: bool = False, waits: Callable[[], object] | None = None) -> None:

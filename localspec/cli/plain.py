@@ -287,7 +287,10 @@ class _Talk:
         self._instead(text)
 
     def _instead(self, prompt: str | None) -> None:
-        """Continue from before the last answered prompt, with this prompt or, if it is None, the same one."""
+        """Answer the last answered prompt again, or `prompt` in its place, in a branch.
+
+        Raises UsageMistake without a reply.
+        """
         before, turns = self._conversation, self._conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")

@@ -144,7 +144,7 @@ def _alternate_screen() -> Iterator[None]:
     """Use the terminal's alternate screen without a cursor, since after resizing, frames on the normal screen could not
     be erased.
 
-    The normal screen returns whatever happens.
+    The normal screen is restored even after an error.
     """
     with cleared_up_when_ended():
         print("\x1b[?1049h\x1b[?25l", end="", flush=True)

@@ -185,7 +185,8 @@ def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> lis
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Leave out, and report, packed files pulled for another source of the same weights: they may be its only copy."""
+    """Leave out, and report, packed files that belong to another source of the same weights: they may be its only
+    copy."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -237,7 +238,10 @@ def _draft_source(draft: str, entries: Mapping[str, Entry]) -> Source | None:
 
 @dataclass(frozen=True)
 class Learned:
-    """What localspec learned from a model: phrases, conversations, drafters. Collect it before deleting the model."""
+    """The data that localspec derived from a model: phrases, conversations, drafters.
+
+    Collect it before deleting the model.
+    """
 
     names: tuple[str, ...]
     pools: tuple[PoolInfo, ...] = ()

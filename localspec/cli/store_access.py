@@ -18,11 +18,11 @@ from localspec.text import one_line
 
 @contextmanager
 def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
-    """Yield the store of this user, for its phrases or conversations: `what`.
+    """Yield the store of this user, to show or delete its `what`: "phrases" or "conversations".
 
-    Yield None if it does not exist, because looking must not create one. Raises StoreTrouble, also if it may exist but
-    cannot be reached: otherwise a user would believe that nothing is saved. Raises it for damage found after opening
-    too, unless `raise_damage` is False.
+    Yield None if it does not exist, because looking must not create one. Raises StoreTrouble if it may exist but cannot
+    be reached: an empty list would say that nothing is saved. With `raise_damage` it also raises StoreTrouble for
+    damage found after opening.
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
         raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} cannot be shown or deleted.")

@@ -38,8 +38,8 @@ PROGRAM = (
 class OwnedPath(NamedTuple):
     """A file or directory that localspec writes. `private` says that it may have text of the user, or a secret.
 
-    Of a link only the link is deleted. With `followed` its target is deleted too, because only localspec writes such a
-    file. With `names`, other files directly in the directory belong to other programs, and stay.
+    A symbolic link is deleted without its target. With `followed` the target is deleted too, because only localspec
+    writes such a file. With `names`, only files in the directory whose names match are localspec's; the others stay.
     """
 
     path: Path

@@ -103,7 +103,7 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
 def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
     """Read files, print the result, and return the names of those that changed without a new date or size.
 
-    `listed` also prints the values that an entry in models.toml lists.
+    With `listed`, also print each file's digest and fingerprint, for an entry in models.toml.
     """
     progress, marks = Progress(), {file: mark for file, (_, mark) in fingerprints(files).items()}
     try:

@@ -90,7 +90,7 @@ def drafter_of(
 def pool_of(
     choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
 ) -> PhrasePool:
-    """Return an empty pool for this drafter. It will accept no token id that one of the drafter's models lacks."""
+    """Return an empty pool for this drafter. It rejects token ids that the vocabulary of one of the models lacks."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
@@ -124,7 +124,7 @@ def tuning(
     costs: ForwardCostModel,
     reader: PhraseReader | None = None,
 ) -> Measuring[Hyperparameters | None]:
-    """Search the best hyperparameters for this pair of models, whose forwards were timed, and save them.
+    """Search for the best hyperparameters of this pair of models, whose forwards were timed, and save them.
 
     Return None if the context has no room for a reply. Each trial starts with the phrases of earlier sessions, as in
     use. Phrases of the replayed replies themselves are left out, because they would predict these replies perfectly.
@@ -185,9 +185,8 @@ class SavedPhrases:
     ) -> Self | None:
         """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` names the tokenizer and the weights that the tokens belong to, and `earlier` is their name in an
-        earlier version. Without `earlier` only a pool of the same name or place counts. Problems with the store are
-        reported.
+        `tokenizer` identifies the tokenizer and the weights. `earlier` is their identifier in an earlier version of
+        localspec; without it, only a pool with the model's name or path is found. Problems with the store are reported.
         """
         try:
             pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)

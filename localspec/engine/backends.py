@@ -29,7 +29,10 @@ class Target(DraftableModel[Any], Protocol):
         """Compute with this many cores of the CPU from now on."""
 
     def lend_core(self, lent: bool) -> None:
-        """Leave a core to another thread of this process while it is `lent`; any thread may call this."""
+        """Leave one CPU core to another thread of this process, or take it back if `lent` is false.
+
+        Any thread may call this.
+        """
 
 
 def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None = None) -> Target:
@@ -69,7 +72,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form of a torch target's steps whose bits are right, and why no faster form works."""
+    """Return the fastest way to compute a torch target's steps with the same bits, and why no faster way works."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 
@@ -86,12 +89,12 @@ def use_step_form(target: Target, form: StepForm) -> None:
 
 
 def fills_rows(target: Any) -> bool:
-    """Return whether rows of a step are filled up to a power of two."""
+    """Return whether the rows of a step are padded to a power of two."""
     return getattr(target, "step_form", "eager") != "eager"
 
 
 def recording_troubles(target: Target) -> tuple[str | None, str | None]:
-    """Return the reasons why steps of a torch target, and of drafters, are no longer recorded; None if they still
+    """Return why steps of a torch target, and of drafters, are no longer recorded as CUDA graphs; None if they still
     are."""
     from localspec.nn.target import Target as TorchTarget
 
@@ -102,7 +105,7 @@ def recording_troubles(target: Target) -> tuple[str | None, str | None]:
 def checking_exactness(choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
     """Measure how exactly a loaded model computes trees of up to `widest` rows, including the root.
 
-    In torch the measurement has no pauses.
+    In torch the measurement is one step, which cannot be paused.
     """
     if choice.engine == "native":
         from localspec.native import exactness as native

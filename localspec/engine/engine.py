@@ -254,8 +254,8 @@ class Engine:
         return len(self.target.chat.tokenizer.encode(text, False))
 
     def cannot_spell(self, messages: Sequence[Message]) -> str:
-        """Return a sentence about characters of a conversation that the model's vocabulary cannot spell, or an empty
-        text."""
+        """Return a sentence about characters of a conversation that the model's vocabulary cannot encode, or an
+        empty text."""
         return _cannot_spell(self.target.chat.unspelled(messages))
 
     @property
@@ -291,7 +291,8 @@ class Engine:
         return Report.before(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
-        """Leave a core to the thread that draws the reply while it is `lent`. Any thread of this process may call this.
+        """Leave a core to the thread that draws the reply, or take it back if `lent` is false. Any thread of this
+        process may call this.
 
         A compute thread that loses its core delays all others, but a resting thread does not.
         """
@@ -376,7 +377,7 @@ class Engine:
             self._keep(len(prompt))
 
     def _room(self) -> int:
-        """Return how many tokens of context fit: as many as the model has, or fewer where memory is short."""
+        """Return how many tokens fit: the model's context length, or fewer if memory is short."""
         usable = self._device.usable + self.session.memory.parked
         fitting = max(self.session.cache.capacity, usable // self._slot_bytes)
         return int(min(self.target.context, max(0, fitting - self.choice.nodes - 1)))

@@ -76,7 +76,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
 
 
 def _turns(seconds: float) -> int:
-    """Return the number of turns for all rows, by the seconds of one turn."""
+    """Return how many times all numbers of rows are timed, if one turn takes this many seconds."""
     for turns in range(1, MOST_REPETITIONS + 1):
         if turns * seconds > (ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
             return turns
@@ -91,7 +91,8 @@ def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Return medians, without the first value of several. No median exceeds one of more rows or a longer context.
+    """Return the median of each measurement, without its first value. Costs never fall with more rows or a longer
+    context.
 
     Disturbances only make a measurement longer, so if two contradict each other the shorter one is right.
     """

@@ -228,8 +228,8 @@ def _name(
 ) -> str:
     """Return the name of a new model: the name of the entry that lists its files, if any.
 
-    A notice names models that were imported when these files had another content. These models stay, but not the files
-    to which their weights were copied: no such model answers while another file is in the place of the former one.
+    A notice names models that were imported from these files before their content changed. Their registrations stay,
+    but copies of their weights are deleted: such a model cannot answer while the file has other content.
     """
     every = imports(paths)
     older = [

@@ -60,10 +60,11 @@ def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """Return how exactly this target computes trees of this choice: known, measured now, or promised and unchecked.
+    """Return how exactly this target computes trees of this choice.
 
-    If it is unknown, it is measured with `choice.exact` and in torch, where it decides how rows are computed. Otherwise
-    the native engine is checked later. Raises UsageMistake if `choice.exact` is impossible.
+    If it is unknown, it is measured now, except for the native engine without `choice.exact`: that result is
+    `unchecked` and is checked later. Torch needs the measurement to decide how rows are computed. Raises UsageMistake
+    if `choice.exact` is impossible.
     """
     widest = widest_tree(choice)
     found = profile.exactness(target, widest)
@@ -180,8 +181,8 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLay
 
 
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
-    """Return the drafter of the target's own layers if the choice includes it. Its layers are those of a probe, or else
-    outer ones.
+    """Return the drafter of the target's own layers if the choice includes it. It uses the layers found by a probe, or
+    else `outer_layers`.
 
     Raises UsageMistake for a model with one layer, and for one whose layers cannot draft without the others.
     """

@@ -72,8 +72,10 @@ class ModelProfile:
         self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int) -> Exactness | None:
-        """Return how exactly trees of up to `widest` rows are computed; None if unknown. Set the target's row
-        multiple."""
+        """Return how exactly trees of up to `widest` rows are computed; None if unknown.
+
+        Set the multiple to which the target pads rows.
+        """
         found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
             return None
@@ -81,7 +83,10 @@ class ModelProfile:
         return found
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-        """Measure how exactly trees of up to `widest` rows are computed, save it, and set the target's row multiple."""
+        """Measure how exactly trees of up to `widest` rows are computed, and save it.
+
+        Set the multiple to which the target pads rows.
+        """
         found = yield from checking_exactness(choice, target, widest)
         self.cache.remember(EXACTNESS, self._exactness_subject(target), found)
         target.row_multiple = found.multiple

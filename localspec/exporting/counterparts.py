@@ -44,7 +44,7 @@ LICENCES = ("LICENSE*", "NOTICE*")  # copied along with the weights
 
 @dataclass(frozen=True)
 class Counterpart:
-    """The counterpart of a drafter in an engine, with a function that writes it into an empty directory."""
+    """A drafter in a form that another engine reads, with a function that writes it into an empty directory."""
 
     form: Form
     tokens: int  # of a draft; 0: the engine decides
@@ -150,10 +150,10 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
 
 
 def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a small model, which drafts in parallel if it was trained here. Layers on the target's embedding are
-    refused.
+    """Return a small model, which drafts in parallel if it was trained here.
 
-    Engines have one mask token for all depths, but such layers have different masks.
+    Layers that use the target's embedding draft token by token: engines have one mask token for all depths, but such
+    layers have one for each. Layers that read the target's states are refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":

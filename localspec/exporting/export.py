@@ -95,7 +95,7 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
 
 
 def _remains(out: Path) -> Iterator[Path]:
-    """Yield what killed exports left next to this directory. Files of running exports are not included."""
+    """Yield the unfinished directories that killed exports left next to this one, but not those of running exports."""
     for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
         process = left.name.split(".")[-2]
         if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):

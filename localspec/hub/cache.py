@@ -41,7 +41,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """What removing a revision does: `bytes` become free, names in `also` disappear, and revisions in `stay` remain."""
+    """The effects of removing a revision: `bytes` become free, names in `also` disappear, and revisions in `stay`
+    remain."""
 
     source: Source
     commit: str
@@ -68,8 +69,8 @@ def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
     """Return the directory of this revision if it is complete; None after an interrupted pull, or if a file has another
     length.
 
-    A pulled revision remains the commit that it was at the pull, even if other programs have fetched since. GGUF files
-    are found by their registrations.
+    For a pulled revision it is the commit of the pull, even if other programs have fetched a newer one. GGUF files are
+    found by their registrations.
     """
     if source.gguf:
         return None
@@ -260,7 +261,7 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
 
 
 def _is_rest(source: Source) -> bool:
-    """Return whether a deletion was interrupted, so that contents without names are left."""
+    """Return whether an interrupted deletion left blobs in the cache to which no snapshot refers."""
     place = repository(source)
     return place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*"))
 

@@ -211,10 +211,11 @@ def _private_locks(source: Source) -> Iterator[None]:
 
 
 def _clear_what_the_client_tried(blobs: Path) -> None:
-    """Remove the files with which the client tests the umask and links. They stay if it is killed or the disk fails.
+    """Remove the files with which the client tests the umask and symbolic links. The client leaves them if it is killed
+    or the disk fails.
 
-    A process that tests links at the same moment is not disturbed: it needs no target of the link, and no directory
-    after the link exists.
+    Another process that runs this test now is not disturbed: its link needs no target, and after making the link it
+    needs no directory.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):

@@ -49,7 +49,7 @@ def folder(source: Source) -> str:
 
 
 def all_records(paths: Paths | None = None) -> list[PullRecord]:
-    """Return every pulled revision of every repository. Unreadable records, and those of no repository, are skipped."""
+    """Return every pulled revision of every repository. Unreadable records and invalid names are skipped."""
     directory, found = (paths or Paths(home())).pulled, []
     with suppress(OSError):
         for file in sorted(directory.glob("models--*.json")):
@@ -167,7 +167,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """Return the packed models that were pulled, by source.
 
-    If there are several for a source, take the one that is read from its files, or else the newest.
+    If a source has several, take its registration of GGUF files, or else the newest packed file.
     """
     pulled = (one for one in packed_files(paths) if _is_source(one.header.origin.repo))
     return {one.header.origin.repo: one for one in ranked(pulled)}

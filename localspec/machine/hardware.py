@@ -88,7 +88,7 @@ def _cores_here() -> int:
 
 @cache
 def _allowed_cores() -> int:
-    """Return the number of cores whose processors this process may run on, whatever its share of their time."""
+    """Return the number of cores whose processors this process may run on, ignoring a container's CPU quota."""
     return min(psutil.cpu_count(logical=False) or _processors(), _processors())
 
 
@@ -233,7 +233,7 @@ def gpu_expected() -> bool:
 def memory_bandwidth(device: str = "cpu") -> float:
     """Return the bytes per second that can be read from a device's memory, measured in less than half a second.
 
-    512 MiB are read (on a GPU, which is faster, 4 GiB), or an eighth of the free memory.
+    512 MiB are read (4 GiB on a GPU, which is faster), but at most an eighth of the free memory.
     """
     limit = 4 * 2**30 if device.startswith("cuda") else 512 * 2**20
     size = min(limit, free_memory(device) // 8) // 8 * 8
@@ -270,7 +270,7 @@ _LONGEST = 0.5  # seconds of a measurement
 def disk_bandwidth(file: Path) -> float | None:
     """Return the bytes per second of reads at random places of a file, as a mapped file is read; None if unknown.
 
-    The reads are made one after another, past the system's cache, which only Linux permits. Takes at most half a
+    The reads are made one after another and bypass the page cache, which only Linux permits. Takes at most half a
     second.
     """
     direct = getattr(os, "O_DIRECT", 0)

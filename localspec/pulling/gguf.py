@@ -53,7 +53,7 @@ def as_held(part: Part, texts: Part) -> Part:
 
 
 def _holds(packed: PackedFile, texts: Part) -> bool:
-    """Return whether a packed file has these texts. The config.json may differ in whether there is a head."""
+    """Return whether a packed file has these texts. Its config.json is not compared."""
     try:
         return not any(differs(packed.text(file.name), file) for file in texts.files if file.name != CONFIG)
     except (KeyError, OSError, LocalspecError):
@@ -231,7 +231,7 @@ def is_packed(settings: Settings) -> bool:
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
     """Return the packing of the original that a smaller form may replace; None if it may not.
 
-    If only a given packing should stay, the smaller form's file would be a second copy.
+    With `packed_only` and a packing in the settings, the smaller form's file would be a second copy.
     """
     if not packed_only:
         return packing

@@ -41,7 +41,7 @@ class NotConverted:
 def convert_heads(
     plan: Plan, progress: Callable[[str], None], registered: Source | None = None
 ) -> Iterator[Converted | NotConverted]:
-    """Convert the fetched heads, even those inside a model, once. A pickle is read as data, never run.
+    """Convert the fetched heads, and heads inside a fetched model. A pickle is read as data, never run.
 
     `registered` is the plan's model if it is read from GGUF files. Raises LocalspecError for heads that are damaged,
     belong to another model, or would run code. Raises DoesNotFit if the disk is full.

@@ -12,8 +12,8 @@ from localspec.weights.packed_files import is_gguf
 def sources_of(name: str, here: bool = False) -> list[Source]:
     """Return all repositories that may have been fetched for a name: the model in any of its forms, and its drafters.
 
-    With `here` the name can only mean models of this machine. Raises LocalspecError for damaged files, NotHere for a
-    name that is not registered, and UsageMistake for one that is not a repository either.
+    With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for a name
+    that is not registered, and UsageMistake for one that is not a repository either.
     """
     known = cards()
     if name in known:
