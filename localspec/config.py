@@ -97,7 +97,7 @@ class Settings:
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),
-        "How `auto` chooses a drafter: by M, by speed, or by M where memory is short.",
+        "How `auto` chooses a drafter: by M (speedup per memory), by speed, or by M only if memory is short.",
         loads=True,
     )
     draft_device: str = _row("auto", checks.device, "Where a draft model runs; auto: where the model runs.", loads=True)
@@ -105,7 +105,7 @@ class Settings:
     accept: Literal["exact", "rejection", "typical"] = _row(
         "exact",
         checks.one_of("exact", "rejection", "typical"),
-        "How drafts are accepted; rejection changes a seed's text, typical is not lossless.",
+        "How drafts are accepted; rejection gives a seed another text, typical is not lossless.",
         loads=True,
     )
     pool: Literal["user", "readonly", "off"] = _row(
@@ -125,7 +125,7 @@ class Settings:
     int8_threshold: float = _row(
         0.0,
         checks.number("a number from 0 up", lambda n: n >= 0),
-        "int8 on NVIDIA computes activations from here on in full, as in the S3D paper (6.0); 0: none.",
+        "int8 on NVIDIA keeps activations from this size on in full precision (S3D paper: 6.0); 0: none.",
         loads=True,
     )
     prefer: Literal["speed", "memory", "quality"] | None = _row(

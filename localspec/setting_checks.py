@@ -135,7 +135,7 @@ def parts(*known: str) -> Check:
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
             if "beside" in value and "lengthening" not in value:
-                raise ValueError("a list that has `beside` only with `lengthening`, which makes the trees")
+                raise ValueError("a list that has `beside` only with `lengthening`, without which there are no trees")
             return tuple(part for part in known if part in value)
         raise ValueError(f"a list of {', '.join(known)}, each at most once")
 
@@ -177,7 +177,7 @@ def _keymap(value: object) -> dict[str, str]:
                 flat[f"{prefix}{name}"] = keys
             else:
                 raise ValueError(
-                    f'a table in which {prefix}{name} is a key such as "f6", or several with commas between'
+                    f'a table in which {prefix}{name} is a key such as "f6", or several separated by commas'
                 )
     return flat
 

@@ -60,7 +60,7 @@ def check(file: Path) -> None:
             f"--plot {file} needs a PNG library that is not installed; name an .svg file, or {install_extra('plot')}."
         )
     if file.suffix.lower() == ".png" and _png(drawing(40, 20, [words(9, 15, "M")])) == _png(drawing(40, 20, [])):
-        raise UsageMistake(f"--plot {file} would have no words, because this machine has no font; name an .svg file.")
+        raise UsageMistake(f"--plot {file} would have no text, because this machine has no font; name an .svg file.")
 
 
 def write(svg: str, file: Path) -> None:

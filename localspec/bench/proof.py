@@ -73,7 +73,7 @@ class Divergence:
         if self.repeatable:
             what, remedy = f"Speculation changes the text at {where}: {one} becomes {other}", "use --no-spec"
         else:
-            what = f"Plain decoding does not repeat itself at {where}: {one}, then {other}"
+            what = f"Two runs of plain decoding differ at {where}: {one}, then {other}"
             remedy = "use another --dtype"
         return f"{what}, with a logit gap of {self.gap:.2g} ({precision}); {remedy}, and report this line."
 

@@ -17,7 +17,7 @@ _MEANINGS = (
     (("draft", "verify", "host"), "time of a step's parts, in plain steps"),
     (("limit",), "share of the speed that the memory's bandwidth allows without speculation"),
     (("M",), "speedup ÷ relative memory"),
-    (("same",), "replies with the tokens of plain decoding"),
+    (("same",), "replies with the same tokens as plain decoding"),
 )
 _FIRST_LEFT_OUT = ("limit", "host", "verify", "draft", "M")  # columns that a narrow terminal leaves out, in this order
 LEAST_NAME = 16  # columns of the name before them, which may be cut

@@ -138,7 +138,7 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
         weight = "" if typed is None else f", {typed:,} tokens"
         said.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{weight}")
     if typed is not None and (whole := tokens + typed) > context:
-        said.insert(0, f"too long: {whole:,} tokens, and the model reads {context:,}")
+        said.insert(0, f"too long: {whole:,} tokens, but the model reads at most {context:,}")
     return said
 
 

@@ -88,7 +88,7 @@ def read(line: str) -> ParsedLine:
         raise UsageMistake(f"There is no command {word}. {ELSEWHERE[name]}")
     if found is None:
         guess = nearest(word, [f"/{command.name}" for command in COMMANDS])
-        raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text says /text.")
+        raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text sends /text.")
     if rest and not found.argument:
         raise UsageMistake(f"{word} takes no text, but you wrote {_quoted(rest[0])}; leave it out.")
     return ParsedLine(found.name, "".join(rest))
@@ -196,7 +196,7 @@ def _command(command: Command) -> Completion:
 def _settings(rest: str) -> list[Suggestion]:
     key, space, _ = rest.partition(" ")
     if space:
-        return [Suggestion(f"{key} {DEFAULT}", "the settings from the start")]
+        return [Suggestion(f"{key} {DEFAULT}", "the initial settings")]
     return [Suggestion(f"{key} ", "") for key in KEYS]
 
 

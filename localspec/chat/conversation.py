@@ -440,7 +440,7 @@ class Conversation:
             if trouble.reported:
                 return
             kept = "" if self.id is None else f" What was saved before remains as conversation {self.id}."
-            self._notice(f"This is not saved: {trouble}{kept}")
+            self._notice(f"This turn is not saved: {trouble}{kept}")
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:

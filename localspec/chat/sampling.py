@@ -86,7 +86,7 @@ class ChatSettings:
         except UsageMistake as mistake:
             _try(model, self.first)
             self.now, self.typed = self.first, {}
-            return f"{mistake} Sampling is as at the start."
+            return f"{mistake} The initial sampling applies again."
         return None
 
     def lines(self, model: Sampler | None, key: str | None = None) -> list[SettingLine]:
@@ -199,7 +199,7 @@ def _key(typed: str) -> str:
     if key in (*KEYS, THINK):
         return key
     if _name(key) in config.NAMES:
-        raise UsageMistake(f"{key} is decided when the chat begins; {TYPED} by itself shows what can be changed.")
+        raise UsageMistake(f"{key} cannot change during a chat; {TYPED} by itself lists the settings that can.")
     raise UsageMistake(f"There is no setting {typed!r}{nearest(typed, KEYS)}; {TYPED} by itself lists them.")
 
 

@@ -182,7 +182,7 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
         notify(DEMO)
         return _resolve("demo")
     if len(models) == 1:
-        notify(f"No model named, so {chosen.name} answers, the only one here.")
+        notify(f"No model named, so {chosen.name} answers: it is the only one here.")
         return chosen
     notify(f"No model named, so {chosen.name} answers from now on; `localspec use NAME` chooses another one.")
     with suppress(OSError):  # the next session finds the same model

@@ -18,7 +18,7 @@ SAMENESS = {
     "bitwise": "same text as without drafts ✓",
     "numerical": "same text, except for rounding",
     "same distribution": "same probabilities as without drafts",
-    "not lossless": "text may differ from that without drafts",
+    "not lossless": "text may differ from the text without drafts",
     "unchecked": "not checked yet",  # the self-test runs after the first reply
 }
 

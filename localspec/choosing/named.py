@@ -40,7 +40,7 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     phrases = name.removeprefix(named)
     first, _, small = named.partition(":")
     if named == "auto":
-        raise UsageMistake(f"'{name}' leaves nothing to choose; write 'auto', which may choose phrases, or 'phrases'.")
+        raise UsageMistake(f"'{name}' is not possible; write 'auto', which may choose phrases, or 'phrases'.")
     row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
     if row is not None and phrases and (row.name == "none" or row.has_phrases):
         raise UsageMistake(f"'{name}' means the same as '{'phrases' if row.name == 'none' else named}'; write that.")

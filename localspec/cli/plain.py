@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
 
 HELP = f"""{listed()}
-A line that ends in \\ goes on in the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text says /text.
-From a pipe or a file, a line that is refused ends the chat (exit code 2), and what comes after it is not read."""
+A line that ends in \\ continues on the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text sends /text.
+From a pipe or a file, a line that is refused ends the chat (exit code 2), and the lines after it are not read."""
 WARMER = "/set temperature 0.7 makes answers vary"
 LISTED = 20
 LONG = 1000  # tokens that take seconds to read
@@ -270,7 +270,7 @@ class _Talk:
         word = parse_think(rest)
         if word == SHOW:
             thoughts = next((turn.reasoning for turn in reversed(self._conversation.turns) if turn.reasoning), "")
-            tell(safe(thoughts or "No reply had a thought yet."))
+            tell(safe(thoughts or "No reply has thoughts yet."))
             return
         if word:
             self._settings.change({THINK: word}, self._loaded())
@@ -448,7 +448,7 @@ class _Talk:
         if how:
             tell(how)
         unsaved = self._conversation.unsaved_words
-        if words := [*in_words(live.figures()), *([f"not kept: {unsaved}"] if unsaved else [])]:
+        if words := [*in_words(live.figures()), *([f"not saved: {unsaved}"] if unsaved else [])]:
             tell(f"({' · '.join(words)})")
 
 

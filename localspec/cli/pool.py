@@ -102,7 +102,7 @@ def clear(
             typer.echo("There are no phrases to delete.")
             return
         whose = (pools[0].model if model else "all models") + (
-            f", said last in conversation {conversation}" if conversation else ""
+            f", last used in conversation {conversation}" if conversation else ""
         )
         if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
             return

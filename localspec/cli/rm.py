@@ -52,7 +52,7 @@ def rm(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask. Phrases stay unless --phrases is given.")
     ] = False,
-    phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases that the model taught.")] = False,
+    phrases: Annotated[bool, typer.Option("--phrases", help="Also delete the phrases learned from the model.")] = False,
 ) -> None:
     """Delete a model from this machine; files that another revision uses stay."""
     paths = Paths(home())
@@ -286,7 +286,7 @@ class Learned:
         pools = [pool for pool in self.pools if pool.phrases]
         count = sum(pool.phrases for pool in pools)
         if count and not phrases and not yes and at_a_terminal():
-            phrases = typer.confirm(f"It also learned {counted(count, 'phrase')}; delete them?")
+            phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from it?")
         if count and phrases:
             with store_if_any("phrases") as store:
                 removed = sum(store.phrases.forget(pool.pool) for pool in pools) if store else 0
@@ -295,7 +295,7 @@ class Learned:
             clear = " and ".join(
                 dict.fromkeys(f"`localspec pool clear {self.former.get(pool.model, pool.model)}`" for pool in pools)
             )
-            typer.echo(one_line(f"{counted(count, 'phrase')} that it learned stay until {clear}."))
+            typer.echo(one_line(f"{counted(count, 'phrase')} learned from it stay until {clear}."))
         if self.conversations:
             stay = "stays" if self.conversations == 1 else "stay"
             typer.echo(f"{counted(self.conversations, 'conversation')} with it {stay} until `localspec history rm`.")

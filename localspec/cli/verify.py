@@ -77,7 +77,10 @@ def _verify_unfetched(name: str) -> list[str]:
         for file in packed_of(path, "", paths):
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)
-    return [f"{file} of {name} has changed unnoticed; it is packed again when it is next loaded" for file in changed]
+    return [
+        f"{file} of {name} has changed without a new size or date; it is packed again when it is next loaded"
+        for file in changed
+    ]
 
 
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
@@ -94,8 +97,8 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
         return []
     changed = _looked(name, files, paths, listed=True)
     return [
-        f"{file} of {name} has changed unnoticed; to use it as it is now, delete {name} with `localspec rm {name}`, "
-        "and import it again"
+        f"{file} of {name} has changed without a new size or date; to use it as it is now, delete {name} with "
+        f"`localspec rm {name}`, and import it again"
         for file in changed
     ]
 
@@ -209,7 +212,7 @@ def _checked(source: Source) -> Verified:
 
     try:
         if found and (missing := found.missing):
-            what = f"{missing.name} is missing, or not as long as it was"
+            what = f"{missing.name} is missing, or has another length"
             return Verified(found.header.origin.commit, 0, False, (what,))
         if found and found.header.registered:
             return verify_gguf(source, found.header.origin.commit, show)

@@ -514,4 +514,4 @@ def _cannot_spell(characters: str) -> str:
     if not characters:
         return ""
     named = " ".join(characters[:MOST_NAMED]) + (" …" if len(characters) > MOST_NAMED else "")
-    return f"the model's vocabulary cannot spell {counted(len(characters), 'character')}: {named}"
+    return f"the model's vocabulary cannot encode {counted(len(characters), 'character')}: {named}"

@@ -125,7 +125,7 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
     if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UsageMistake(
             f"The head in {trained.path} has its model's rotary positions ('{rope['rope_type']}', or a part of each "
-            f"head), which {engine.label} lacks for a Llama; the nearest is a small model, draft_model:MODEL."
+            f"head), which {engine.label} lacks for a Llama; use a small model instead: draft_model:MODEL."
         )
     theta = rope.pop("rope_theta")
     config = {
@@ -159,7 +159,7 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
     if options.form == "eagle":
         raise UsageMistake(
             f"The drafter in {trained.path} is of the form 'eagle', which reads states in a way that {engine.label} "
-            f"does not; nearest are the forms 'model' and 'medusa': `localspec train parallelspec -O form=medusa`."
+            f"does not; use the form 'model' or 'medusa' instead: `localspec train parallelspec -O form=medusa`."
         )
     vocab_size, tokens = target.sizes.vocab_size, 0
     content: dict[str, Any]
@@ -171,7 +171,7 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
     elif target.sizes.layer_sizes or target.sizes.delta:
         raise UsageMistake(
             f"The layers of this model differ from each other, and {engine.label} has no model with only the kind "
-            f"that the drafter in {trained.path} has; the nearest is a small model, draft_model:MODEL."
+            f"that the drafter in {trained.path} has; use a small model instead: draft_model:MODEL."
         )
     else:
         sizes = replace(layers_of(target.sizes, options), vocab_size=vocab_size, tied=target.sizes.tied)
@@ -207,7 +207,7 @@ def _small_model(
         if target_map(own.config.content, small.path) is not None:
             raise UsageMistake(
                 f"The small model in {small.path} reads the target's states (PARD-2), which {engine.label} does not "
-                "provide; the nearest is one that does not read them, or draft_model:MODEL."
+                "provide; use one that does not read them, or draft_model:MODEL."
             )
         form, notes = _parallel(engine, small.path, mask_token(own.config, small.path), vocab_size)
         tokens = MODEL_MASKS + 1 if form == "parallel draft model" else 0
@@ -230,7 +230,7 @@ def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tu
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is not one of the model's {vocab_size} ids, as "
-            f"{engine.label} needs; the nearest is draft_model:MODEL."
+            f"{engine.label} needs; use draft_model:MODEL instead."
         )
     if "parallel draft model" in engine.forms:
         return "parallel draft model", ()

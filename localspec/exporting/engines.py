@@ -125,7 +125,7 @@ def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
         }
         return UsageMistake(
             f"'{kind.name}' has no files that {engine.label} reads, because it finds phrases in the text itself; "
-            f"the nearest is {flags[engine.name]}"
+            f"the nearest substitute is {flags[engine.name]}"
         )
     if kind.takes == "published":
         where = "in the model's own files" if kind.name == "mtp" else "in the repository that it came from"
@@ -145,5 +145,6 @@ def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
     else:
         nearest_one = "a small model, draft_model:MODEL"
     return UsageMistake(
-        f"{engine.label} has nothing that drafts like '{kind.name}' ({kind.label}); nearest is {nearest_one}."
+        f"{engine.label} has nothing that drafts like '{kind.name}' ({kind.label}); the nearest substitute is "
+        f"{nearest_one}."
     )

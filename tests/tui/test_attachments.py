@@ -81,7 +81,7 @@ async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
     (folder / "long").write_text("x" * 2000)
     async with chat(["Said."]).opened() as (talk, pilot):
         await pilot.press(*"see @long")
-        await until(pilot, lambda: "too long: 2,009 tokens, and the model reads 1,024" in attached(talk))
+        await until(pilot, lambda: "too long: 2,009 tokens, but the model reads at most 1,024" in attached(talk))
         await pilot.press("ctrl+u")
         await until(pilot, lambda: attached(talk) == "")
         await pilot.press(*"see @null")

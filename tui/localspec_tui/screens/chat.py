@@ -360,7 +360,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_thoughts(self) -> None:
         if not self._conversation.toggle_thoughts(self._conversation.chosen):
-            self.notify("No reply had a thought yet.", markup=False)
+            self.notify("No reply has thoughts yet.", markup=False)
 
     async def action_keys(self) -> None:
         if shown := self.query(KeysPanel):
