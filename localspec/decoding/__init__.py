@@ -1,1 +1,1 @@
-"""One decode step and everything that it needs. This folder prints nothing, prompts nobody and reads no settings."""
+"""One decode step and the parts that it needs. Nothing here prints, prompts the user or reads settings."""

@@ -21,8 +21,8 @@ class PlainTime:
 
     A step without a draft is a plain step, except for the time spent on looking for a draft and on learning. Steps with
     a draft are compared with the mean of plain steps. A median would be biased: on a busy machine a few steps take much
-    longer than most. `costs` say how much more a step costs after a longer text. Without `costs` no plain step is
-    requested, and every step costs the same.
+    longer than most. `costs` say how much longer a step takes after a longer text. Without `costs` no plain step is
+    requested, and all steps count as equally expensive.
     """
 
     def __init__(self, costs: ForwardCostModel | None) -> None:
@@ -31,7 +31,7 @@ class PlainTime:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new reply: the machine may be more or less busy than before."""
+        """Begin a new reply, and discard the times of the last one: the load of the machine may have changed."""
         self._steps = self._last = 0  # of this reply, and the last of them without a draft
         self._wait = SOON
         self._lately: deque[float] = deque(maxlen=REMEMBERED)  # seconds of the last steps, whole
@@ -41,9 +41,9 @@ class PlainTime:
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step should be without a draft.
+        """Whether the next step should have no draft.
 
-        That is about one percent of steps, if there are no others without drafts.
+        About one step in a hundred is requested, unless steps without drafts occur anyway.
         """
         return self._costs is not None and self._steps - self._last >= self._wait
 
@@ -100,16 +100,16 @@ class Budget:
     node, given its parent, is the drafter's estimate if there is one. Otherwise it is estimated from the node's source,
     its depth, and its rank among its siblings.
 
-    The budget learns only from tokens that the target commits. It follows every draft along them, including pruned
-    nodes. So it also judges one level below the verified nodes, or the first guess of a draft that was pruned
-    completely. That costs no row, and shows when a source becomes right again.
+    The budget learns only from tokens that the target commits. It follows each draft along these tokens, through pruned
+    nodes too. So it also judges the children of the verified nodes, or the first guess of a draft that was pruned
+    completely. This costs no row, and shows when a source becomes right again.
 
     Speculation is switched off if steps took longer than plain steps would have for the same tokens. Drafts that take
-    no time and match nothing lose nothing, so they continue.
+    no time are not switched off, even if no token is accepted.
 
     Costs are corrected by the present times of forwards (`ObservedCosts`). Without `branches` the target reads only
-    chains, so the most promising path of a draft is verified. Without `costs` trees always have up to `most` nodes:
-    they are never pruned or switched off if memory lasts. `off_reason` is the reason if `most` is 0.
+    chains, so the most promising path of a draft is verified. Without `costs` trees have up to `most` nodes, and are
+    pruned or switched off only if memory runs out. If `most` is 0, `off_reason` says why.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Budget:
     def token_seconds(self, context: int) -> float | None:
         """Return the seconds that a token takes at present, which an accepted draft token saves; None without costs.
 
-        They hold for a machine as idle as when costs were measured, as do a draft model's costs.
+        The load of the machine is divided out, because a draft model's costs are for an idle machine too.
         """
         if self._costs is None:
             return None
@@ -145,8 +145,8 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return a function from the number of rows to the seconds of their verification, on an equally idle
-        machine."""
+        """Return a function from the number of rows to the seconds of their verification, if the machine is as idle
+        as when costs were measured."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
@@ -169,7 +169,7 @@ class Budget:
         self.plain.begin()
 
     def stop(self, reason: str) -> None:
-        """Allow no tree for the rest of this reply, not even in a fixed experiment."""
+        """Allow no tree for the rest of this reply, even if the size of trees is fixed."""
         self._off, self._wait = True, 0  # so that no wait ends
         self.off_reason = reason if self.most else self._always_off
 
@@ -241,9 +241,9 @@ class Budget:
             node = children.get(token)
 
     def _note_declined(self) -> None:
-        """Set `off_reason` to the drafter's reason after it has drafted nothing for a while.
+        """Set `off_reason` to the drafter's reason for drafting nothing, after `DECLINED` empty drafts.
 
-        Reset it when it drafts again.
+        Clear `off_reason` when the drafter drafts again.
         """
         if self._draft.size > 1:
             if self._declined >= DECLINED and not self._off:
@@ -284,8 +284,7 @@ class Budget:
     def _overhead(self, tree: bool) -> float:
         """Return the expected seconds of a step outside of draft and forward, with a tree or without one.
 
-        If only one of them was seen, the other follows from it: on a CPU, Python takes twice as long with a tree as
-        without.
+        If only one of the two was measured, the other is estimated: on a CPU, Python takes twice as long with a tree.
         """
         known, other = self._tree_overheads, self._plain_overheads
         if not tree:

@@ -129,7 +129,7 @@ class RowModel(Protocol):
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Remove NaN and inf that these rows of the last `read_rows` left after the committed tokens."""
+        """Clear NaN and inf from keys and values that the last `read_rows` wrote after the committed tokens."""
 
     def head(self, states: Rows) -> Rows:
         """Return the logits [rows, vocab_size] of states after the final norm."""
@@ -169,7 +169,7 @@ class RowAttention(Protocol):
         """
 
     def keep(self, kv: Rows, positions: Sequence[int]) -> None:
-        """Store keys and values [rows, 2 * key heads * head_dim], not rotated yet, of rows that attend to nothing."""
+        """Store keys and values [rows, 2 * key heads * head_dim], not rotated yet, of rows that have no queries."""
 
     def truncate(self, length: int) -> None:
         """Discard all but the first `length` rows."""
@@ -178,7 +178,7 @@ class RowAttention(Protocol):
 class Compute(Protocol):
     """The arithmetic of a backend, in the precision of a target's activations.
 
-    It may pack matrices like the target's.
+    It may quantize a drafter's matrices as the target's are.
     """
 
     @property
@@ -188,10 +188,10 @@ class Compute(Protocol):
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a drafter's file in the form from which layers are made fastest.
+        """Return the tensors of a drafter's file in the form from which layers are built fastest.
 
-        Problems with a cached form go to the `reporter`. `of` is the revision of the model that the drafter was made
-        for. Raises LocalspecError for weights that are NaN or infinite.
+        `of` is the revision of the model that the drafter was made for. Problems with a cached packed form go to the
+        `reporter`. Raises LocalspecError for weights that are NaN or infinite.
         """
 
     def rows(self, values: Floats) -> Rows:
@@ -228,9 +228,10 @@ class Compute(Protocol):
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
         """Return a function of rows that one call to the device computes, if the backend records steps.
 
-        The function may depend only on values in its arguments that Python need not see, and on keys and values of
-        `attentions`. Each row of a result depends on one row of each argument, on a single row for all, or on rows that
-        another argument lists by number. A result has as many rows as the first argument. The next call overwrites it.
+        The function may read only its arguments and the keys and values of `attentions`. It must have no control flow
+        that depends on their values. Each row of a result depends on one row of each argument, on a single row for all,
+        or on rows that another argument lists by number. A result has as many rows as the first argument. The next call
+        overwrites it.
         """
 
     def logits(self, rows: Rows) -> Logits:

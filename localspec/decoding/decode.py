@@ -84,9 +84,9 @@ def _forward(
 
 
 def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
-    """Return the picks at all nodes if the rule samples them and needs nothing else; the root is at `start`.
+    """Return the picks at all nodes if the rule needs only sampled picks; the root is at position `start`.
 
-    They are requested before waiting for the device, so that all results arrive together.
+    Picks are requested before waiting for the device, so that all results arrive together.
     """
     if sampling.greedy or sampling.rule == "typical" or _rejects(tree, sampling):
         return None
@@ -98,7 +98,7 @@ def _rejects(tree: DraftTree, sampling: Sampling) -> bool:
 
 
 def _walk(tree: DraftTree, logits: Logits, picks: Picks, start: int, sampling: Sampling) -> tuple[list[int], int]:
-    """Return the accepted path and the bonus token by the rule of the sampling; the root is at `start`."""
+    """Return the accepted path and the bonus token by the rule of `sampling`; the root is at position `start`."""
     if _rejects(tree, sampling):
         return walk_by_rejection(tree, logits, sampling, start)
     if sampling.rule == "typical":

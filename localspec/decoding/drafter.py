@@ -16,9 +16,9 @@ class Context:
     root; a drafter may use its free slots.
 
     A part of a draft pays if it saves more time than it takes. `token_seconds` is the worth of one more expected token
-    on this machine at present; None in a fixed experiment, where time does not matter. `verify_seconds` maps a number
-    of rows to the seconds of their verification. `covered` lists, by depth, the chance that another drafter already
-    proposes all tokens up to that depth.
+    on this machine at present; None if an experiment fixes the size of drafts. `verify_seconds` maps a number of rows
+    to the seconds of their verification. `covered` lists, by depth, the chance that another drafter already proposes
+    all tokens up to that depth.
     """
 
     committed: Sequence[int]
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass
 class HeldText:
-    """The state of a drafter for a parked text, and the states of the drafters within it.
+    """The state of a drafter for a parked text, and the states of its inner drafters.
 
     `cache` belongs to a model of the drafter, and `features` are rows of the target's states, one per token.
     """
@@ -108,7 +108,10 @@ class Drafter(Protocol):
         """Discard everything observed after the first `length` committed tokens. With 0 discard everything."""
 
     def hand_over(self) -> HeldText:
-        """Return the state that the drafter could not compute again without the target. Afterwards it holds no text."""
+        """Return the state that the drafter could not compute again without the target.
+
+        Afterwards the drafter holds no text.
+        """
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
         """Continue from the state of the text `tokens`, which `hand_over` returned, or from a copy.

@@ -56,22 +56,23 @@ class ParkableCache(TokenCache, Protocol):
         """Return the length that `truncate(length)` would leave; `length` may lie beyond the end."""
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a cache with the first `length` tokens and room for at least `slots`. `length` must be reachable.
+        """Return a cache with the first `length` tokens and room for at least `slots`.
 
-        Raises MemoryError or RuntimeError if memory runs out.
+        `length` must be one that the cache can be cut back to exactly. Raises MemoryError or RuntimeError if memory
+        runs out.
         """
 
     @property
     def pinned(self) -> bool:
-        """Whether forwards were recorded for exactly these slots of memory.
+        """Whether recorded CUDA graphs use this cache's memory.
 
-        Recording them again would cost more than a copy.
+        Recording again would cost more than a copy.
         """
 
     def take(self, other: Self) -> bool:
-        """Take over the contents of another cache and return True.
+        """Copy the contents of another cache into this one, and return True.
 
-        Return False if the other cache itself can be used as well.
+        Return False if the other cache can be used directly instead.
         """
 
 
@@ -143,8 +144,8 @@ class ForwardModel(Protocol[CacheT]):
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Return the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
 
-        That is the whole tree, with two exceptions: the model computes no branches; or results must be bit-identical,
-        and the cache's layout would change some.
+        That is the whole tree, except in two cases: the model reads only chains; or results must be bit-identical, and
+        bits of some nodes would depend on their slots in the cache.
         """
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
@@ -159,7 +160,7 @@ class ForwardModel(Protocol[CacheT]):
 
 
 def nan_words(name: str, model: ForwardModel[Any]) -> str:
-    """Return the sentence about a model that computes NaN; it begins with `name`."""
+    """Return an error message for a model that computes NaN; the message begins with `name`."""
     again = f"delete {model.file}, which is made again; if that does not help, " if model.file else ""
     form = "the blocks of its GGUF files" if model.precision == "blocks" else model.precision
     return (

@@ -64,7 +64,7 @@ class Logits(Protocol):
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
         """Return the token picked for the position of each row, as `Sampling` describes.
 
-        Raises LocalspecError if NaN leaves nothing to pick.
+        Raises LocalspecError if no token can be picked because of NaN.
         """
 
     def candidates(
@@ -80,7 +80,7 @@ class Logits(Protocol):
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target uses. Raises the errors of a pick."""
+        """Sample a token from a row, with noise that no pick of the target uses. Raises the errors of `picks`."""
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
         """Return the probabilities from which a token is sampled, [vocab_size].
@@ -100,7 +100,7 @@ class PicksOnRequest:
 
 
 class HeldLogits(ABC):
-    """The part of `Logits` that is the same for rows in an array of numpy or torch."""
+    """The methods of `Logits` that the numpy and torch backends share."""
 
     rows: Any
 

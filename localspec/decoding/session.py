@@ -135,7 +135,7 @@ class Session:
         return _Reply(self, prompt, sampling, most, limits).events()
 
     def rest(self, seconds: float) -> None:
-        """Exclude some seconds, in which another reply was computed, from the time of the latest reply here."""
+        """Exclude `seconds`, spent on another session's reply, from the time of this session's latest reply."""
         if self.current:
             self.current.began += seconds
 
@@ -164,7 +164,10 @@ class Session:
             self.parked.clear()
 
     def turn_to(self, prompt: Sequence[int]) -> None:
-        """Activate the text after which a prompt is best read. Park the previous text, or let the next read cut it."""
+        """Switch to the text that `Parked.choose` returns for a prompt.
+
+        Park the previous text, or let the next read cut it.
+        """
         parked = self.parked
         if parked is None:
             return
@@ -288,8 +291,8 @@ class _Reply:
     def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
         """Return the result of `work`.
 
-        If memory runs out, try again without parked texts. If that fails, call `less`, and try once more if it could
-        reduce the need.
+        If memory runs out, try again without parked texts. If that fails, call `less`, which should reduce the need,
+        and try once more if it returns True.
 
         Raises DoesNotFit; the session is then as it was before.
         """
@@ -391,7 +394,7 @@ class _Reply:
 
     def statistics(self, reply_tokens: int | None = None) -> Statistics:
         """Return the figures of the reply up to `reply_tokens` tokens; by default up to the last token that the
-        consumer has."""
+        consumer received."""
         session, reply_tokens = self.session, self.released if reply_tokens is None else reply_tokens
         decoding = self.last_seconds - self.first_seconds
         counted = reply_tokens - 1  # the first token belongs to prefill

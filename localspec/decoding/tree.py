@@ -149,7 +149,7 @@ def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int
 def caterpillar(
     root: int, picks: Sequence[int], levels: Sequence[Sequence[Candidate]], nodes: int, source: str
 ) -> DraftTree:
-    """Build the likeliest `nodes` nodes of a chain of picks and the picks' siblings.
+    """Build a tree of a chain of picks and their siblings, and keep its likeliest `nodes` nodes.
 
     `levels` are the candidates by depth.
     """
@@ -169,10 +169,11 @@ Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candida
 
 
 def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
-    """Build the tree of `best_first_tree` if candidates depend on the path: `expand` is called once per level.
+    """Build the tree with the highest expected acceptance if candidates depend on the path.
 
-    A node is worth less than its parent. So a node that is not among the best so far has no descendant that will be. At
-    most half as many nodes of a level are expanded as the tree may have. Candidates come likeliest first.
+    `expand` is called once per level, and returns the likeliest candidates first. At most `nodes` / 2 nodes of a level
+    are expanded. A node is worth less than its parent. So a node outside of the best `nodes` has no descendant among
+    them.
     """
     found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parents, level, least = [0], [0], 0.0
@@ -197,9 +198,10 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
 
 
 def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
-    """Build the tree of the `nodes` best of (worth, parent, token, chance), the root first.
+    """Build the tree of the most valuable `nodes` nodes of `found`, and of its root.
 
-    Parents come before their children, which are worth no more. `sources` are by node.
+    `found` has (worth, parent, token, chance) of each node: the root first, and parents before their children, which
+    are worth no more. `sources` are by node.
     """
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}

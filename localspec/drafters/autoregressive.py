@@ -1,4 +1,4 @@
-"""The empty draft: a tree of only the root. Plain decoding is this drafter, not another loop."""
+"""Plain decoding as a drafter: its tree is only the root, so plain and speculative decoding share one loop."""
 
 from collections.abc import Sequence
 

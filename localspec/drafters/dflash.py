@@ -35,8 +35,8 @@ class DFlashOptions:
     the number of tokens of a block, including the root.
 
     `causal` says in which layers a row of the block sees no later row: those with a window, all, or none. Embeddings
-    are multiplied by `scale`, and logits by `multiplier`. Logits are then bent to stay below `cap` (0: they are not).
-    Raises UsageMistake for impossible values.
+    are multiplied by `scale`, and logits by `multiplier`. With a `cap`, logits x become cap · tanh(x / cap); 0 is no
+    cap. Raises UsageMistake for impossible values.
     """
 
     config: str = ""
@@ -72,7 +72,7 @@ class DFlashOptions:
 def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
     """Return the sizes and the rotation of the drafter's layers, for texts of `context` tokens.
 
-    Raises UsageMistake if they are not such layers, or belong to another target.
+    Raises UsageMistake for layers of another family than Qwen3, or made for another target.
     """
     sizes, rope, _ = described(options.config, context, "drafter's layers")
     if sizes.family != "qwen3":

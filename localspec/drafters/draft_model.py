@@ -184,9 +184,9 @@ class DraftModel:
     def _pays(self, context: Context, chance: float, depth: int, longest: int) -> bool:
         """Return whether a longer draft is worth its time; `chance` is the chance that all picks so far are right.
 
-        All lengths are considered: rows are priced in steps, and the first row of a step costs as much as the last. A
-        draft model mostly predicts the same text as phrases, so it saves time only where phrases fail. The prompt is
-        read once for all later drafts, so its cost is not charged to this draft.
+        All lengths are considered, because row cost is a staircase: the first row of a block costs as much as the whole
+        block. A draft model mostly predicts the same text as phrases, so it saves time only where phrases fail. The
+        prompt is read once for all later drafts, so its cost is not charged to this draft.
         """
         if self._costs is None or context.token_seconds is None:
             return True
@@ -262,7 +262,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model. If phrases of the pool lengthen its drafts, it reads some of them ahead."""
+    """Build the draft model. If phrases lengthen its drafts, its forwards also read up to `AHEAD` phrase tokens."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

@@ -89,7 +89,7 @@ class Eagle3Options:
 
 
 def are_places(text: str) -> bool:
-    """Return whether a text lists a few indices of states."""
+    """Return whether a text lists at most `MOST_PLACES` indices of states, such as 2,14,25."""
     parts = text.split(",")
     return len(parts) <= MOST_PLACES and all(part.isascii() and part.isdecimal() and len(part) < 5 for part in parts)
 

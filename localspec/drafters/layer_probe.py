@@ -69,7 +69,7 @@ def reads_in(replies: Sequence[Text]) -> int:
 def probing_layers(
     target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
 ) -> Measuring[list[MeasuredLayers]]:
-    """Do what `probe` does, one read at a time. Yield after each read with some of the layers."""
+    """Do the same as `probe`, one forward at a time. Yield after each forward that reads with some of the layers."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
     plan = ProbeSchedule.of(count, NO_BOUND if most is None else most, available)
@@ -123,7 +123,7 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> Measuring[list[MeasuredLayers]]:
-    """Measure how often some of the layers, reading the target's reply, predict its next token.
+    """Measure how often some of the layers predict the next token of a reply of the target.
 
     Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
     keys and values of all layers. Row d also sees the d rows before it, as the kept layers computed them.

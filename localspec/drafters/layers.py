@@ -56,7 +56,7 @@ class Layers:
         self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
 
     def observe(self, step: Step) -> None:
-        """Judge the last draft by the committed tokens, and update the price of a draft forward."""
+        """Judge the last draft by the committed tokens, and update the measured cost of a draft forward."""
         if step.tree is None:
             return
         drafted = zip(self._levels, self._chain, step.committed, strict=False)

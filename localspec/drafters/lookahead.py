@@ -33,7 +33,7 @@ class Lookahead:
     nbytes, target_layers = 0, ()
 
     def __init__(self, pool: PhrasePool, special: Collection[int], columns: int, phrase: int) -> None:
-        assert columns > 0 and phrase > 1, "a phrase has a token, and one that follows"
+        assert columns > 0 and phrase > 1, "a phrase has at least two tokens"
         self._pool, self._special, self._columns, self._depth = pool, special, columns, phrase - 1
         self._levels: list[list[int | None]] = [[]]  # None: to be filled
         self._placed = (0, 0)  # columns and nodes of the last draft

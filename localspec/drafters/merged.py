@@ -101,7 +101,7 @@ class Merged:
 
     def draft(self, context: Context) -> DraftTree:
         """Return the likeliest nodes of all drafters' trees."""
-        assert context.sampling.rule != "rejection", "drafts of several have no distribution"
+        assert context.sampling.rule != "rejection", "merged drafts have no distribution to sample from"
         self._proposed, self._greedy = _Proposals(context.root), context.sampling.greedy
         if context.nodes and context.token_seconds is not None:
             self._let_one_rest()
@@ -155,7 +155,7 @@ class _Proposals:
 
     def add(self, number: int, tree: DraftTree) -> None:
         """Add the tree of one drafter. Of equal siblings only the first is added."""
-        assert not any(tree.probe or ()), "a probe of one drafter is not a probe of another"
+        assert not any(tree.probe or ()), "drafters with probe nodes cannot be merged"
         self.drafted |= 1 << number
         places = {0: 0}
         for parent, below in enumerate(tree.children):

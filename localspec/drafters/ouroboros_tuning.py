@@ -98,9 +98,9 @@ class ReplayCache:
 class ReplayTarget:
     """A target that repeats a known text. Its text does not depend on drafts, so it computes no forward.
 
-    Its picks after tokens that are not in the text are unknown: they are `unknown`, an id beyond the vocabulary, which
-    no pool takes. So a replay learns no phrases from refused drafts, and predicts a little less for phrases from
-    verification than they bring. The text's own tokens in their place would predict too much.
+    Its picks after tokens that are not in the text are `unknown`, an id beyond the vocabulary, which no pool takes. So
+    a replay learns no phrases from refused drafts, and slightly underestimates phrases from verification. The text's
+    own tokens as picks would overestimate them.
     """
 
     row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
@@ -116,7 +116,7 @@ class ReplayTarget:
     ) -> ForwardOutput:
         """Return logits that are 1 for the pick after each row, else 0. There are no inner states.
 
-        The last token of the text counts as repeated after its end.
+        After the end of the text, the pick is its last token.
         """
         picks: list[int] = []
         for token, parent, depth in zip(tree.tokens, tree.parents, tree.depth, strict=True):

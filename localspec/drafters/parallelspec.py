@@ -268,7 +268,8 @@ class Drafter(ParallelDrafter, OfModel):
             self._features.resume(held.features)
 
     def draft(self, context: Context) -> DraftTree:
-        """Run one forward over the masks and the tokens that are new to the drafter's cache, including the root."""
+        """Return the tree of one forward over the masks and the tokens that are new to the drafter's cache,
+        including the root."""
         nodes, position = context.nodes, len(context.committed)
         self.rewind(position - 1)  # the root's row is always computed again
         has_features = self._features is None or len(self._features) == position - 1

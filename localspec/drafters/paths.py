@@ -34,8 +34,8 @@ class Levels:
     def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
         """Return whether a level is worth its time and a row; `chance` is the summed chance of all its paths.
 
-        All numbers of further levels, up to `left`, are considered: rows are priced in steps, and the first row of a
-        step costs as much as the last.
+        All numbers of further levels, up to `left`, are considered, because row cost is a staircase: the first row of a
+        block costs as much as the whole block.
         """
         self._know(depth)
         if context.token_seconds is None:

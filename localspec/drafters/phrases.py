@@ -205,7 +205,7 @@ class WithPhrases:
         order = 0
 
         def offer(node: int, followers: Followers, at: int) -> None:
-            """Put the possible children of `node` on the heap, which `followers` continue with at their token `at`."""
+            """Push the possible children of `node` on the heap: the tokens at index `at` of its `followers`."""
             nonlocal order
             path = tuple(builder.path_tokens(node))
             level = self._level(path, followers, at)
@@ -252,7 +252,8 @@ class WithPhrases:
         return covered
 
     def _level(self, path: Path, followers: Followers, at: int) -> list[tuple[float, Followers]]:
-        """Group continuations of `path` by their token at `at`. Return the chance of each token with its continuations.
+        """Group continuations of `path` by their token at index `at`. Return the chance of each token with its
+        continuations.
 
         The chance is calibrated by the token's share of the weight and by the length of the match.
         """

@@ -56,10 +56,10 @@ LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the phras
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    No phrase has an id in `special` or an id of `vocabulary` or more, the number of ids that all its models know. So a
-    damaged store cannot break a reply. Without a reader the pool starts empty and lives as long as the session. Without
-    `text` nothing is looked up in the conversation itself. Without `verification` nothing is learned from the target's
-    picks at a draft.
+    Phrases contain only ids below `vocabulary`, the number of ids that all models of the pool know, and none of
+    `special`. So a damaged store cannot break a reply. Without a reader the pool starts empty and lives as long as the
+    session. Without `text` nothing is looked up in the conversation itself. Without `verification` nothing is learned
+    from the target's picks at a draft.
     """
 
     def __init__(
@@ -122,8 +122,10 @@ class PhrasePool:
                 self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
     def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
-        """Replace phrases that begin with `token` and the refused tokens `tried` by the target's `picks` (Ouroboros,
-        §3.3)."""
+        """Replace phrases after `before` that begin with `token` and the refused tokens `tried` (Ouroboros, §3.3).
+
+        The new phrase is `token`, followed by the target's `picks`.
+        """
         if self._verification:
             for known, phrase in list(self._learned.get(token, ())):
                 if known in (before, None) and phrase[: len(tried)] == tuple(tried):
@@ -244,8 +246,10 @@ class PhrasePool:
 
 
 def _pop(places: dict[int, list[int]], key: int) -> None:
-    """Discard the last position of a key, and the key if it has no other, so that the dictionary does not grow
-    forever."""
+    """Discard the last position of a key.
+
+    Delete the key if no position is left, so that the dictionary does not grow forever.
+    """
     places[key].pop()
     if not places[key]:
         del places[key]

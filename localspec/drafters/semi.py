@@ -225,7 +225,7 @@ class Drafter(TrainedDrafter):
     and the target's own head follows. W_p and W_q then have half of the target's width. Measured roughly (demo model,
     240 steps, one seed), this predicts as well as a separate matrix over the vocabulary, with a fifth of the weights.
     With a quarter of the width it predicts a little worse. Each depth then costs one pass of the target's head. A draft
-    vocabulary makes that cheaper, but needs a copy of some of its rows.
+    vocabulary makes that pass cheaper, but needs a copy of the head's rows for it.
     """
 
     kind = "semi"

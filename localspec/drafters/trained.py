@@ -137,8 +137,10 @@ class TrainedDrafter(ABC):
         """Discard the text after `length`, as `Drafter.rewind` does."""
 
     def hand_over(self) -> HeldText:
-        """Return the state for the text, as `Drafter.hand_over` does. Most drafters have none, because they hold
-        only a draft."""
+        """Return the state for the text, as `Drafter.hand_over` does.
+
+        It is empty for most drafters, which hold only a draft.
+        """
         self.rewind(0)
         return HeldText()
 
@@ -190,8 +192,7 @@ class ParallelDrafter(TrainedDrafter):
         """Return the likeliest tree by logits [depths, tokens], or a sampled tree for the rule `rejection`.
 
         `ids` are the tokens of the logits' columns (None: all); the rule `rejection` needs logits of all tokens. Each
-        depth has `width` candidates. With a width of 1 the tree is a chain. For a target that reads only chains it
-        always is.
+        depth has `width` candidates. With a width of 1, or for a target that reads only chains, the tree is a chain.
         """
         sampling, nodes = context.sampling, context.nodes
         if not self.target.branches:

@@ -10,18 +10,18 @@ BEFORE = ("embedding_norm", "state_norm", "fc.weight")  # our parameters that ar
 
 
 def ahead_config(target: TransformerConfig) -> TransformerConfig:
-    """Return the sizes of the layer. It attends to the whole text, like the target's layers that do so."""
+    """Return the sizes of the MTP layer: the target's, with attention to the whole text."""
     return replace(target, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
 
 
 def ahead_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the safetensors tensors that each parameter of the layer is stacked from, with their rows."""
+    """Return the safetensors tensors that make up each parameter of the MTP layer, with the rows of each."""
     family = FAMILIES[target.family]
     return _named(target, {**family.tensors, **family.ahead}, "mtp.layers.0.")
 
 
 def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the GGUF tensors that each parameter of the layer is stacked from, with their rows."""
+    """Return the GGUF tensors that make up each parameter of the MTP layer, with the rows of each."""
     of_family = FAMILIES[target.family].gguf
     assert of_family is not None
     prefix = f"blk.{target.num_layers}."
@@ -36,5 +36,5 @@ def _named(target: TransformerConfig, names: Names, prefix: str) -> dict[str, li
 
 
 def ahead_features(name: str, target: TransformerConfig) -> int | None:
-    """Return the number of columns of a parameter of the layer; None for a vector."""
+    """Return the number of columns of a parameter of the MTP layer; None for a vector."""
     return 2 * target.hidden_size if name == "fc.weight" else in_features(name, ahead_config(target))

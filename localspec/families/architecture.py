@@ -63,7 +63,7 @@ class TransformerConfig:
     def of(cls, config: ModelConfig) -> "TransformerConfig":
         """Return the transformer of a model's config.
 
-        Raises LocalspecError if localspec would compute something else.
+        Raises LocalspecError for arithmetic that localspec does not compute.
         """
         arithmetic = {"activation": "silu", **FAMILIES[config.model_type].arithmetic}
         known = _CALLED[arithmetic["activation"]]
@@ -147,19 +147,20 @@ class TransformerConfig:
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the Hugging Face tensors that each of localspec's parameters is stacked from, with their rows."""
+    """Return the Hugging Face tensors that make up each of localspec's parameters, with the rows of each."""
     return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.", _count(config))
 
 
 def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the GGUF tensors that each of localspec's parameters is stacked from, with their rows."""
+    """Return the GGUF tensors that make up each of localspec's parameters, with the rows of each."""
     of_family = FAMILIES[config.family].gguf
     assert of_family is not None, f"{config.family} is not read from GGUF"
     return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.", _count(config))
 
 
 def unread(config: TransformerConfig) -> set[str]:
-    """Return the tensors that a GGUF file may have but that are not read: keys of layers that use those of others."""
+    """Return the names of tensors that GGUF files may have but that are not read: keys and values of layers that use
+    another layer's."""
     of_family = FAMILIES[config.family].gguf
     sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
     if of_family is None or not sharing:
@@ -175,10 +176,10 @@ def _count(config: TransformerConfig) -> int:
 def named_parts(
     rows: Mapping[str, list[int]], names: Names, prefix: str, experts: int = 0
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return the tensors that parameters are made of, by the rows of their parts.
+    """Return by parameter the (name, rows) of the tensors that make it up.
 
-    `prefix` precedes the names of a layer's tensors, and includes the layer's number. A name with braces stands for one
-    tensor for each of the `experts`.
+    `rows` are the rows of each parameter's parts. `names` are the tensors' names, without the `prefix` of a layer,
+    which includes the layer's number. A name with braces stands for one tensor for each of the `experts`.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():

@@ -41,8 +41,8 @@ _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
 def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
     """Return the default sampling by the generation_config.json, or by the family, or else localspec's own.
 
-    `name` is the name of the model here. `think` is the setting of that name. A temperature counts even without
-    `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
+    `name` may name the family. If `think` is False, the family's values for answers without thinking are used. A
+    temperature counts even without `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
     """
     samples = generation.get("do_sample")
     given = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}

@@ -12,7 +12,7 @@ LINEAR = "linear_attention"  # the name of such a layer in config.json
 
 @dataclass(frozen=True)
 class DeltaNet:
-    """The sizes of such layers, in channels, and which layers of a model they are."""
+    """The sizes of a model's recurrent layers, in channels. `layers` says which layers these are."""
 
     layers: tuple[bool, ...]
     key_heads: int

@@ -93,8 +93,9 @@ class Gguf:
     """A family in GGUF: its `general.architecture`, and how its files differ from the Hugging Face layout.
 
     `config` receives the config.json that follows from the metadata shared by all families, and returns entries to add
-    or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that
-    only `config` reads here. `changes` are by tensor, without the prefix of its layer and without `.weight` or `.bias`.
+    or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that in
+    this family only `config` reads. `changes` are by tensor name, without the prefix of its layer and without `.weight`
+    or `.bias`.
     """
 
     architecture: str

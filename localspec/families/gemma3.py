@@ -4,8 +4,9 @@ The factor of a norm is one plus its weight. Embeddings are multiplied by the sq
 divided by the square root of a number in config.json. One in six layers attends to the whole text; the others have a
 window, and a rotation with another base.
 
-In GGUF, the weights of norms include the one. Such files do not have the pattern of layers. Files made before November
-2026 also lack the base of layers with a window and the divisor of the scores, whose values are built into llama.cpp.
+In GGUF, the weights of norms already include the added one. Such files do not have the pattern of layers. Files made
+before November 2026 also lack the base of layers with a window and the divisor of the scores, whose values are built
+into llama.cpp.
 """
 
 import math
@@ -52,7 +53,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     elif len(slides) == layers:
         types = tuple("sliding_attention" if one else "full_attention" for one in slides)
     else:
-        raise ValueError(f"attention.sliding_window_pattern is about {len(slides)} of {layers} layers")
+        raise ValueError(f"attention.sliding_window_pattern has {len(slides)} values for {layers} layers")
     if content["sliding_window"] is None:
         types = ("full_attention",) * layers
     local = {"rope_type": "default", "rope_theta": file.number("rope.freq_base_swa") or _LOCAL_BASE}

@@ -78,7 +78,9 @@ def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, i
             raise ValueError("per_layer_config: layers without a window must have the same sizes")
         said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
     if unknown := said.keys() - {"num_key_value_heads", "head_dim"}:
-        raise ValueError(f"per_layer_config names {min(map(str, unknown))!r:.40}, which is the same in all layers here")
+        raise ValueError(
+            f"per_layer_config names {min(map(str, unknown))!r:.40}, which must be the same in all layers here"
+        )
     for name in said:
         check(said, name, positive)
     if found["num_attention_heads"] % said["num_key_value_heads"] or said["head_dim"] % 2:
@@ -106,7 +108,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     layers, whole_dim = content["num_hidden_layers"], content["head_dim"]
     slides = file.by_layer("attention.sliding_window_pattern") or []
     if len(slides) != layers:
-        raise ValueError(f"attention.sliding_window_pattern is about {len(slides)} of {layers} layers")
+        raise ValueError(f"attention.sliding_window_pattern has {len(slides)} values for {layers} layers")
     keys, wide = ((file.by_layer(key) or [None]) for key in ("attention.head_count_kv", "feed_forward_length"))
     keys, wide = (one * layers if len(one) == 1 else one for one in (keys, wide))
     if len(keys) != layers or len(wide) != layers:
@@ -150,9 +152,7 @@ def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
     rotated = [one for one in factors if one < _UNROTATED]
     unrotated = factors[len(rotated) :]
     if len({*rotated}) != 1 or not all(one >= _UNROTATED for one in unrotated):
-        raise ValueError(
-            "rope_freqs.weight is not a number for channels that are rotated, and 1e30 for those after them"
-        )
+        raise ValueError("rope_freqs.weight must be one number for all rotated channels, and 1e30 for the others")
     return {
         "rope_type": "proportional",
         "rope_theta": theta,

@@ -1,4 +1,4 @@
-"""Ministral 3: Llama with YaRN. Its queries grow beyond the length of text that the model was first trained with.
+"""Ministral 3: Llama with YaRN, whose queries are scaled up beyond the original context.
 
 In GGUF it is `mistral3`, like Mistral's models of 2025 that also read pictures. Those are plain Llamas.
 """

@@ -27,7 +27,10 @@ _SWITCHES = ("tie_word_embeddings", "attention_bias", "mlp_bias")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The meaning of a config.json. Fields have the names of its keys; `content` is the file itself."""
+    """A model's config.json, with the family's defaults.
+
+    Fields have the names of its keys; `content` is the file itself.
+    """
 
     model_type: str
     vocab_size: int
@@ -68,7 +71,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
-        """Return the meaning of a config.json. Raises ValueError if it is impossible; the message is a clause."""
+        """Return the values of a config.json. Raises ValueError for impossible ones; the message is a clause."""
         content = text_config(content)
         family = FAMILIES.get(str(content.get("model_type")))
         if family is None:

@@ -5,9 +5,9 @@ gate is projected with the queries: a head's query, its gate, the next head's qu
 its weight, except for the norm of the values of a recurrent layer. The files include a layer that predicts a token
 further ahead (`mtp.*`), which is not part of the model.
 
-In GGUF, the weights of norms include the one. A decay is stored as -exp of its logarithm. Value heads have another
-order: those that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts further ahead is
-counted as the last layer.
+In GGUF, the weights of norms already include the added one. A decay is stored as -exp of its logarithm. Value heads
+have another order: those that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts
+further ahead is counted as the last layer.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"it does not say its {missing}")
     heads, inner = sizes["linear_num_value_heads"], sizes["linear_value_head_dim"]
     if inner % heads:
-        raise ValueError(f"{inner} channels of values are in {heads} heads")
+        raise ValueError(f"ssm.inner_size = {inner} is not a multiple of ssm.time_step_rank = {heads}")
     return {
         **sizes,
         "num_hidden_layers": layers,

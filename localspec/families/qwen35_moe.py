@@ -26,7 +26,7 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     sizes = from_gguf(file, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     if not (shared := file.number(_SHARED)):
-        raise ValueError("it does not say how wide its shared expert is")
+        raise ValueError("it lacks the width of its shared expert")
     assert QWEN35.gguf is not None
     return {**QWEN35.gguf.config(content, file), **sizes, "intermediate_size": shared,
             "shared_expert_intermediate_size": shared}  # fmt: skip

@@ -13,7 +13,7 @@ MOST_POSITIONS = 2**31  # limit of the library
 
 
 class NotComputed(ValueError):
-    """An error: a model has a property, `has`, that its family allows but that no supported model has."""
+    """An error: `has` is a property of the model that its family allows but that localspec does not compute."""
 
     def __init__(self, has: str) -> None:
         super().__init__(f"{has}, which localspec does not compute")
@@ -31,7 +31,7 @@ def number(value: object) -> bool:
 
 
 def positive(value: object) -> bool:
-    """Return whether this is a positive count that fits the library."""
+    """Return whether this is a positive integer that fits in the compiled library's 32 bits."""
     return type(value) is int and 1 <= value < 2**31
 
 
@@ -44,7 +44,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotation of positions, from the keys of older and newer files."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
-        raise ValueError("the rope_parameters are not of one kind for all layers, which localspec cannot serve")
+        raise ValueError("the rope_parameters differ by layer, which localspec does not compute for this family")
     theta, part = config.get("rope_theta"), config.get("partial_rotary_factor")
     rope = {"rope_theta": 10000.0 if theta is None else theta}
     rope |= {} if part is None else {"partial_rotary_factor": part}

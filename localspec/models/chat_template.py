@@ -88,7 +88,7 @@ _left = threading.local()  # `characters` that the rendering on this thread may 
 
 
 class _Code(CodeGenerator):
-    """A generator of code that lets the sandbox count two results that Jinja would otherwise make outside of it."""
+    """A code generator that passes joined texts and slices through the sandbox, which counts their sizes."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")

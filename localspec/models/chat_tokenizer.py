@@ -29,7 +29,7 @@ class Refusal(UsageMistake):
 
 
 class ChatTokenizer:
-    """A tokenizer with its chat template."""
+    """A tokenizer with its chat template. A *mark* is a special token around turns or prompts, such as <|im_end|>."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -54,13 +54,13 @@ class ChatTokenizer:
         return ids
 
     def _marked(self, ids: list[int]) -> list[int]:
-        """Return a prompt with the marks that the model's file wants around each prompt, if they are missing."""
+        """Return a prompt with the marks that the model's file requires around each prompt, if they are missing."""
         before, after = self.tokenizer.around
         begins, ends = ids[: len(before)] == before, ids[len(ids) - len(after) :] == after
         return [*([] if begins else before), *ids, *([] if ends else after)]
 
     def added_marks(self) -> list[tuple[str, bool]]:
-        """Return the marks that the model's file wants around prompts, but its template does not write.
+        """Return the marks that the model's file requires around prompts, but its template does not write.
 
         Each comes with True if it precedes the prompt and False if it follows.
         """

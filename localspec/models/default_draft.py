@@ -24,7 +24,10 @@ NEARLY = 0.9  # of them: a model that reads more is of the same size
 
 @dataclass(frozen=True)
 class DefaultDraft:
-    """A small model, and how it was found, in words. Published figures of a pair belong to it only if it is `named`."""
+    """A small model, and in words how it was found.
+
+    Published figures of the pair apply only if models.toml names it (`named`).
+    """
 
     card: TargetCard
     origin: str
@@ -176,7 +179,7 @@ def _content(path: Path) -> bytes:
     except OSError as error:
         raise cannot_read(path / FILE, error) from None
     except KeyError:
-        raise _unreadable(path, "there is none") from None
+        raise _unreadable(path, "the file is missing") from None
 
 
 def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:

@@ -102,7 +102,7 @@ class Transcript:
     def finish(self, cut: bool = False) -> bool:
         """Release the text that was held back, because no more tokens follow. Return the result of `add`.
 
-        If a limit has `cut` the reply within a character, its first bytes have no text.
+        If a limit `cut` the reply within a character, the bytes of that character are dropped.
         """
         if not cut:
             return self._take(self._detokenizer.flush(), whole=True)

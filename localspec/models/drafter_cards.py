@@ -104,7 +104,7 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
     """Return the names of the kinds of drafters that a model accepts, by its layers, its family and its own files.
 
-    With `takes`, only kinds that take one of these. Facts about the model that are unknown rule nothing out.
+    With `takes`, only kinds that take one of these. Unknown properties of the model exclude no kind.
     """
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
@@ -230,8 +230,8 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     if named.revision and not (own := Identity(card.path)).owns(named.weights, named.revision):
         made_for, these = (named.weights, own.weights) if named.weights else (named.revision, own.revision)
         raise UsageMistake(
-            f"The drafter in {named.path} was made for {named.target} ({made_for[:12]}), and {card.name} is "
-            f"{these[:12]}; name the model it was made for, or train one for this."
+            f"The drafter in {named.path} was made for {named.target} in version {made_for[:12]}, but {card.name} is "
+            f"version {these[:12]}; name the model it was made for, or train one for this."
         )
     return named
 
@@ -276,7 +276,8 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the directory of each drafter that was trained for a model, with its drafter.json, the first choice first.
 
-    The content is empty if it is damaged in a drafter that came with localspec. Others cannot be assigned to a model.
+    A drafter with a damaged drafter.json is left out, because its model is unknown. If it came with localspec, it is
+    yielded with an empty content.
     """
     places = _drafter_places(card, paths)
     own = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
@@ -295,9 +296,10 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
 
 
 def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
-    """Return whether a drafter in localspec is for the registered model of `card`, in whatever file it was published.
+    """Return whether a drafter that came with localspec is for the registered model of `card`, in any of its published
+    forms.
 
-    Other files round the same weights to other types. How often the drafter is right there was not measured.
+    Other forms round the same weights to other types. How often the drafter is right there was not measured.
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")
@@ -341,7 +343,7 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     content = _content(file)
     kind, options, target = content.get("kind"), content.get("options"), content.get("target")
     if kind not in kinds(*WEIGHTS) or not isinstance(options, dict) or not isinstance(target, dict):
-        raise LocalspecError(f"{file} does not say what the drafter is; {remedy(file)}.")
+        raise LocalspecError(f"{file} lacks a valid kind, options or target of the drafter; {remedy(file)}.")
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too
         raise LocalspecError(

@@ -329,7 +329,7 @@ TABLE = [
         on_chains=True,
     ),
     DrafterKind(
-        "medusa", "heads on the target's last state, one a depth", "weights", _medusa_seconds, size=_with_head_rows,
+        "medusa", "heads on the target's last state, one per depth", "weights", _medusa_seconds, size=_with_head_rows,
         on_chains=True,
     ),
     DrafterKind(
@@ -343,7 +343,7 @@ TABLE = [
         with_experts=False,
     ),
     DrafterKind(
-        "semi", "the target's last state and a tiny model of what was drafted", "weights", _semi_seconds,
+        "semi", "the target's last state and a tiny model of the drafted tokens", "weights", _semi_seconds,
         size=_with_head_rows, on_chains=True, with_experts=False,
     ),
     DrafterKind(

@@ -28,7 +28,7 @@ class Unwanted(Exception):  # not an error
 
 @contextmanager
 def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Make waiting for texts on this thread end soon after `wanted` returns False."""
+    """Within this context, stop waiting for tokenizers and templates soon after `wanted` returns False."""
     before = _wanted.set(wanted)
     try:
         yield
@@ -90,5 +90,5 @@ def _end(thread: threading.Thread) -> None:
 
 
 def is_abandoned() -> bool:
-    """Return whether a thread is still running for which nobody waits."""
+    """Return whether a thread still runs whose result nobody waits for."""
     return any(thread.name == THREAD for thread in threading.enumerate())

@@ -30,9 +30,9 @@ class Model:
     `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
     `passed_over` is a sentence about another small model that is not used, and why; empty if there is none. `packed`
     are the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of
-    its weights in the blocks of its GGUF files. `block_reads` are the bytes that each step reads of them, and those of
-    all experts, of which a token reads some. `temperature` is the maker's recommendation. 0 is greedy; it is assumed
-    for a model that is not here, because published figures belong to greedy replies.
+    its weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and those of
+    all experts, of which a token reads some. `temperature` is the maker's recommendation. It is 0, greedy, for a model
+    that is not here, because published figures belong to greedy replies.
     """
 
     card: TargetCard

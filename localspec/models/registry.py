@@ -175,7 +175,7 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
-    """Return the directory of the model that `localspec pull` splits from a whole model with Medusa heads in
+    """Return the directory of the target that `localspec pull` extracts from a whole model with Medusa heads in
     pickles."""
     return (paths or Paths(home())).drafters / folder(source) / "target"
 

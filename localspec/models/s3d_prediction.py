@@ -193,7 +193,7 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
         f"a chain with these rates gives {length:.2f} and {found:.2f} tokens per iteration",
     ]
     if generated is not None:
-        parts.append(f"the tree that is verified brought {generated:.2f} in replies of the model")
+        parts.append(f"the verified tree brought {generated:.2f} tokens per iteration in replies of the model")
     parts.append(
         f"a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, so this should be "
         f"{(generated or found) / (draft + verify):.2f} times as fast as plain decoding "

@@ -104,16 +104,16 @@ class Shape:
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
     def _attention(self, one: LayerSizes) -> int:
-        """Return the weights of the matrices of attention in a layer."""
+        """Return the number of weights in the attention matrices of a layer."""
         return self.hidden_size * one.head_dim * ((3 if self.gated else 2) * self.num_heads + one.projected)
 
     def _weights(self, one: LayerSizes) -> int:
-        """Return the weights of the matrices of an attention layer."""
+        """Return the number of weights in all matrices of a layer with attention."""
         inner = self._inner(one.intermediate_size)
         return self._attention(one) + self.hidden_size * (3 * inner + 2 * self.layer_inputs[0])
 
     def _weights_at(self, index: int) -> int:
-        """Return the weights of the matrices of this layer."""
+        """Return the number of weights in all matrices of the layer `index`."""
         if self.delta is None or not self.delta.layers[index]:
             return self._weights(self.layer_sizes[index] if self.layer_sizes else self.widest)
         projected = self.delta.read + 2 * self.delta.values  # including the projection that reads the values
@@ -218,7 +218,7 @@ class Shape:
 
     @property
     def small(self) -> int:
-        """The number of weights that are never packed: of norms before attention and MLP, and of routers."""
+        """The number of weights that are never packed: those of norms before attention and MLP, and of routers."""
         routers = self.num_layers * self.hidden_size * self.experts.count if self.experts else 0
         return (2 * self.num_layers + 1) * self.hidden_size + routers
 

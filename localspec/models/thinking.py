@@ -16,9 +16,10 @@ _TAIL = 64  # tokens at the end of a prompt that may include the mark
 
 
 class Marks(NamedTuple):
-    """The marks before and after thoughts. `around` are marks that some families put around the answer as well.
+    """The texts before and after thoughts, such as <think> and </think>.
 
-    `direct` precedes an answer without thoughts, in families that mark such answers too.
+    `around` are marks that some families put around the answer as well. `direct` precedes an answer without thoughts,
+    in families that mark such answers too.
     """
 
     opening: str
@@ -108,7 +109,7 @@ class Parting:
             self.settled = len(self.text)
 
     def _open(self, marks: Marks) -> bool:
-        """Expect white space, then perhaps a mark."""
+        """Skip white space and the mark before thoughts, such as <think>. Without a mark, begin the answer."""
         start = self._skipped(self._at)
         near = start - self._at <= _LEAD
         if near and self.text.startswith(marks.opening, start):
@@ -148,7 +149,7 @@ class Parting:
         return True
 
     def _leave(self, marks: Marks) -> bool:
-        """Skip white space, and perhaps another mark, before the answer."""
+        """Skip white space, and perhaps the first mark of `around`, before the answer."""
         self._at = self.settled = self._skipped(self._at)
         mark = marks.around[0] if marks.around and not self._wrapped else ""
         if mark and self.text.startswith(mark, self._at):
@@ -174,7 +175,7 @@ class Parting:
         return True
 
     def _append(self, _: Marks) -> bool:
-        """Append text after the mark that ends an answer, if it is more than white space."""
+        """Append text after the second mark of `around` to the answer, if it is more than white space."""
         if self._skipped(self._at) == len(self.text):
             return False
         self._begin_answer(self._at)
@@ -236,7 +237,7 @@ class Thinking:
         return found + self._decode(run)
 
     def parting(self, prompt: Sequence[int]) -> Parting:
-        """Return the parting for the reply to this prompt, which may end in the mark before thoughts."""
+        """Return a `Parting` for the reply to this prompt, which may end in the mark before thoughts."""
         return Parting(self.marks, self._spell(prompt[-_TAIL:]).rstrip().endswith(self.marks.opening))
 
 

@@ -175,7 +175,7 @@ class Tokenizer:
 
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
-        """The ids that the GGUF file wants before and after every prompt, whatever the chat template writes."""
+        """The ids that the GGUF file requires before and after every prompt, whatever the chat template writes."""
         found = self._read("tokenizer_config.json").get(AROUND)
         pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
         known = range(self.backend.get_vocab_size(with_added_tokens=True))

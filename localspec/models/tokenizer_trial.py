@@ -124,7 +124,7 @@ def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])
     with _at_hand.pop() if _at_hand else _started() as child:
         try:
-            output, why = child.communicate(sent, _PATIENCE)[0], "it ended the process that it ran in, with {}"
+            output, why = child.communicate(sent, _PATIENCE)[0], "it crashed its process, with {}"
         except subprocess.TimeoutExpired:
             child.kill()
             output, why = child.communicate()[0], TOO_LONG

@@ -86,7 +86,7 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     if not _decodes_in_bounds(steps["decoder"]):
         raise LocalspecError(
             f"The tokenizer in {path} decodes by a regular expression, or lengthens text, which may never end and "
-            "which no known model needs; choose another one."
+            "which no known model needs; choose another model."
         )
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
     for text in (*_SAMPLES, special, *_runs(steps)):
@@ -98,7 +98,7 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
 
 
 def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the steps of a tokenizer before and after its vocabulary. They come from tokenizer.json, which is long."""
+    """Return the settings of a tokenizer's normalizer, pre_tokenizer and decoder, by name."""
     steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
     return {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
 

@@ -100,7 +100,7 @@ def compiler(target: Platform) -> Compiler:
         version = metadata.version("ziglang")
     except metadata.PackageNotFoundError:
         raise BuildFailed(
-            "There is no compiler: `pip install -c constraints.txt ziglang` brings one, or CXX names another."
+            "There is no compiler; install one with `pip install -c constraints.txt ziglang`, or name one in CXX."
         ) from None
     # always with a target: without one, zig compiles for this exact processor
     zig = (sys.executable, "-m", "ziglang")

@@ -67,7 +67,7 @@ class NativeCache:
     def truncate(self, length: int) -> None:
         """Discard everything after the first `length` tokens.
 
-        With recurrent layers, discard more if no state is near.
+        With recurrent layers, cut to `reachable(length)`, which may be shorter.
         """
         assert 0 <= length <= self._length
         if length < self._length:
@@ -79,9 +79,9 @@ class NativeCache:
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":
-        """Return a cache with the first `length` tokens, which must be reachable, and room for `slots`.
+        """Return a cache with the first `length` tokens and room for `slots`.
 
-        Raises MemoryError.
+        `length` must be one that the cache can be cut back to exactly. Raises MemoryError.
         """
         other = NativeCache.__new__(NativeCache)
         other._hold(self._library.ls_cache_copy(self.handle, length, slots))

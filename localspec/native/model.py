@@ -194,7 +194,7 @@ class NativeModel:
         matrix = found if isinstance(found, PackedMatrix | BlockStack) else None
         shape = (matrix.out, matrix.inputs) if matrix else found.shape
         if shape != (rows, columns):
-            raise LocalspecError(f"{name} is {list(shape)}, and the model reads [{rows}, {columns}].")
+            raise LocalspecError(f"{name} has the shape {list(shape)}, but must have [{rows}, {columns}].")
         return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
@@ -204,7 +204,7 @@ class NativeModel:
 
     def _checked(self, name: str, found: Any, size: int) -> Floats:
         if (found.dtype, found.shape) != (np.float32, (size,)):
-            raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, and the model reads float32 [{size}].")
+            raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, but must be float32 [{size}].")
         vector: Floats = found
         return vector
 

@@ -71,9 +71,9 @@ class NativeTarget:
         """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
 
         `threads` may be shared with a draft model; by default there is one per core. A `tokenizer` from the same files
-        shares its vocabulary. `context` is the model's own by default. A model that `drafts` is coarser, and has a
-        short head if it has many tokens. Raises the errors of `opening.load`, LocalspecError for a tokenizer or
-        settings that cannot be used, and UsageMistake for a context that the model cannot hold.
+        shares its vocabulary. `context` is the model's own by default. With `drafts`, weights may be rounded more
+        coarsely, and a model with many tokens gets a short head. Raises the errors of `opening.load`, LocalspecError
+        for a tokenizer or settings that cannot be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, packing, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)

@@ -154,12 +154,15 @@ class KVCache:
 
     @property
     def pinned(self) -> bool:
-        """Whether forwards were recorded for this cache's memory, so that it must not be replaced."""
+        """Whether recorded CUDA graphs use this cache's memory, so that it must not be replaced."""
         return bool(self.recordings)
 
     @torch.inference_mode()
     def take(self, other: Self) -> bool:
-        """Take over the contents of another cache if this one is pinned and has room for them."""
+        """Copy the contents of another cache into this one if it is pinned and has room for them.
+
+        Return whether it did.
+        """
         if not self.pinned or self.capacity < other.length:
             return False
         for there, here in zip(other._slots, self._slots, strict=True):

@@ -1,4 +1,4 @@
-"""Finds the picks of all rows of logits on the device, except for the last bits.
+"""Finds on the device the few tokens of each row of logits that may be the pick.
 
 A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits between
 devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between them, with the same
@@ -121,7 +121,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sums `before` the first and before the last of equal values, because their order is arbitrary."""
+    """Return the sums `before` the first and before the last of each run of equal values, whose order is arbitrary."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]

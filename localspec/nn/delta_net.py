@@ -27,7 +27,7 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 
 class GatedDeltaNet(nn.Module):
-    """The layer between a norm and the sum with its input. With `exact`, rows are always computed one by one."""
+    """The part of a layer between its norm and the residual sum. With `exact`, rows are always computed one by one."""
 
     def __init__(
         self, sizes: DeltaNet, eps: float, weights: Mapping[str, Any], name: str, linear_class: LayerClass, exact: bool

@@ -144,7 +144,8 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A product with the gradient of the rounded weight: kernels for packed weights have none and report no error."""
+    """A product with the gradient of the rounded weight: kernels for packed weights compute no gradient, and report
+    no error."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:

@@ -93,7 +93,10 @@ def former_files(file: Path, made_of: str, where: str) -> list[Path]:
 
 
 class NF4Weights(Mapping[str, Any]):
-    """The weights in such a file by localspec's names. Each is read directly to its device when it is accessed."""
+    """The weights in a file that `write` made, by localspec's names.
+
+    Each is read directly to its device when it is accessed.
+    """
 
     def __init__(self, file: Path, made_of: str, device: str) -> None:
         """Open the file. Raises DamagedFile if it is damaged, or was made of other weights or by another version."""

@@ -1,6 +1,6 @@
 """Functions of rows, for drafters and for the search for picks.
 
-If steps are recorded, one call to the GPU computes each.
+If steps are recorded, one call to the GPU computes such a function.
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,9 +21,9 @@ MOST_RECORDINGS = 32
 class RecordedRows:
     """A function of tensors [rows, …], recorded for each number of rows that is a power of two, up to 64.
 
-    The function must not depend on values that Python has to see, and no row of its results on other rows. Inputs that
-    index others must be among the inputs. Results have as many rows as the first input. If it is recorded, its next
-    call overwrites them.
+    The function must have no control flow that depends on values of tensors. A row of its results must not depend on
+    other rows. Indices into inputs must be inputs too. Results have as many rows as the first input. If the function is
+    recorded, its next call overwrites them.
     """
 
     def __init__(self, function: Function, recorder: Recorder, attentions: Sequence[TorchAttention] = ()) -> None:

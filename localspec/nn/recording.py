@@ -37,7 +37,7 @@ class Recording:
         _record(self._graph, record, studio.device, studio.stream, studio.pool)
         self._graph.replay()
         if not all(map(_same_bits, self.results, found)):
-            raise RuntimeError("the recorded steps do not give the same bits")
+            raise RuntimeError("recorded steps are not bit-identical to unrecorded ones")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Replay the recording on tensors like the first ones, or on fewer rows, without waiting for the GPU."""

@@ -87,7 +87,10 @@ class LayerStates:
         return length if nearest >= self._first else nearest
 
     def read(self, length: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows after the first `length` tokens, which must be reachable, and discard later tokens."""
+        """Read rows after the first `length` tokens, and discard later tokens.
+
+        `length` must be a result of `reachable`.
+        """
         before = self.at(length, advance)
         outputs, after = advance(before, rows, len(rows) <= AT_ONCE)
         self.took(before, rows, after, advance)
@@ -107,7 +110,7 @@ class LayerStates:
         self._thin()
 
     def copy(self, length: int) -> "LayerStates":
-        """Return the states of the first `length` tokens, which must be reachable.
+        """Return the states of the first `length` tokens, a result of `reachable`.
 
         States are shared: they are never written to.
         """
@@ -127,7 +130,7 @@ class LayerStates:
         self._states, self._first = [State(last.length, matrices, tail)], last.length
 
     def at(self, length: int, advance: Advance) -> State:
-        """Return the state after the first `length` tokens, which must be reachable."""
+        """Return the state after the first `length` tokens, a result of `reachable`."""
         nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
         if nearest.length < self._first:  # from here on it is the earliest with rows after it
             assert nearest.length == length, f"the state after {length} tokens was not saved"
@@ -243,7 +246,7 @@ class StateCache(KVCache):
         super().keep(path)
 
     def truncate(self, length: int) -> None:
-        """Discard everything after the first `length` tokens, and more if no state is near."""
+        """Cut the cache to the first `length` tokens, or to fewer: `reachable(length)`."""
         super().truncate(self.reachable(length))
 
     def reachable(self, length: int) -> int:
@@ -254,14 +257,17 @@ class StateCache(KVCache):
         return length
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a cache with the first `length` tokens, which must be reachable, and room for `slots`."""
+        """Return a cache with the first `length` tokens, a result of `reachable`, and room for `slots`."""
         other = super().copy(length, slots)
         other._states = {layer: one.copy(length) for layer, one in self._states.items()}
         other._held, other._before, other._read = None, [], 0
         return other
 
     def take(self, other: Self) -> bool:
-        """Take over the contents of another cache if this one is pinned and has room for them."""
+        """Copy the contents of another cache into this one if it is pinned and has room for them.
+
+        Return whether it did.
+        """
         if not super().take(other):
             return False
         self._states, self._before, self._read = other._states, [], 0

@@ -34,7 +34,7 @@ MOST_RECORDINGS = 16
 
 
 class StaticShape(NamedTuple):
-    """The facts on which the operations of a forward depend; forwards with equal ones share a recording."""
+    """The properties that determine the operations of a forward. Forwards with equal properties share a recording."""
 
     rows: int
     visible: int  # slots that attention reads
@@ -254,7 +254,8 @@ def visible_slots(cache: KVCache, rows: int) -> int:
 
 
 def _reserve(cache: KVCache, slots: int) -> None:
-    """Make room for `slots` tokens, and for more if memory allows, because growing ends all recordings."""
+    """Make room for `slots` tokens, and for more if memory allows, because growing invalidates all recorded CUDA
+    graphs."""
     try:
         cache.reserve(slots)
     except (MemoryError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Chooses the form of steps on a GPU: the fastest form that passes a self-check, with bits equal to the plainest
+"""Chooses the form of steps on a GPU: the fastest form that passes a self-check, with bits equal to the eager
 form's."""
 
 from collections.abc import Sequence

@@ -52,7 +52,7 @@ class Gemma4Layer(LlamaLayer):
                 rows.read[self.index] = k, v
         else:
             others = rows.read[sizes.keys_of]
-            assert others is not None, "a layer is left out whose keys this one reads"
+            assert others is not None, "this layer reads keys of a layer that is left out"
             k, v = others
         return self.attend(self.grouped(qk[:, :, :heads]), k, v, rows)
 
@@ -69,7 +69,7 @@ def layer_inputs(
 
     They are the tokens' rows of a table plus a projection of their embeddings x.
     """
-    assert not tokens.is_floating_point(), "the inputs of layers follow from token ids, not from embeddings"
+    assert not tokens.is_floating_point(), "layers of this model have inputs by token id, so embeddings are not enough"
     width, layers = config.per_layer_inputs[0], config.num_layers
     of_tokens = F.embedding(tokens, table).to(x.dtype) * rounded(width**0.5, table.dtype)
     of_states = projection(x) * config.hidden_size**-0.5

@@ -53,10 +53,10 @@ NO_ADAPTERS: LayerAdapters = {}
 
 
 class LayerRows(NamedTuple):
-    """What a layer reads of a forward's rows in addition to their states.
+    """The inputs of a layer in addition to the states of the rows.
 
-    Only other families than Llama use `own_input` [batch, n, channels], an input by token, and `read`, the keys and
-    values of earlier layers.
+    `own_input` [batch, n, channels], an input by token, and `read`, the keys and values of earlier layers, are used
+    only by other families than Llama.
     """
 
     position_embeddings: PositionEmbeddings
