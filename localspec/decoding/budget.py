@@ -136,7 +136,7 @@ class Budget:
     def token_seconds(self, context: int) -> float | None:
         """Return the seconds that a token takes at present, which an accepted draft token saves; None without costs.
 
-        The load of the machine is divided out, because a draft model's costs are for an idle machine too.
+        The present slowness of the machine is divided out, because a draft model's costs do not include it either.
         """
         if self._costs is None:
             return None

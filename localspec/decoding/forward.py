@@ -38,11 +38,11 @@ class TokenCache(Protocol):
         """Commit some rows of the last forward: `path` lists their numbers after `length`, in order."""
 
     def truncate(self, length: int) -> None:
-        """Discard everything after the first `length` tokens, and more if necessary; then `length` is the number that
-        is left.
+        """Discard everything after the first `length` tokens, or more if necessary.
 
-        A cache of keys and values discards no more than requested. A cache with recurrent states may have to, but it
-        can always discard exactly the rows of the last step or draft.
+        The property `length` is then the number of tokens left. A cache of keys and values discards no more than
+        requested. A cache with recurrent states may have to, but it can always discard exactly the rows of the last
+        step or draft.
         """
 
     def assume(self, length: int) -> None:
@@ -179,7 +179,7 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
 
 
 def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
-    """Return a cache with the contents of `away`, a parked cache. The empty `cache` may be reused for it."""
+    """Return a cache with the contents of the parked cache `away`. The empty `cache` may be reused for it."""
     return cache if cache.take(away) else away
 
 

@@ -44,9 +44,9 @@ class Hyperparameters:
 class Ingredients:
     """The ingredients of a drafter. `with_phrases`: phrases of the pool will lengthen its drafts.
 
-    A kind that needs a draft model has `small`, its hyperparameters, and the `parts` of the kind that are used. It may
-    have the `costs` of the small model's forwards; without them its trees are never resized. A `fixed` draft is as long
-    as the tree has room for, whatever it costs.
+    A kind that needs a draft model has `small`, its hyperparameters, and the `parts` of the kind that are used. `costs`
+    are those of the small model's forwards; without them the small model's trees are never resized. A `fixed` draft is
+    as long as the tree has room for, whatever it costs.
     """
 
     target: ForwardModel[Any]

@@ -40,7 +40,7 @@ def probe(
 
 @dataclass(frozen=True)
 class ProbeSchedule:
-    """A schedule for a probe with a limited number of reads.
+    """A schedule for a probe with a limited number of reads, which are forwards of up to `ROWS` tokens.
 
     Each round removes `together` layers. All rounds make `tries` comparisons, of `reads` reads each.
     """

@@ -98,8 +98,8 @@ class DrafterKind:
     """One kind of drafters: what it takes, and what its drafts cost before one is loaded.
 
     `seconds(cost, nodes)` is the time of one draft of this many nodes. For a kind with weights, `size` is the bytes of
-    a drafter, and `parameters` their number if its publisher does not state it. `predicted` is for a drafter that
-    nobody measured: the chance of each token of a draft to be accepted given the token before it, and the source.
+    a drafter, and `parameters` their number if its publisher does not state it. `predicted` is for a drafter
+    without measurements: the chance of each token of a draft to be accepted given the token before it, and the source.
 
     `takes` says what a kind needs. A kind that takes nothing is used if it is named; `auto` also chooses `phrases` and
     plain decoding. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies

@@ -33,7 +33,8 @@ class MeasuredAcceptance:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds: of a draft that reads the share `beta` of the model, its verification, and a plain step."""
+    """Measured seconds of a draft that reads the share `beta` of the model, of its verification, and of a plain
+    step."""
 
     beta: float
     draft: float
@@ -43,7 +44,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasuredLayers:
-    """Some layers, measured without training: how often their candidate of each rank equals the whole model's token."""
+    """Some layers, and how often their candidate of each rank equals the whole model's token, without training."""
 
     layers: tuple[int, ...]
     shares: tuple[float, ...]

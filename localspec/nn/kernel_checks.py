@@ -21,7 +21,10 @@ _settled: dict[torch.device, str | None] = {}
 
 
 def settle(device: torch.device, why_not: str | None) -> None:
-    """Use the result of an earlier test of the kernels, instead of testing them in this process."""
+    """Use the result of an earlier test of the kernels, so that this process does not test them.
+
+    `why_not` is the reason why they are not used; None if they are.
+    """
     _settled[device] = why_not
     trouble.cache_clear()
 

@@ -3,7 +3,7 @@
 namespace ls {
 namespace {
 
-constexpr float BOTH = 0.70710678118654752f;  // the table's row and the norm each have the mean square 1; times this, so has their sum
+constexpr float BOTH = 0.70710678118654752f;  // 1 / sqrt(2): the scaled sum of two vectors of mean square 1 has about mean square 1
 
 // Read `count` columns of a token's row, starting at `first`.
 void read_table(const ls_table& table, int columns, int token, int first, int count, float scale, float* x) {
