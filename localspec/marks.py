@@ -1,4 +1,4 @@
-"""Bars, curves, borders, arrows, dots and quotes, in ASCII for terminals that lack others."""
+"""Bars, curves, borders, arrows, dots and quotes, with ASCII in their place on terminals without Unicode."""
 
 import locale
 import sys

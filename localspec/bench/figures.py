@@ -31,7 +31,7 @@ class RowCosts:
 
 
 class RowTimer:
-    """A timer of forwards. Those of one row and of more rows take turns, so that background load affects all
+    """A timer of forwards. Forwards of one row and of more rows take turns, so that background load affects all
     equally."""
 
     def __init__(self, target: Target) -> None:

@@ -141,7 +141,7 @@ def racers(
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
     """Return two lanes and their replies, ready to start on one target, which is warmed up.
 
-    `drafting` has read nothing, and its choice comes from `that_drafts`.
+    `drafting` is a new engine, and its choice comes from `that_drafts`.
     """
     from localspec import Engine, Limits
 

@@ -1,4 +1,4 @@
-"""Conversations that are branches of one another, in a list: next to each other, with names that differ."""
+"""A list of conversations: branches of one another are next to each other, with names that differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol

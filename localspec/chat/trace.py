@@ -229,7 +229,7 @@ NO_TRACE = "This reply is from an earlier session; who proposed its tokens was n
 
 
 def overview(trace: Trace) -> str:
-    """Return the number of tokens, and the number of steps if known."""
+    """Return the number of tokens, and the number of steps if known, as text."""
     tokens, steps = len(trace.tokens), trace.steps
     if not steps:
         return counted(tokens, "token")

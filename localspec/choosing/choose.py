@@ -229,7 +229,7 @@ def _eligible(
 
 
 def _with_more(plan: RunPlan, size: int) -> RunPlan:
-    """Return the plan with the bytes of a drafter added."""
+    """Return the plan with the bytes of a drafter added to its memory."""
     return replace(plan, loaded_bytes=plan.loaded_bytes + size, bytes=plan.bytes + size, memory=plan.memory + size)
 
 
@@ -408,7 +408,7 @@ def _check_context(settings: Settings, card: TargetCard) -> None:
 
 
 def precisions_of(settings: Settings, device: Device) -> list[Precision]:
-    """Return the precisions that the settings leave open on a device.
+    """Return the precisions that the settings allow on a device.
 
     Raises UsageMistake if the settings name one that the device does not offer.
     """

@@ -113,7 +113,7 @@ class NoMeasurements:
 
 @dataclass(frozen=True)
 class Quantity(Generic[T]):
-    """A measurable quantity: the name under which it is saved, and its form as JSON.
+    """A measurable quantity: the name under which it is saved, and how it is written as JSON.
 
     `parse` returns None for JSON that is not a valid value; the quantity is then measured again.
     """
@@ -205,7 +205,7 @@ def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: b
 
 
 def with_kernels(subject: str, device: str, cache: MeasurementCache) -> str:
-    """Return the subject, with a mark if libraries compute on this device instead of localspec's own kernels."""
+    """Return the subject, with a suffix if libraries compute on this device instead of localspec's own kernels."""
     return f"{subject} · by libraries" if cache.recall(LIBRARIES, versions(device)) else subject
 
 

@@ -173,8 +173,8 @@ def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
     for word in _words("--nodes", nodes):
         if word != "auto" and not (word.isdecimal() and 1 <= int(word) <= MOST_NODES):
             raise UsageMistake(
-                f"--nodes {word} is not possible: give numbers from 1 to {MOST_NODES} or auto, with commas between "
-                "them; plain decoding is measured in any case."
+                f"--nodes {word} is not possible: give numbers from 1 to {MOST_NODES} or auto, separated by commas; "
+                "plain decoding is always measured."
             )
         sizes.append("auto" if word == "auto" else int(word))
     named = [word for word in _words("--drafter", drafters) if word != "none"]

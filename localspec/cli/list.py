@@ -111,7 +111,7 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """Return in which other packings a model is stored, and which of its files is missing, in words."""
+    """Return a text about a model: its other stored packings, and its missing file."""
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []

@@ -90,7 +90,7 @@ class Progress:
 
 
 def _kind(what: str) -> str:
-    """Return what a wait is for, without its progress, such as "loading qwen3"."""
+    """Return the name of a wait without its progress, such as "loading qwen3"."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 

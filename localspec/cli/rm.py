@@ -269,8 +269,8 @@ class Learned:
         return cls((*names,), drafters=drafters, answers=answers, former=former)
 
     def settle(self, yes: bool, phrases: bool) -> None:
-        """Delete the model's answers that were made for trainings, and its phrases if the user wants that. List what
-        stays.
+        """Delete the model's answers that were made for trainings, and its phrases if the user agrees. Print a list of
+        the rest.
 
         Nothing happens while the model is still here in another form. Raises StoreTrouble.
         """

@@ -204,10 +204,6 @@ def _packed_problems(file: Path) -> list[str]:
         progress.clear()
 
 
-def _as_long(file: Path, size: int) -> bool:
-    return file.is_file() and file.stat().st_size == size
-
-
 def _checked(source: Source) -> Verified:
     progress, found = Progress(), packed_sources(Paths(home())).get(str(source))
 
@@ -215,7 +211,7 @@ def _checked(source: Source) -> Verified:
         progress.show(f"reading {source}: {size(done)} of {size(total)}")
 
     try:
-        if found and (missing := found.missing) and not _as_long(missing, found.header.origin.files[str(missing)][0]):
+        if found and (missing := found.missing):
             what = f"{missing.name} is missing, or has another length"
             return Verified(found.header.origin.commit, 0, False, (what,))
         if found and found.header.registered:

@@ -204,7 +204,7 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
 
 
 def _forget(former: PackedFile, paths: Paths) -> None:
-    """Delete files that were packed with former texts and can be made again."""
+    """Delete the packed files of an earlier registration (`former`), which can be made again."""
     for one in packed_in(paths.packed):
         if one.header.origin.revision == former.header.origin.revision:
             with suppress(OSError):

@@ -26,8 +26,8 @@ ENDED = "the program crashed each time this was tried; it is tried again after a
 class TrialResult:
     """The result of a trial, and the reason if it is not the best result.
 
-    A `passing` verdict is tried again by the next session. `tried_by` is the process that has begun a trial and not
-    finished it. If the trial ended that process, the next process finds this record. `ended` counts such processes.
+    A `passing` verdict is temporary: the next session tries again. `tried_by` is the process that has begun a trial and
+    not finished it. If the trial ended that process, the next process finds this record. `ended` counts such processes.
     """
 
     outcome: str

@@ -1,4 +1,4 @@
-"""The counterpart of a drafter in another engine: heads, or a small model that drafts, in parallel or not."""
+"""The form of a drafter that another engine reads: heads, or a small model, which may draft in parallel."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The drafters that inference engines read, the commands that serve them, and the nearest substitute for others.
+"""The drafters that inference engines read, the commands that serve them, and substitutes for drafters that they lack.
 
 This follows the sources of vLLM 0.33.0 and SGLang 0.5.23.
 """

@@ -30,7 +30,7 @@ _PIECE = 2**22  # bytes read at once
 class Verified:
     """The result of verifying a revision.
 
-    Its `files` were compared with our record (`recorded`) or with their names in the cache.
+    Its `files` were compared with the record of the pull (`recorded`) or with their names in the cache.
     """
 
     commit: str

@@ -196,7 +196,7 @@ def _weight_names(
 def _table(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], index: str, suffix: str
 ) -> dict[str, str]:
-    """Return for each tensor the file of a repository that has it, from an index.
+    """Return the file of each tensor in a repository, by the tensor's name, from an index.
 
     Raises LocalspecError for an invalid index.
     """

@@ -94,7 +94,7 @@ def _allowed_cores() -> int:
 
 @cache
 def logical_cores() -> int:
-    """Return how many threads can run at the same time: several per core, if it has several."""
+    """Return how many threads can run at the same time: all hardware threads, within a container's CPU quota."""
     return min(_processors(), _quota())
 
 
