@@ -159,7 +159,7 @@ class Serving:
         return answer
 
     async def say_more(self, request: Request) -> Response:
-        """Receive more information about a reply that is being written: its conversation, or a request to stop it."""
+        """Take a client's message about a running reply: the id of its saved conversation, or a request to stop."""
         said = await self._of_command(request)
         ticket = self._replying.get(request.path_params["name"])
         if ticket is not None and isinstance(said, dict):
@@ -246,7 +246,7 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether all texts in a JSON value are valid. JSON escapes can contain half of a surrogate pair."""
+    """Return whether all texts in a JSON value are valid. A JSON escape can be one half of a surrogate pair."""
     left = [value]
     while left:
         match left.pop():
@@ -288,7 +288,7 @@ def _parsed(body: bytes, read: Callable[[object], ClientRequest]) -> ClientReque
 
 
 def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
-    """Return the HTTP status and the JSON body for an error."""
+    """Return the HTTP status and the JSON body that report an error."""
     _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
     named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
     field = trouble.field if isinstance(trouble, RequestRefused) else named

@@ -51,11 +51,11 @@ def page_files() -> Path:
 
 
 class Browser:
-    """A layer in front of the API for browsers. `/` takes the one-time key. The chat's files are below a path that this
-    key opens.
+    """A layer in front of the API that serves the chat to browsers.
 
-    That path and its cookie belong to one browser. A cookie for `/` could be sent to any other server of this machine,
-    because cookies ignore ports. After a key has been used, `tell` is called with the next key.
+    A browser that opens `/` with the one-time key gets a secret path with the chat's files. That path and its cookie
+    belong to one browser. A cookie for `/` could be sent to any other server of this machine, because cookies ignore
+    ports. After a key has been used, `tell` is called with the next key.
     """
 
     def __init__(self, api: ASGIApp, chats: Tabs, tell: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ MOST_MESSAGES = 10_000
 
 
 class RequestRefused(UsageMistake):
-    """An error: a request is refused because of the key `field`."""
+    """An error: a request is invalid or not supported. `field` is the JSON key that is wrong."""
 
     def __init__(self, sentence: str, field: str | None = None) -> None:
         super().__init__(sentence)
@@ -166,7 +166,7 @@ def _shared(
 
 
 def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object.
+    """Return the JSON object with these keys and values.
 
     Raises RequestRefused for a key that occurs twice, because one of its values would be ignored.
     """
@@ -205,7 +205,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Return whether turns must not be left out. `value` is one of those of OpenAI's Responses API."""
+    """Return whether the server must keep all turns. `value` is `truncation` as in OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"

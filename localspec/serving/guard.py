@@ -134,7 +134,10 @@ def _bearer(value: bytes) -> bytes:
 
 
 async def refuse(send: Send, status: int, sentence: str, kind: str, rest: Receive | None = None) -> None:
-    """Send a refusal and close the connection. If `rest` reads it, the rest of a body is discarded."""
+    """Send a refusal and close the connection.
+
+    If `rest` is given, it receives the rest of the body, which is discarded.
+    """
     body = json.dumps(error(sentence, kind)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers.append((b"connection", b"close"))
@@ -186,7 +189,7 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
 
 
 def _made(file: Path) -> str:
-    """Return a new key, and write it to the file either completely or not at all."""
+    """Write a new key to the file, either completely or not at all, and return it."""
     key = f"localspec-{secrets.token_urlsafe(32)}"
     write_anew(file, key.encode())
     return key

@@ -97,7 +97,7 @@ class EmptyReply(BrokenOff):
 
 
 class Head(NamedTuple):
-    """The part of an answer before its body."""
+    """The status line and headers of an HTTP answer."""
 
     status: int
     kind: str  # media type, in lower case
@@ -225,19 +225,19 @@ class Link:
 
 
 class Patience:
-    """A limit on waiting, counted from the start or from the last arrival."""
+    """A time limit, counted from the start or from the last data that arrived."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self.renew()
 
     def renew(self, seconds: float | None = None) -> None:
-        """Restart the clock after an arrival. Wait `seconds` for the next arrival, or as long as before if None."""
+        """Restart the clock, because data arrived. Wait `seconds` for the next data, or as long as before if None."""
         self._began, self._seconds = time.monotonic(), self._seconds if seconds is None else seconds
 
     @property
     def waited(self) -> float:
-        """Return the seconds since something last arrived."""
+        """Return the seconds since data last arrived."""
         return time.monotonic() - self._began
 
     @property

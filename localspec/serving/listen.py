@@ -125,9 +125,9 @@ def serve(
 
 @contextmanager
 def _ending_cleanly() -> Iterator[None]:
-    """Let SIGTERM and a closed terminal end the server as Ctrl+C does.
+    """Make SIGTERM and a closed terminal end the server in the same way as Ctrl+C.
 
-    After uvicorn has ended, it sends the same signal to the process again, which is ignored here.
+    After uvicorn has ended, it sends the same signal to the process again. That second signal is ignored here.
     """
     quiet = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
     before = {number: signal.signal(number, handler) for number, handler in quiet.items()}
@@ -143,7 +143,7 @@ ENOUGH_FILES = 4096
 
 
 def connections_of_others() -> int:
-    """Return how many connections to the port are allowed: half of the files that a process may have open.
+    """Return how many connections to the port are allowed: half of the limit on open files.
 
     If that limit is low, raise it first if possible.
     """
@@ -181,7 +181,7 @@ class Connection(H11Protocol):
         self.loop.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        """Close the connection if no request has sent its whole head since the last check."""
+        """Close the connection if no complete request head has arrived since the last check."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is now a websocket
             return
         if self.conn.their_state is h11.IDLE and self._seen is self.cycle:

@@ -46,7 +46,7 @@ class Loaded:
     doubted: bool = False  # whether it was used since then
 
     def touch(self) -> None:
-        """Record that the model was used until now."""
+        """Set the time of the last use to now."""
         self.used, self.doubted = time.monotonic(), True
 
     @property
@@ -55,7 +55,7 @@ class Loaded:
         return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
 
     def news(self) -> list[str]:
-        """Return the notices since the last call."""
+        """Return the notices that were added since the last call."""
         found = [*self.new_notices]
         self.new_notices.clear()
         return found
@@ -63,7 +63,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class ServedChoice:
-    """The choices for a model that is loaded or would be loaded; `context` is in tokens."""
+    """The settings with which a model is loaded, or would be loaded; `context` is in tokens."""
 
     choice: Choice
     context: int
@@ -81,7 +81,7 @@ class ServedChoice:
 def would_take(
     settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None = None
 ) -> ServedChoice:
-    """Return how a model would be loaded. Raises UsageMistake, NotHere and DoesNotFit if the settings prevent it."""
+    """Return the settings with which a model would be loaded. Raises UsageMistake, NotHere and DoesNotFit."""
     choice = _would_choose(settings, card, store, reporter, machine)
     return ServedChoice(choice, read_config(inspect(card.path)).context_for(settings.context))
 
@@ -117,10 +117,10 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
 
 
 def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
-    """Return this engine, or a new one with the same target and the drafter that `auto` would choose now. A new one
-    holds no text.
+    """Return this engine, or a new one with the same target and the drafter that `auto` would choose now.
 
-    If the machine is idle, costs from a busy moment are measured again, which takes about a second.
+    A new engine has an empty cache. If the machine is idle, costs that were measured on a busy machine are measured
+    again, which takes about a second.
     """
     if settings.drafter != "auto" or store is None:  # without saved measurements the choice would not change
         return engine
@@ -191,9 +191,10 @@ class LoadedModels:
         return self._of(self.card(name))
 
     def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
-        """Return the engine of the model at `path`, and the seconds for loading it. A command of this user names both.
+        """Return the engine of the model `name` at `path`, and the seconds for loading it.
 
-        Raises the errors of `get`, and NotHere if that name means another directory here.
+        Commands of this user send both. Raises the errors of `get`, and NotHere if the name means another directory
+        here.
         """
         card = self._exact_card(name, path)
         began = time.monotonic()
@@ -201,7 +202,8 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def choice_of(self, name: str, path: str) -> "ServedChoice":
-        """Return how that engine chose settings that were left open, or would choose them.
+        """Return the values that the engine of this model chose, or would choose, for settings that the user did not
+        set.
 
         No model is loaded for this. Raises the errors of `exactly`.
         """
@@ -244,7 +246,10 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Remove all parked texts. Their memory must not change the device or form that is chosen for a model."""
+        """Free the caches of parked conversations.
+
+        Their memory must not change the device or form that is chosen for a model.
+        """
         for one in self._loaded.values():
             one.engine.forget_parked()
 
@@ -270,8 +275,8 @@ class LoadedModels:
     def rest(self, waited_for: Callable[[], bool] = lambda: False) -> float | None:
         """Work while no request waits: unload unused models, measure others, and reconsider their drafters.
 
-        Measuring pauses when `waited_for` says that somebody waits for a reply. Return the seconds until there is more
-        to do; None if there will be nothing.
+        Measuring pauses when `waited_for` returns true, because a client waits for a reply. Return the seconds until
+        there is more to do; None if there will be nothing.
         """
         now = time.monotonic()
         for name, one in [*self._loaded.items()]:

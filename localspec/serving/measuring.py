@@ -23,7 +23,7 @@ WARM_UP = ("Hi", 4)  # not a prompt of the bench: a server may cache it
 
 
 class TimedReply(NamedTuple):
-    """The times of one reply. `at_first` of its tokens came with the first text.
+    """The times of one reply. `at_first` is the number of tokens that arrived with the first text.
 
     If the server did not report tokens (`reported`), pieces of the stream are counted instead.
     """
@@ -49,7 +49,7 @@ class TimedReply(NamedTuple):
 
 @dataclass(frozen=True)
 class LoadTest:
-    """What each server is asked: all prompts, `repeat` times, with at most `max_tokens` tokens per reply."""
+    """The requests to each server: all prompts, `repeat` times, with at most `max_tokens` tokens per reply."""
 
     prompts: Sequence[BenchPrompt]
     max_tokens: int
@@ -129,7 +129,7 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
 def _figures(
     replies: Sequence[TimedReply], firsts: Sequence[TimedReply], prompts: int, comparable: bool
 ) -> dict[str, Any]:
-    """Return the figures of one server, compared with the first server's.
+    """Return the measurements of one server, compared with the first server's.
 
     A figure is None if nothing was measured for it.
     """

@@ -25,7 +25,7 @@ class Broken(LocalspecError):
 
 
 class GaveUp(LocalspecError):
-    """An error that a server reports in the middle of a reply."""
+    """An error: a server reports that it cannot finish a reply."""
 
 
 class ServerPiece(NamedTuple):
@@ -118,17 +118,17 @@ def _tool(said: Mapping[str, Any], reason: object) -> str | None:
 
 
 class ThinkingInText:
-    """A separator of thoughts and answer, for servers that leave both in the text, with the usual marks."""
+    """A splitter of thoughts and answer, for servers that leave both in the text, with `<think>` tags."""
 
     def __init__(self, separated: bool) -> None:
-        """Begin a reply. If `separated`, the server separates thoughts itself, and nothing is left to do."""
+        """Begin a reply. If `separated`, the server separates thoughts itself, and the text is not split."""
         self._parting = None if separated else Parting(KNOWN[0])
         self._handed_on = 0  # up to here
 
     def part(self, piece: ServerPiece, final: bool) -> ServerPiece:
         """Return the next piece, divided into thoughts and answer.
 
-        A possible beginning of a mark is held back until there is more text, or until the `final` piece.
+        A possible beginning of a tag is held back until there is more text, or until the `final` piece.
         """
         if self._parting is None:
             return piece
@@ -168,7 +168,7 @@ def words_of(value: object) -> str:
 
 
 def shown(content: bytes) -> str:
-    """Return the beginning of a content for a sentence, safe to print."""
+    """Return the beginning of a server's answer, quoted and safe to print in a message."""
     return repr(shortened(one_line(content[:LONGEST_WORDS].decode("utf-8", "replace")), 60))
 
 

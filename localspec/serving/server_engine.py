@@ -214,7 +214,7 @@ class ServerEngine:
 
 
 def _place(model: str) -> Path | None:
-    """Return the directory or file on this machine of the model with this name; None if it is not here."""
+    """Return this machine's directory or file of the model with this name; None if there is none."""
     try:
         return registry.resolve(model).path
     except LocalspecError:
@@ -238,7 +238,7 @@ class NamedServer:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> ServerEngine:
-        """Return an engine that answers by this model of the server. Raises NotHere."""
+        """Return an engine whose replies come from this model of the server. Raises NotHere."""
         server = self._open(Reporter(notice, progress))
         return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
 

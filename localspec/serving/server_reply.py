@@ -146,7 +146,10 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return what the server sends too much of, as a part of a sentence; empty if nothing."""
+        """Return a clause about a reply that is too long; empty if it is not.
+
+        The subject of the clause is the server.
+        """
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"

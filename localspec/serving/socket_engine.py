@@ -33,7 +33,10 @@ _END: Any = object()
 
 @dataclass(frozen=True)
 class RemoteSampling:
-    """The fields of `Sampling` of a reply elsewhere; None if the server decides. `Sampling` itself imports numpy."""
+    """The sampling settings of a reply that a server generates. A setting is None if the server decides it.
+
+    It has the fields of `Sampling`, which imports numpy.
+    """
 
     temperature: float | None
     top_k: int | None

@@ -82,7 +82,7 @@ class OpenRequest:
         }
 
     def _compare(self, models: LoadedModels, own: Settings) -> None:
-        """Raise Differs for a setting that differs both from the server's setting and from its own choice."""
+        """Raise Differs for a setting that differs from the server's setting and from the value in use."""
         other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
         for name in other:
             if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:

@@ -75,12 +75,12 @@ class ConversationInfo(NamedTuple):
 
     @property
     def by_run(self) -> bool:
-        """Return whether `run -c` may continue it, as it may if the source is unknown."""
+        """Return whether `run -c` may continue the conversation. If its source is unknown, it may."""
         return self.source != "chat"
 
     @property
     def for_a_chat(self) -> bool:
-        """Return whether a chat lists it: neither its input nor its output was a pipe."""
+        """Return whether a chat lists the conversation: neither its input nor its output was a pipe."""
         return self.source != "pipe"
 
     @property

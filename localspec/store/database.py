@@ -67,7 +67,7 @@ class Database:
     """An open database. It may be used from any thread; calls wait for each other.
 
     `read_only` is True if nothing can be saved. `path` is None if the database is only in memory. At each save
-    localspec tries again to write the file; if it succeeds, both end.
+    localspec tries again to write the file. If that succeeds, the database is in the file and writable again.
     """
 
     def __init__(
@@ -112,8 +112,10 @@ class Database:
 
     @property
     def why_lost(self) -> str:
-        """A sentence that says why everything saved will be lost when this process ends; empty if it was not known
-        at the start."""
+        """A sentence that says why saved data will be lost when this process ends.
+
+        It is empty if the data is in a file, or if the file failed only later.
+        """
         if self.path is not None or not self._why:
             return ""
         return f"{self._file} cannot be used ({self._why}): {self._remedy}."
@@ -141,7 +143,7 @@ class Database:
             return work(self._connection)
 
     def at_once(self, work: Work[Result]) -> Result:
-        """Do the same as `read`, but within one transaction, so that writes of other processes are not seen.
+        """Return the result of `work`, as `read` does, but in one transaction: writes of other processes are not seen.
 
         Raises StoreTrouble.
         """

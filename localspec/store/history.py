@@ -39,10 +39,10 @@ if sys.platform != "win32":
 
 
 class Presence:
-    """The conversation that is open in this window. Each window shares a lock on the byte of its conversation's id.
+    """The conversation that is open in this window. Other windows notice it by a file lock.
 
-    The system releases the lock when the process ends, however that happens. On Windows other windows are never
-    noticed.
+    Each window holds a shared lock on one byte of a file; the byte's offset is the conversation's id. The system
+    releases the lock when the process ends, for any reason. On Windows, other windows are not noticed.
     """
 
     def __init__(self, database: Path | None) -> None:
@@ -71,7 +71,10 @@ class Presence:
         return not alone
 
     def _lock(self, how: int, conversation: int) -> bool:
-        """Lock without waiting. During the check of one window, others are excluded for a moment."""
+        """Lock the conversation's byte without waiting. Return whether that succeeded.
+
+        A window that checks for others holds an exclusive lock for a moment.
+        """
         try:
             fcntl.lockf(self._file, how | fcntl.LOCK_NB, 1, conversation)
         except (BlockingIOError, PermissionError):
@@ -120,7 +123,7 @@ class History:
 
     @property
     def lasts(self) -> bool:
-        """Whether conversations survive the end of the process. In memory, if no file could be used, they do not."""
+        """Whether conversations are saved in a file. In memory they are lost when the process ends."""
         return self._database.path is not None
 
     @property
@@ -156,8 +159,8 @@ class History:
         A new conversation is made if there is none with that id (any more). This turn replaces the turn `instead`,
         which is deleted if it is unanswered; another process may be about to answer it. If `newest` is given and is not
         the newest turn of the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, if
-        that was earlier. `source` is the origin of the prompt. A conversation of pipes that is continued in a chat no
-        longer counts as one of pipes.
+        that was earlier. `source` is the origin of the prompt. If a chat continues a conversation whose input or output
+        was a pipe, the conversation counts as a chat from then on.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -273,9 +276,9 @@ class History:
         return self._database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-        """Return for pairs of conversations the first turns in which they differ; None if one has no more turns.
+        """Return the first turns in which the conversations of each pair differ; None if one has no more turns.
 
-        If they do not differ, these are their last turns. Pairs with a missing conversation are left out.
+        If the conversations do not differ, return their last turns. Pairs with a missing conversation are left out.
         """
 
         def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:

@@ -133,7 +133,7 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Sche
 
 
 def _drop(new: Path) -> None:
-    """Delete a new database file that is not used after all, because it holds private text."""
+    """Delete a new database file that is not needed, because it holds private text."""
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))

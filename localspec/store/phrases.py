@@ -73,7 +73,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 def make_pools(connection: sqlite3.Connection) -> None:
     """Make the tables of pools and phrases.
 
-    `served` is how often a phrase was useful, and `conversation` the one in which it was used last.
+    `served` counts the replies in which the phrase was accepted. `conversation` is the one in which it was last used.
     """
     connection.execute(
         """CREATE TABLE pool (

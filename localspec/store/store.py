@@ -102,7 +102,10 @@ class Store:
 
 @contextmanager
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
-    """Open the user's own store; None if there is none yet, unless `create`: merely looking must not make one."""
+    """Open the user's store.
+
+    Yield None if there is none and `create` is False, because reading must not make a file.
+    """
     database = Paths(home()).database
     if not create and not os.path.exists(database):  # nor if no file can have such a name
         yield None

@@ -1,4 +1,4 @@
-"""The title of a conversation without a given one: the first words of its first prompt, without filler."""
+"""Makes the title of a conversation that the user did not name: the first words of its first prompt, without filler."""
 
 import re
 

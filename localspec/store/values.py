@@ -1,4 +1,7 @@
-"""Reads the values of a row. An invalid value, by whichever program, loses only itself and never stops a command."""
+"""Reads the values of a row.
+
+An invalid value, whichever program wrote it, is replaced by a default and raises no error.
+"""
 
 import math
 
@@ -25,7 +28,7 @@ def count(value: object) -> int:
 
 
 def is_measured(value: object) -> bool:
-    """Return whether a JSON value has only numbers that a machine can have."""
+    """Return whether all numbers in a JSON value are finite and not implausibly large."""
     if isinstance(value, dict):
         return all(map(is_measured, value.values()))
     if isinstance(value, list):

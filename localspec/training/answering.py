@@ -43,7 +43,7 @@ LOOKED = 32  # a reply is checked for repetition after this many tokens
 class GenerationSettings:
     """The settings of generated replies: at most `max_tokens` tokens; temperature 0 is greedy.
 
-    With `cut` replies end where they start to repeat themselves, because nothing is learnt from repetitions.
+    With `cut` replies end where they start to repeat themselves, because repetitions are useless as training text.
     """
 
     max_tokens: int
@@ -109,7 +109,7 @@ def answerer(
 def answering_choice(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Choice:
-    """Return the choice for the model that answers. If it answers one by one, that includes its best drafter."""
+    """Return the device and precision of the model that answers. If it answers one by one, include its best drafter."""
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
@@ -122,15 +122,12 @@ def answering_choice(
 
 
 def at_once(choice: Choice) -> int:
-    """Return how many conversations take about the time of one when they are answered together.
-
-    The numbers were measured.
-    """
+    """Return how many conversations, answered together, take about as long as one. The numbers were measured."""
     return BATCH if can_batch(choice) else TEXTS // 2 if choice.engine == "native" else 1
 
 
 def can_batch(choice: Choice) -> bool:
-    """Return whether transformers can compute the choice: a directory's weights, dense or bitsandbytes on CUDA."""
+    """Return whether transformers can run this choice: a directory's weights, dense or bitsandbytes on CUDA."""
     own = choice.engine == "torch" and not is_packed(choice.target.path)
     return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
 

@@ -32,7 +32,10 @@ class Row:
 
     @property
     def worth(self) -> int:
-        """The number of tokens in the loss that a drafter can predict. It has no state before the third token."""
+        """The number of tokens in the loss that a drafter can predict.
+
+        A drafter has no state before the third token.
+        """
         return sum(self.loss_mask[2:])
 
 

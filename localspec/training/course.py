@@ -83,7 +83,7 @@ class CourseOptions:
 
 @dataclass(frozen=True)
 class Answered:
-    """The number of answers so far and of their tokens. `done` is their share of the needed text.
+    """The number of answers so far, and the number of tokens in them. `done` is their share of the needed text.
 
     At the present speed there will be about `expected` tokens.
     """
@@ -223,7 +223,7 @@ class Course(Clock):
 
     @property
     def _wanted(self) -> float:
-        """The tokens of text that are enough, even if more time is left."""
+        """The number of tokens of text that is enough, even if time is left."""
         if self.request.steps is not None:
             return self.request.steps * (self.options.batch or BATCHES[0])
         return float("inf") if self.options.hours else TOKENS
@@ -266,7 +266,7 @@ class Course(Clock):
         return bench + 2 * _measuring(total)
 
     def _least_hours(self, least: float) -> float:
-        """Return the fewest hours with room for `least` seconds of answers, rounded up to two digits."""
+        """Return the smallest number of hours in which `least` seconds of answers fit, rounded up to two digits."""
         total = math.inf
         for _ in range(16):  # the tail grows by at most 0.2 of the total, so this converges to the fewest hours
             total = (least + self._tail_of(total)) / MOST_ANSWERING
@@ -311,7 +311,7 @@ class Course(Clock):
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Let kinds with a probe propose options by measurements. Return whether the drafter is expected to pay.
+        """Propose options by measurements, for kinds of drafters with a probe. Return whether the drafter should pay.
 
         The result is saved, so that it is not measured again.
         """

@@ -18,8 +18,8 @@ OWN_WORDS = ("prompts", "history")  # of a course: text that the model answered,
 
 
 def usable(directory: Path) -> None:
-    """Raise UsageMistake if a training could not write its result to this directory, as far as that can be checked
-    before."""
+    """Raise UsageMistake if a training could not write its result to this directory, as far as that is known in
+    advance."""
     there = directory
     try:
         directory.stat()
@@ -47,7 +47,7 @@ def has_unfinished(directory: Path) -> bool:
 
 
 def refuse_course(directory: Path, force: bool) -> None:
-    """Raise UsageMistake if a course has begun in this directory. With `force` it can no longer be resumed instead."""
+    """Raise UsageMistake if a course has begun in this directory; with `force`, discard the course instead."""
     if has_unfinished(directory) and not force:
         raise UsageMistake(
             f"{directory} has a training without --data FILE that was stopped; give that command to continue, "

@@ -276,7 +276,7 @@ def _digest(prompt: str) -> bytes:
 
 
 def _as_held(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Return the turns of a conversation up to the first reply that was interrupted or is missing."""
+    """Return the messages of a conversation before the first reply that was interrupted or is missing."""
     messages: list[Message] = []
     for turn in turns:
         if turn.reason not in WHOLE or not turn.reply.strip():

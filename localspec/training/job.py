@@ -84,7 +84,7 @@ class TrainingRequest:
 
 
 class Clock:
-    """The time limits for the parts of a training. This class sets no limits; a course does."""
+    """The time limits for the parts of a training. This base class sets no limits; a course does."""
 
     def note(self) -> None:
         """Record how long the training has taken. It is called after every step."""
@@ -433,7 +433,7 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Return the choice. On a CPU without a given format, take the most accurate weights that fit.
+    """Return the device and precision. On a CPU without a given format, take the most accurate weights that fit.
 
     Fewer bits would only save memory, and make the drafter's training text less accurate. Blocks of a GGUF file are as
     accurate as dense weights.

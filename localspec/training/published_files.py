@@ -88,7 +88,7 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
 
 @contextmanager
 def errors_in_words(directory: Path) -> Iterator[None]:
-    """Turn errors of writing into a sentence, and remove incomplete files."""
+    """Turn errors of writing into an error with one sentence, and remove incomplete files."""
     try:
         with private_files():
             yield
@@ -231,7 +231,7 @@ def table_of(index: Path) -> Mapping[str, str]:
 
 @contextmanager
 def damage_in_words(file: Path) -> Iterator[None]:
-    """Says in a sentence what is wrong with a file that is read."""
+    """Turn any error of reading a file into a LocalspecError that says in one sentence what is wrong with the file."""
     try:
         yield
     except LocalspecError:

@@ -222,7 +222,7 @@ class Training:
     def _step(self, rows: list[Row], done: float) -> float:
         """Run one step of the optimiser and return its loss.
 
-        Every token has the same weight, however rows are split.
+        Every token has the same weight, however rows are divided among processes and forwards.
         """
         self.drafter.train()
         self.drafter.progress = done
@@ -285,7 +285,7 @@ class Training:
             parameter.data = rounded_by_chance(parameter.data, f"{self.plan.seed} {self.state.step} {index}")
 
     def _batch(self, rows: list[Row], seed: str) -> Batch:
-        """Return rows with the target's outputs as in use: in its precision, and without trained changes."""
+        """Return rows with the target's outputs as in decoding: in its precision, and without trained changes."""
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)

@@ -181,7 +181,7 @@ class TrainableDrafter(nn.Module):
 
     @property
     def fits(self) -> bool:
-        """Whether `fit` finds good first weights by itself, which a high learning rate would only spoil."""
+        """Whether `fit` finds good first weights. A high learning rate would then only make them worse."""
         return False
 
     def candidates(

@@ -1,5 +1,5 @@
-"""Decides whether a trained drafter pays, compared with plain decoding and with the drafter that `auto` takes
-without it."""
+"""Decides whether a trained drafter pays: against plain decoding, and against the drafter that `auto` would choose
+instead."""
 
 import json
 import time
@@ -37,8 +37,8 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 class Verdict:
     """The result of a bench of a drafter, in its better form.
 
-    `speedup` is its speed relative to plain decoding. `against` is its speed relative to `without`, the drafter that
-    `auto` takes without it. It is `kept` if both are clearly above 1.
+    `speedup` is its speed relative to plain decoding. `without` is the drafter that `auto` would choose if this one did
+    not exist. `against` is the speed relative to `without`. The drafter is `kept` if both are clearly above 1.
     """
 
     drafter: str

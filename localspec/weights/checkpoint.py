@@ -64,7 +64,8 @@ class Checkpoint:
 
     @property
     def held(self) -> str:
-        """The bytes of the weights in words, with the bits per weight if they are read from GGUF files."""
+        """The size of the weights as a text; for a packed file also its precision, in blocks with the bits per
+        weight."""
         if not self.packing:
             return size(self.bytes)
         bits = self.bits if self.packing == packed_file.BLOCKS else None
@@ -107,7 +108,7 @@ def inspect(path: Path) -> Checkpoint:
 
 
 def text_name(name: str) -> str:
-    """Return the name of a tensor in a text-only model."""
+    """Return the name that a multimodal model's tensor would have in a text-only model."""
     for prefix, own in _LANGUAGE_MODEL.items():
         if name.startswith(prefix):
             return own + name.removeprefix(prefix)
@@ -180,7 +181,7 @@ def packings(path: Path) -> tuple[str, ...]:
 
 
 def damaged(path: Path, error: LocalspecError) -> LocalspecError:
-    """Return the error for a damaged packed file. It says how to delete the file and get the model again."""
+    """Return the error for a damaged packed file, which says how to delete it and get the model again."""
     try:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:

@@ -83,7 +83,7 @@ def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Map
 
 @dataclass(frozen=True)
 class Looked:
-    """What was found when a whole file was read."""
+    """The result of reading a whole file."""
 
     digest: str  # its SHA-256
     before: str  # its SHA-256 when it was last read; empty if it never was
@@ -96,12 +96,12 @@ def look(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Looked]:
-    """Read all files, and compare them with their last readings. Return the results by name.
+    """Read all files, and compare each SHA-256 with the one of the last reading. Return the results by file name.
 
-    A change was hidden if size, times and inode stayed the same, or if the fingerprint did, wherever the file was when
-    it was last read. `fingerprints` are those of the files now, by name. The digests of other files are remembered from
-    now on. A file with a hidden change keeps its old record until `forget` is called. Raises LocalspecError for a file
-    that cannot be read.
+    A change is hidden if the SHA-256 differs, but size, times and inode are the same, or the fingerprint is. The file
+    may have had another path at the last reading. `fingerprints` are those of the files now, by name. The digests of
+    files without a hidden change are saved. A file with a hidden change keeps its old record until `forget` is called.
+    Raises LocalspecError for a file that cannot be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}

@@ -41,7 +41,7 @@ def _family(metadata: Metadata) -> Family:
 
 @dataclass(frozen=True)
 class _File:
-    """The part of a file that a family reads; see `families.family.GgufFile`."""
+    """The metadata of one file, as a family reads it; see `families.family.GgufFile`."""
 
     metadata: Metadata
     named: str

@@ -324,18 +324,18 @@ class GgufModel:
         return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the name of the tensor in the file with this part. Gates and ups may be in one fused tensor."""
+        """Return the file's name for a tensor: of the fused tensor, if the file stores gates and ups in one."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
     def _names(self, parts: Mapping[str, Sequence[tuple[str, int]]]) -> set[str]:
-        """Return the names of the tensors in the file with these parts."""
+        """Return the names of the file's tensors that store these parts."""
         return {self._name(part) for some in parts.values() for part, _ in some}
 
     def _parts(
         self, ours: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
     ) -> list[GgufTensor]:
-        """Return the parts of one of localspec's parameters, with their rows."""
+        """Return the GGUF tensors that make up one of localspec's parameters, with the rows of each."""
         found = []
         for part, rows in parts:
             if (name := self._name(part)) != part:

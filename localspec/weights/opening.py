@@ -284,7 +284,7 @@ def make(
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
     """Return `origin` with the weight files of a directory, whose digests are part of the names of packed files.
 
-    If the same weights were packed before, perhaps from another directory, return the files named then.
+    If the same weights were packed before, perhaps from another directory, return the file names of that packing.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
@@ -300,7 +300,8 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first of the `known` files that can be read and `serves`. If there is none, make the first one.
+    """Return the first of the `known` files that can be read and for which `serves` is true. Else make the first of
+    them.
 
     Only one process makes it; others wait. A notice says why a file is made again. Raises CannotWrite, DoesNotFit, and
     the errors of `make_it`.

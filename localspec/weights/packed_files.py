@@ -67,9 +67,10 @@ def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """Return the packed forms of earlier weights in the same directory. Their name is the whole path of the directory.
+    """Return the packed forms of earlier weights in the same directory.
 
-    Other names may belong to several directories, and pulled models belong to their source.
+    Only models named by the whole path of a directory have any. Other names may belong to several directories, and
+    pulled models belong to their source.
     """
     if origin.repo or not os.path.isabs(origin.name):
         return []
@@ -169,8 +170,8 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
     """Hold the lock of a file. While waiting, report that another process does `what`.
 
-    Its lock file is deleted with the lock. A waiting process notices that, and makes another. Raises Stalled if the
-    other process writes nothing for a while, and OSError.
+    The lock file is deleted when the lock is released. A waiting process notices that, and makes a new one. Raises
+    Stalled if the other process writes nothing for a while, and OSError.
     """
     from filelock import FileLock, Timeout
 

@@ -82,9 +82,10 @@ def find_stored(
     made_of: Mapping[str, Sequence[tuple[str, int]]],
     columns_of: Callable[[str], int | None],
 ) -> dict[str, StoredTensor]:
-    """Return by localspec's parameter its tensors, with their rows. `columns_of` a parameter is None for a vector.
+    """Return the tensors of each of localspec's parameters, by their names in the files.
 
-    Raises the errors of `stored_tensors`.
+    `made_of` lists each parameter's tensors and their rows. `columns_of` returns its number of columns, or None for a
+    vector. Raises the errors of `stored_tensors`.
     """
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
     found = _find(checkpoint, names)
@@ -152,7 +153,7 @@ _OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
     """Return tensors of single experts, by `names`, out of stored tensors [experts, rows, columns] of all experts.
 
-    Such a tensor has the down projections, or gate and up projections: of each expert the gate before the up.
+    A stored tensor has the down projections, or the gate and up projections: each expert's gate before its up.
     """
     wanted = {name: of for name in names if (of := _OF_EXPERT.fullmatch(name))}
     together = {name: f"{of[1]}.{'down' if of[3] == 'down' else 'gate_up'}_proj" for name, of in wanted.items()}

@@ -30,9 +30,9 @@ def chat(
 ) -> int:
     """Run the full-screen chat until the user leaves it. Return its exit code.
 
-    `files` is text before the first prompt, and `hint` the first notice. Raises mistakes of the command line when the
-    conversation is opened or its model loaded, and mistakes in the colours and keys of the settings. Internal errors
-    are raised after the terminal is restored and the conversation saved.
+    `files` is text before the first prompt, and `hint` the first notice. Raises the errors of opening the conversation
+    and of loading its model, and UsageMistake for invalid colours or keys in the settings. Internal errors are raised
+    after the terminal is restored and the conversation saved.
     """
     gc.disable()  # until the first paint, which would come a tenth of a second later
     with background.queried(settings.theme) as answer:

@@ -110,9 +110,10 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Record an exception: Textual calls this before it displays one, and its own report is not printed.
+        """Record the exception in progress, because Textual calls `bell` before it displays one. Its own report is not
+        printed.
 
-        If a widget appears while the chat ends, it cannot be mounted. That is not a failure.
+        A widget that appears while the chat ends cannot be mounted. That is not a failure.
         """
         error = sys.exception()
         if isinstance(error, Exception) and not (self.leaving and isinstance(error, MountError)):
@@ -131,7 +132,10 @@ class ChatApp(StoppableApp):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_interrupt(self) -> None:
-        """Leave the chat if nothing is selected. Otherwise the screen has already copied the selection."""
+        """Stop the reply; if there is none, say which key quits.
+
+        If text is selected, the screen has already copied it.
+        """
         if not self._chat.turns.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
 
@@ -147,7 +151,7 @@ class ChatApp(StoppableApp):
             self.push_screen(Palette(id="--command-palette"))
 
     async def run_action(self, action: Any, *given: Any, **named: Any) -> bool:
-        """Run the action of a key, but ignore it if it is for a list of the palette that has no lines yet."""
+        """Run the action of a key. Ignore a key for the palette's list while the list has no lines yet."""
         with suppress(KeyError) if str(action).startswith("command_list") else nullcontext():
             return await super().run_action(action, *given, **named)
         return False

@@ -1,8 +1,7 @@
-"""Asks the terminal whether its background is light or dark, before anything is imported. The answer arrives among
-typed keys.
+"""Asks the terminal whether its background is light or dark, before slow imports. The answer arrives among typed keys.
 
 Nothing waits for the answer. It may arrive before Textual reads keys, or later, or never. So no typed text is lost, and
-a slow connection costs no time. The answer is hidden from Textual, which would take it for keys.
+a slow connection costs no time. The answer is hidden from Textual, which would read it as keys.
 """
 
 import os
@@ -118,7 +117,10 @@ def queried(theme: str) -> Iterator[Answer]:
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:
-    """Wait until `end` for an answer that was not read. Text typed meanwhile is lost, as in any program that ends."""
+    """Wait until `end` for an answer that has not arrived yet.
+
+    Text typed meanwhile is lost, as in any program that ends.
+    """
     import termios
     import tty
 

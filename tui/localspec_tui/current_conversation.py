@@ -78,9 +78,9 @@ class CurrentConversation:
         self._see_what_is_saved()
 
     def _see_what_is_saved(self) -> None:
-        """Tell the screen how many turns are not saved.
+        """Post the number of unsaved turns to the screen, if it has changed.
 
-        Also read the title while the store is open, in case this thread must be abandoned later.
+        Also read the title while the store is open, because this thread may be abandoned later.
         """
         self.title = self.now.title
         if self.now.unsaved != self._unsaved:

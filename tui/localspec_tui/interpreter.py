@@ -43,7 +43,11 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
 
 
 def borrow_core(engine: "Answerer | None") -> None:
-    """Borrow a core from this engine, and from no other. None returns it. Only the screen's thread may call this."""
+    """Take a CPU core from this engine for drawing, and return the core of the previous engine. With None only return
+    it.
+
+    Only the screen's thread may call this.
+    """
     if engine is not _Lender.engine:
         if _Lender.engine is not None:
             _Lender.engine.lend_core(False)

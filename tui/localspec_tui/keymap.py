@@ -87,7 +87,8 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the bindings that share a key with a changed binding, because Textual would remove the key from both."""
+    """Return the actions that share a default key with a changed action, because Textual would remove the key from
+    both."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 
@@ -151,7 +152,7 @@ def _key_of(character: str) -> str:
 
 @cache
 def _names() -> frozenset[str]:
-    """Return the names of keys that have one."""
+    """Return Textual's names of all keys that have a name."""
     named = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
     return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_key_of, string.punctuation), "space", "tab"})
 

@@ -51,7 +51,7 @@ class StageReached(Message):
 
 @dataclass
 class Measuring(Message):
-    """The progress of a measurement while no prompt waits; empty after it has ended or paused."""
+    """The progress of a measurement while no prompt waits; an empty text if the measurement has ended or paused."""
 
     stage: str
 
@@ -122,7 +122,7 @@ class Noticed(Message):
 
 @dataclass
 class UnsavedTurns(Message):
-    """The number of the newest turns that could not be saved, or only in part; 0 if all are saved."""
+    """The number of newest turns that are not completely saved; 0 if all are."""
 
     turns: int
 

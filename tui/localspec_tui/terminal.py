@@ -19,7 +19,7 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Silence libraries, and start what must run before Textual replaces standard error."""
+    """Silence libraries, and start the helper process that cannot start after Textual has replaced standard error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":

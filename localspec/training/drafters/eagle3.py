@@ -74,10 +74,10 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copy the target's last layer if it has as many heads, its norm and head. At first features are the highest
-        state.
+        """Copy the target's last layer with the drafter's head sizes, its final norm and its head.
 
-        Parts that the layer does not have, such as gates of attention, are left out.
+        At first the features are the highest of the states that the drafter reads. Parts that the drafter's layer does
+        not have, such as gates of attention, are left out.
         """
         transformer, width = self.target.transformer, self.sizes.hidden_size
         config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)

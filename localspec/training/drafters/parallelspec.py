@@ -42,7 +42,8 @@ class Group:
 
     @property
     def mask(self) -> torch.Tensor:
-        """bool [rows, rows]: a row sees the text up to its anchor, and the masks of its group up to itself."""
+        """The mask, bool [rows, rows]: a row sees the text up to its anchor, and the masks of its group up to
+        itself."""
         real, same = self.depth == 0, self.anchor[:, None] == self.anchor
         return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))
 

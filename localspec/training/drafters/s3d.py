@@ -91,7 +91,7 @@ def head_weight(target: DecodingTarget) -> float:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    """Return the median seconds of a few runs. The first run is left out, because it prepares a lot."""
+    """Return the median seconds of a few runs. The first run is left out, because it includes one-time preparation."""
     times = []
     for _ in range(RUNS + 1):
         began = time.perf_counter()

@@ -159,7 +159,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _list_again(self, sentence: str) -> None:
-        """List the conversations after a change, with the same one highlighted, or the next if it is gone."""
+        """List the conversations after a change. Highlight the same one, or the next if it is gone."""
         before, at = self._highlighted(), self._options.highlighted or 0
         await self._list(self._listed or "")
         ids = [entry.info.id for entry in self._entries]

@@ -1,4 +1,4 @@
-"""Corrects two weaknesses of Textual's screens when much happens at once: their size, and removed widgets."""
+"""Works around two faults of Textual's screens when many events arrive at once: wrong sizes, and removed widgets."""
 
 from typing import Any
 
@@ -33,9 +33,9 @@ class StableLayout:
         return any(screen.styles.background.a == 1 for screen in above)
 
     def get_widget_and_offset_at(self: Any, x: int, y: int) -> tuple[Widget | None, Offset | None]:
-        """Return the widget at a place, unless it was removed since the last layout.
+        """Return the widget at a place; None if it was removed since the last layout.
 
-        Textual would ask for its parent.
+        A removed widget has no parent, which Textual does not expect.
         """
         widget, offset = super().get_widget_and_offset_at(x, y)  # type: ignore[misc]
         return (None, None) if widget is not None and widget.parent is None else (widget, offset)

@@ -1,4 +1,4 @@
-"""Asks a question below the thing that it is about: for a text, or for yes or no."""
+"""Asks a question, for a text or for yes or no, in a line below its subject."""
 
 from asyncio import Future, get_running_loop
 from typing import ClassVar

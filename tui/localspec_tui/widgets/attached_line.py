@@ -30,7 +30,7 @@ class AttachedLine(Widget):
         self.display = False
 
     def look(self, text: str) -> None:
-        """Examine the typed prompt, and show what there is to say about its files and length."""
+        """Show notices about the files and the length of the typed prompt, once typing pauses."""
         if self._asking is not None:
             self._asking.stop()
         if "@" in text or is_long(text):

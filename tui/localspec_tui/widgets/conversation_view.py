@@ -146,7 +146,7 @@ class ConversationView(MountedTurns):
         self._look_below()
 
     def _look_below(self) -> None:
-        """Update the line about new text below. A reader who follows is at the end, or will be with the next frame."""
+        """Update the line about new text below. While the view follows the end, no text is below."""
         self._reads_above = self._reads_above and not self.is_vertical_scroll_end
         if not self._reads_above:
             self._left_at = None

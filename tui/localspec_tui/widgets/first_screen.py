@@ -52,7 +52,7 @@ class FirstScreen(Vertical):
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
     def keeps(self, place: Path | None) -> None:
-        """Show where conversations are saved; None if they are not saved."""
+        """Show the place where conversations are saved, or with None that they are not saved."""
         kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut the path off
         self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
@@ -82,7 +82,10 @@ class FirstScreen(Vertical):
             choice.offer(prompt)
 
     def begin(self, last: "ConversationInfo | None", *, said: bool) -> None:
-        """Show a conversation, empty or not, and the previous one, if there is one."""
+        """Prepare the view for a conversation; hide it if the conversation has turns (`said`).
+
+        `last` is the previous one.
+        """
         lines = [self._kept]
         if last is not None:
             resumes = keymap.key(self.app, "chat.resume")

@@ -169,7 +169,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         await mounting
 
     def _leave_sought(self) -> AwaitComplete:
-        """Unmount the old turns that a search has mounted."""
+        """Unmount the older turns that a search has mounted."""
         gone = [view for one in self._sought for view in one.views]
         if self._gap is not None:
             gone.append(self._gap)
@@ -180,7 +180,10 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return AwaitComplete(*(view.remove() for view in gone))
 
     def _bridge(self) -> list[Widget]:
-        """Return the gap between those turns and the newest. Join them if no turn is missing between."""
+        """Return a line for the gap between the turns of a search and the newest turns.
+
+        If no turn is missing between them, join them and return nothing.
+        """
         if self._between:
             self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
             return [self._gap]

@@ -139,7 +139,7 @@ class TopLine(Widget):
         return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}
 
     def call(self, title: str) -> None:
-        """Show this title of the conversation."""
+        """Show this text as the title of the conversation."""
         self._title, self._proposed = one_line(title), False
         self.refresh()
 
@@ -150,7 +150,7 @@ class TopLine(Widget):
             self._proposed = True
 
     def answered(self, answer: bool) -> None:
-        """Set whether that prompt has an answer. A prompt without an answer is not used as a title."""
+        """Set whether the first prompt has an answer. A prompt without an answer is not used as a title."""
         self.call(self._title if answer or not self._proposed else "")
 
     def _facts(self) -> list[tuple[str, str]]:

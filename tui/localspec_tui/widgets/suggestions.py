@@ -42,7 +42,7 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def starts_command(self) -> bool:
-        """Whether there may be something to choose when the list has been read."""
+        """Whether the text before the cursor begins a command, so that the list of names may have completions."""
         return starts_command(self._before)
 
     async def fetched(self) -> None:
