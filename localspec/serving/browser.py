@@ -127,9 +127,7 @@ class Browser:
 
     async def _show(self, request: Request) -> Response:
         if self._chats.full:
-            return _sentence(
-                503, f"{tabs.MOST_TABS} chats are open, which is as many as can be; close one, and reload."
-            )
+            return _sentence(503, f"{tabs.MOST_TABS} chats are open, which is the maximum; close one, and reload.")
         where = f"ws://{request.headers['host']}{_CHAT}{request.path_params['name']}/ws"
         return HTMLResponse(self._page.substitute(websocket=escape(where), most=tabs.MOST_TABS))
 

@@ -207,7 +207,7 @@ class Link:
         if isinstance(error, ssl.SSLCertVerificationError):
             return LocalspecError(f"{where} has no certificate that this machine trusts ({error.verify_message}).")
         if isinstance(error, ssl.SSLError):
-            return LocalspecError(f"{where} does not speak TLS ({first_line(error)}); give http:// if you mean that.")
+            return LocalspecError(f"{where} does not speak TLS ({first_line(error)}); did you mean http://?")
         if isinstance(error, socket.gaierror | UnicodeError):
             return LocalspecError(
                 f"{where} cannot be found; correct the name, or check whether this machine is online."

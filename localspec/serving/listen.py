@@ -31,7 +31,7 @@ LONGEST_MESSAGE = 8 * 2**20  # bytes that a browser sends at once: a paste
 def private_socket(path: Path) -> Iterator[socket.socket]:
     """Return a socket that only its user can connect to. Only one server at a time has it. Raises LocalspecError."""
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter one.")
+        raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter path.")
     with ExitStack() as at_the_end:
         try:
             private_directory(path.parent)
@@ -50,7 +50,7 @@ def private_socket(path: Path) -> Iterator[socket.socket]:
             raise LocalspecError(f"You already have a server running; {stop_it(path)}.") from None
         except OSError as error:
             raise LocalspecError(
-                f"{path} cannot be listened to ({error.strerror or error}); correct its directory, or set "
+                f"The server cannot listen at {path} ({error.strerror or error}); correct its directory, or set "
                 "LOCALSPEC_HOME to another one."
             ) from error
         try:

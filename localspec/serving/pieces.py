@@ -79,15 +79,15 @@ def read_piece(content: bytes) -> ServerPiece:
     try:
         value = parse_json(content)
     except ValueError:
-        raise Broken(f"what should be JSON is {shown(content)}") from None
+        raise Broken(f"it sent {shown(content)} instead of JSON") from None
     if not isinstance(value, dict):
-        raise Broken(f"what should be an object is {shown(content)}")
+        raise Broken(f"it sent {shown(content)} instead of a JSON object")
     if value.get("error"):
         raise GaveUp(words_of(value) or "something went wrong there")
     choices = value.get("choices")
     choices = [] if choices is None else choices
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
-        raise Broken(f"what should be a piece of a reply is {shown(content)}")
+        raise Broken(f"it sent {shown(content)} instead of a piece of a reply")
     # One reply was requested: one with another number does not belong to it.
     first: Mapping[str, Any] = next((one for one in choices if one.get("index") in (0, None)), {})
     said = _object(first.get("delta")) or _object(first.get("message"))
@@ -206,7 +206,7 @@ def _content(value: object, content: bytes) -> str:
         return _text(value)
     parts = [part.get("text") if isinstance(part, dict) else None for part in value] if isinstance(value, list) else []
     if not isinstance(value, list) or not all(isinstance(part, str) for part in parts):
-        raise Broken(f"what should be text is in {shown(content)}")
+        raise Broken(f"it sent {shown(content)}, whose content is not text")
     return safe("".join(map(str, parts)))
 
 

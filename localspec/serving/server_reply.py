@@ -109,7 +109,7 @@ class ServerReply:
                 raise (_broken_off(where) if begun else gone) from None
             raise EmptyReply(str(gone)) from None
         except GaveUp as failed:
-            raise LocalspecError(f"{where} gave up: {failed}") from None
+            raise LocalspecError(f"{where} reported an error: {failed}") from None
         if not engine.wanted():
             return
         if not ended and self._piece.reason is None:

@@ -318,7 +318,7 @@ class Database:
         except (OSError, sqlite3.Error) as trouble:
             what = (
                 f"{path} {unfit} and cannot be set aside ({reason_of(trouble)});"
-                " what is learned in this session is forgotten at its end."
+                " phrases learned in this session are lost at its end."
             )
             self._connection, self.path, self._aside = open_in_memory(self._schema), None, self._aside or path
         self.read_only, self._why = False, ""

@@ -210,7 +210,7 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OSError("its content cannot be merged with what this session has learned")
+            raise OSError("its content cannot be merged with this session's data")
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         memory.backup(connection)
         _tune(connection)

@@ -208,7 +208,7 @@ class Phrases:
                 self._reported = True
                 self._notice(
                     f"The phrases in {self._database.path} cannot be read now ({trouble.__cause__}),"
-                    " so this session drafts without."
+                    " so this session drafts without them."
                 )
             return []
         return [Phrase(*row) for row in rows if _is_sound(row)]

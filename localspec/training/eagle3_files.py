@@ -106,7 +106,9 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
             f"{path / 'config.json'} has no layer of Llama or Qwen3, as localspec needs; use another EAGLE-3 head."
         )
     if not newer and config.get("norm_output", True) is False:
-        raise LocalspecError(f"{path / 'config.json'} says norm_output = false, which localspec lacks; use another.")
+        raise LocalspecError(
+            f"{path / 'config.json'} says norm_output = false, which localspec does not support; use another head."
+        )
     described = {name: layer[name] for name in _LAYER_KEYS if layer.get(name) is not None}
     described = {"num_hidden_layers": 1, **described, "model_type": family}
     described["attention_bias"] = any(f"self_attn.{name}_proj.bias" in tensors for name in "qkvo")

@@ -112,7 +112,7 @@ def _content(file: Path) -> str:
     try:
         content = read_bytes(file, DATA_LIMIT, pipe=True)
     except OSError as error:
-        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a readable file.") from None
     if file.suffix == ".xz":
         try:
             with lzma.open(BytesIO(content)) as unpacked:

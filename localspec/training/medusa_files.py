@@ -103,8 +103,8 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
     for name, (weight, bias) in ((f"{i}.{j}", pair) for i, head in enumerate(blocks) for j, pair in enumerate(head)):
         if weight.shape != (shape.hidden_size, shape.hidden_size) or bias.shape != (shape.hidden_size,):
             raise LocalspecError(
-                f"Block {name} in {file} has the shape {list(weight.shape)}, but the model is {shape.hidden_size} "
-                "wide; name the model that these heads were made for."
+                f"Block {name} in {file} has the shape {list(weight.shape)}, but the model has {shape.hidden_size} "
+                "channels; name the model that these heads were made for."
             )
     linears = _linears(tensors, file, heads)
     for linear in linears:

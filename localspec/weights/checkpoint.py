@@ -141,14 +141,14 @@ def only_packed(path: Path) -> NotHere:
         return NotHere(moved(header, missing))
     if header.registered:
         return NotHere(
-            f"{header.origin.name} is read from a GGUF file, and this needs the original weights; fetch those of a "
-            "registered model with `localspec pull NAME --original`."
+            f"This needs the original weights, but {header.origin.name} is read from a GGUF file; for a registered "
+            "model `localspec pull NAME --original` fetches them."
         )
     if any(name.lower().endswith(".gguf") for name in header.origin.files):
         return NotHere(
             f"{header.origin.name} was imported from GGUF in {packings} only, for the CPU engine. For another "
-            "packing import the file again with --quantize; for anything else fetch the original weights, of a "
-            "registered model with `localspec pull NAME --original`."
+            "packing import the file again with --quantize. Other uses need the original weights; for a registered "
+            "model `localspec pull NAME --original` fetches them."
         )
     return NotHere(
         f"{header.origin.name} is here only packed in {packings}, but this command needs its original weights; fetch "

@@ -87,7 +87,7 @@ def config(
         raise ValueError(f"it does not say its {form.architecture}.{key}")
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
-        raise ValueError(f"keys have {head_dim} channels and values {values}")
+        raise ValueError(f"keys have {head_dim} channels but values {values}, and only equal sizes are supported")
     content = {
         "architectures": [next(iter(family.classes))],
         "model_type": family.model_type,
@@ -179,7 +179,7 @@ def _rotation(
             "long_factor": divided("rope_factors_long.weight"), "short_factor": divided("rope_factors_short.weight"),
         }  # fmt: skip
     if by_channel:
-        raise ValueError(f"it has {by_channel[0]!r} and not its counterpart")
+        raise ValueError(f"it has {by_channel[0]!r} but lacks its counterpart")
     if scaling != 1:
         each = [factor] * (rotated // 2)
         return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,

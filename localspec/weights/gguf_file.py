@@ -140,7 +140,7 @@ def read(path: Path) -> GgufFile:
 
 
 def damaged(path: Path, what: str) -> LocalspecError:
-    return LocalspecError(f"{path} is no GGUF file that can be read ({what}); fetch it again, or choose another.")
+    return LocalspecError(f"{path} cannot be read as a GGUF file ({what}); fetch it again, or choose another.")
 
 
 class _Reader:
@@ -159,22 +159,24 @@ class _Reader:
         if version not in (2, 3):
             big = version in (2 << 24, 3 << 24)
             raise ValueError(
-                "it is big-endian, but localspec reads only little-endian files" if big else f"version {version}"
+                "it is big-endian, but localspec reads only little-endian files"
+                if big
+                else f"its version is {version} instead of 2 or 3"
             )
         count, keys = self._number("<Q"), self._number("<Q")
         if count > _MOST_TENSORS or keys > _MOST_KEYS:
-            raise ValueError(f"its header announces {count} tensors and {keys} keys")
+            raise ValueError(f"its header claims {count} tensors and {keys} keys, which is too many")
         metadata: dict[str, Value] = {}
         for _ in range(keys):
             key = self._text(_LONGEST_NAME)
             if key in metadata:
-                raise ValueError(f"{key!r} is there twice")
+                raise ValueError(f"the key {key!r} occurs twice")
             metadata[key] = self._value()
         found: dict[str, tuple[int, tuple[int, ...], BlockType]] = {}
         for _ in range(count):
             name = self._text(_LONGEST_NAME)
             if name in found:
-                raise ValueError(f"the tensor {name!r} is there twice")
+                raise ValueError(f"the tensor {name!r} occurs twice")
             found[name] = self._tensor(name)
         return GgufFile(self._path, metadata, self._placed(found, metadata), self._size)
 
@@ -187,9 +189,7 @@ class _Reader:
         """
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
-            raise ValueError(
-                f"general.alignment is {str(step)[:40]}, and it must be a power of two from 8 to 1,048,576"
-            )
+            raise ValueError(f"general.alignment is {str(step)[:40]} instead of a power of two from 8 to 1,048,576")
         start = -(-self._at // step) * step
         places = {name: TensorPlace(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
         end = start
@@ -205,7 +205,7 @@ class _Reader:
     def _tensor(self, name: str) -> tuple[int, tuple[int, ...], BlockType]:
         dimensions = self._number("<I")
         if not 1 <= dimensions <= _DIMENSIONS:
-            raise ValueError(f"the tensor {name!r} has {dimensions} dimensions")
+            raise ValueError(f"the tensor {name!r} has {dimensions} dimensions instead of 1 to {_DIMENSIONS}")
         sizes = [self._number("<Q") for _ in range(dimensions)]
         kind, offset = self._number("<I"), self._number("<Q")
         if (block := BLOCKS.get(kind)) is None:
@@ -214,7 +214,7 @@ class _Reader:
                 "read; choose a file in another type, such as Q4_K_M."
             )
         if not all(1 <= size <= self._size * block.weights for size in sizes) or sizes[0] % block.weights:
-            raise ValueError(f"the tensor {name!r} has the sizes {sizes} in {block.name}")
+            raise ValueError(f"the tensor {name!r} has the sizes {sizes}, which are impossible in {block.name}")
         return offset, tuple(reversed(sizes)), block  # GGUF lists the fastest-varying dimension first
 
     def _value(self) -> Value:
@@ -230,7 +230,7 @@ class _Reader:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == _TEXT:
             if count > min((self._most - self._at) // _LENGTH.size, self._texts_left):
-                raise ValueError(f"an array of {count} texts")
+                raise ValueError(f"it has an array of {count} texts, which is too long")
             self._texts_left -= count
             return self._texts(count)
         return self._numbers(kind, count)
@@ -253,7 +253,9 @@ class _Reader:
 
     def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
         if kind not in _NUMBERS:
-            raise ValueError("an array of arrays" if kind == _ARRAY else f"a value of the type {kind}")
+            raise ValueError(
+                "it has an array of arrays" if kind == _ARRAY else f"it has a value of the unknown type {kind}"
+            )
         dtype = np.dtype(_NUMBERS[kind])
         content = self._bytes(count * dtype.itemsize)
         return np.frombuffer(content, "u1").astype(bool) if kind == 7 else np.frombuffer(content, dtype)
@@ -262,7 +264,7 @@ class _Reader:
         """Read a text. Bytes that are not UTF-8 become lone surrogates, and matter only if the text is used."""
         length = self._number("<Q")
         if length > longest:
-            raise ValueError(f"a name of {length} bytes")
+            raise ValueError(f"it has a name of {length} bytes, which is too long")
         return self._bytes(length).decode("utf-8", "surrogateescape")
 
     def _number(self, form: str) -> int:
@@ -279,7 +281,7 @@ class _Reader:
     def _fetch(self, at: int, count: int) -> int:
         """Read until `count` bytes from `at` on are available. Return how many bytes of the file were read."""
         if count > self._most - at:
-            raise ValueError(f"it announces {count} bytes where at most {self._most - at} can follow")
+            raise ValueError(f"it claims {count} bytes where at most {self._most - at} can follow")
         while len(self._content) < at + count:
             piece = self._stream.read(
                 min(max(_PIECE, at + count - len(self._content)), self._most - len(self._content))

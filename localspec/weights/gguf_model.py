@@ -155,7 +155,7 @@ class GgufModel:
             raise damaged(path, f"it is one of {in_short(count)} parts, but its name does not say which")
         found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
         if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
-            raise damaged(path, f"its parts have {len(found.places)} tensors of {in_short(tensors)}")
+            raise damaged(path, f"its parts have {len(found.places)} tensors instead of {in_short(tensors)}")
         if len(found.places) != sum(len(part.tensors) for part in parts):
             raise damaged(path, "two of its parts have the same tensor")
         return found
@@ -379,7 +379,7 @@ class GgufModel:
         if place.shape != stored:
             raise damaged(self.path, f"{name!r} has the shape {[*place.shape]} where {[*stored]} is expected")
         if len(shape) == 1 and place.block.weights > 1:
-            raise damaged(self.path, f"{name!r} is a vector in {place.block.name}")
+            raise damaged(self.path, f"the vector {name!r} is stored in {place.block.name}, which is for matrices")
         return GgufTensor(file, place.start, shape, "", place.bytes, place.block, head_rows, change)
 
     def _factors(self, name: str) -> list[float]:

@@ -346,7 +346,7 @@ def _pieces(
     """Return SentencePiece's BPE model, with scores. Unknown characters are spelled in bytes."""
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
-        raise ValueError(f"{len(tokens)} tokens have {len(scores or [])} scores")
+        raise ValueError(f"its tokenizer has {len(tokens)} tokens but {len(scores or [])} scores")
     if odd := next((score for score in scores if not abs(score) < math.inf), None):
         raise ValueError(f"tokenizer.ggml.scores has {in_short(odd)}")
     vocabulary = _vocabulary(tokens, types)
@@ -376,14 +376,14 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
-        raise ValueError(f"a piece of its tokenizer has {len(long)} characters")
+        raise ValueError(f"a piece of its tokenizer has {len(long)} characters, and {_LONGEST_PIECE} are the most")
     costs = -np.array(scores, np.float64)[normal]
     order = np.argsort(costs, kind="stable")
     costs, pieces = costs[order], [tokens[normal[at]] for at in order.tolist()]
     encoded = [piece.encode() for piece in pieces]
     lengths, cuts = int32([*map(len, encoded)]), np.zeros(len(pieces), np.int32)
     if (ways := int(np.square(lengths, dtype=np.int64).sum())) > _MOST_WAYS:
-        raise ValueError(f"the pieces of its tokenizer are too long: the squares of their bytes add up to {ways:,}")
+        raise ValueError(f"the pieces of its tokenizer are too long: their squared lengths add up to {ways:,}")
     if compiled.library() is None:
         known = dict(zip(encoded, costs.tolist(), strict=True))
         cuts[:] = [_cut(piece, known) for piece in pieces]

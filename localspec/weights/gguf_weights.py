@@ -144,7 +144,7 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
         not (whole_blocks and whole_heads and whole_pieces)
         or prod(part.shape) // block.weights * block.bytes != part.bytes
     ):
-        raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes")
+        raise ValueError(f"a tensor of {part.type} has {part.bytes} bytes, which does not fit its shape")
     return GgufTensor(
         files[part.file], part.offset, part.shape, "", part.bytes, block, part.head_rows, part.change, part.every
     )

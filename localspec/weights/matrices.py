@@ -66,7 +66,7 @@ class PackedMatrix:
     def empty(cls, out: int, inputs: int, format: str, group: int = 0) -> "PackedMatrix":  # noqa: A002
         """Return a matrix in new memory without content. Raises LocalspecError for an impossible format."""
         if not (size := library().ls_packed_bytes(out, inputs, FORMATS[format], group)):
-            raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed by {group}.")
+            raise LocalspecError(f"A matrix of {out} by {inputs} in {format} cannot be packed in groups of {group}.")
         return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
@@ -186,7 +186,7 @@ class BlockStack:
         """
         if not 0 < len(self.parts) <= MOST_PARTS or {part.inputs for part in self.parts} != {self.inputs}:
             widths = ", ".join(str(part.inputs) for part in self.parts)
-            raise LocalspecError(f"A stack has 1 to {MOST_PARTS} parts of the same width, and these have: {widths}.")
+            raise LocalspecError(f"A stack needs 1 to {MOST_PARTS} parts of the same width, but these have: {widths}.")
         parts = (Blocks * MOST_PARTS)(
             *(Blocks(address(part.data), BLOCK_TYPES[part.type], part.out) for part in self.parts)
         )

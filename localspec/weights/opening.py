@@ -126,7 +126,7 @@ def _all_there_is(
     if registered and (not missing or missing.is_file()):
         files_of(registered)  # raises NotHere if another file is in the place of the GGUF file, whatever was packed
     if registered and missing and {*here.values()} != {registered.path}:
-        reporter.notice(f"{moved(registered.header, missing)} Until then the earlier packed form answers.")
+        reporter.notice(f"{moved(registered.header, missing)} Until then the earlier packed form is used.")
     file = here.get(packing)
     if registered and file == registered.path:
         file = None
@@ -394,7 +394,7 @@ def _in_memory(
         np.empty(_ROOM, np.uint8)  # a check, released at once: later failures would end the process
     except (OSError, MemoryError) as error:
         raise DoesNotFit(
-            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which are not free; choose a "
+            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which is not free; choose a "
             "smaller model."
         ) from error
     if stamps(files) != before:

@@ -51,7 +51,7 @@ class StoredTensor:
     def floats(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return `count` numbers from `first` on, as fp32. Raises LocalspecError for an unknown type."""
         if self.dtype not in NUMPY_TYPES:
-            raise damaged(self.file, f"a tensor is of the type {self.dtype}")
+            raise damaged(self.file, f"a tensor is of the unknown type {self.dtype}")
         numbers = np.empty(count, NUMPY_TYPES[self.dtype])
         self.read(numbers.view(np.uint8).data, first * numbers.itemsize)
         if self.dtype == "BF16":

@@ -73,7 +73,7 @@ def test_pieces_with_nothing_in_them_are_silence(monkeypatch):
 def test_what_is_wrong_names_the_address_once(tmp_path):
     with scripted(stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16))) as server:
         last = run(tmp_path, server).stderr.splitlines()[-1]
-    assert last.count(server.url) == 1 and "gave up" not in last
+    assert last.count(server.url) == 1 and "reported an error" not in last
 
 
 def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
