@@ -203,7 +203,7 @@ def table_4(pairing: Pairing) -> str:
     asked = in_turn(pairing.tasks.values())
     found = pairing.replies([row for row in PARTS if row not in LAST], asked, "parts")
     found |= pairing.replies(LAST, asked, "parts")
-    heads = ["", "prompts", "tokens a step", "ahead of the row above", "block efficiency"]
+    heads = ["", "prompts", "tokens a step", "more than the row above", "block efficiency"]
     heads += ["draft forwards a step", "rows of each", *pairing.tasks]
     lines, above = [], ""
     for row in PARTS:

@@ -31,14 +31,16 @@ Turns = Sequence[Mapping[str, Any]]
 def about(asked: argparse.Namespace) -> str:
     own = f" ({2 * asked.limit} of what the model knows)" if asked.own else ""
     return (
-        f"Made by `research/speedups.py`: at most {asked.limit} prompts of a kind of text{own}, replies of at most "
-        f"{asked.max_tokens} tokens that end where the text goes round, those of fewer than {LEAST} left out; pools of "
-        "phrases are empty at the beginning of each. All replies to a prompt are written side by side, in turns of a twentieth of a second, "
-        "those of less than a quarter of a second up to ten times. × is the time of plain "
-        f"decoding over that of the drafter, all replies together; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is tokens a step, "
-        "M is × over relative memory. Predicted is what the choice between drafters goes by, once the machine's forwards "
-        "were timed and before any reply; then, what it goes by after the first half of the prompts, next to the × of the "
-        "other half. Those that switched themselves off in most replies are not counted among predictions."
+        f"Made by `research/speedups.py`. Each kind of text has at most {asked.limit} prompts{own}. Replies have at most "
+        f"{asked.max_tokens} tokens, and end where the text repeats itself; replies of fewer than {LEAST} tokens are left "
+        "out. The pool of phrases is empty at the beginning of each reply. All drafters answer a prompt together, in turns "
+        "of a twentieth of a second; replies of less than a quarter of a second are written up to ten times.\n\n"
+        "× is the speedup: the time of plain decoding divided by the time of the drafter, over all replies. Brackets have "
+        f"the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is the number of tokens per step, and M is × divided "
+        "by the relative memory. *predicted* is the × by which `auto` chooses after the machine's forwards were timed and "
+        "before any reply. *then* is the × by which it chooses after the first half of the prompts, and *× then* the "
+        "measured × of the other half. Drafters that switched themselves off in most replies are not counted among "
+        "predictions."
     )
 
 
@@ -71,7 +73,7 @@ def section(run: Mapping[str, Any]) -> str:
     told.append(
         table(["drafter", "τ", "×", "predicted", "then", "× then", "M", "draft", "verify", "switched off"], lines)
     )
-    told.append("Draft and verify are in plain steps, of one step. By the kind of text:")
+    told.append("*draft* and *verify* are their times per step, in plain steps. × by the kind of text:")
     kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in EVERY}
     kinds = {kind: some for kind, some in kinds.items() if some}
     heads = ["×", *(f"{kind} ({len(some)})" for kind, some in kinds.items())]
@@ -95,8 +97,8 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     anew = [error for _, run in runs for error in errors_of(later(run)).values()]
     within = [within for _, run in runs for within in inside(run)]
     said = (
-        f"Over all: predicted within 10 % of what was measured in {near(at_first)}, and within the bounds of what was measured "
-        f"in {sum(within)}; after half of the prompts within 10 % of the other half in {near(anew)}."
+        f"In all: before any reply {near(at_first)} predictions are within 10 % of the measurement, and {sum(within)} "
+        f"within its bounds. After half of the prompts {near(anew)} are within 10 % of the other half."
     )
     if not cells:
         return said
@@ -105,9 +107,9 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     worst, name = min((speedup(turns, AUTO), name) for name, turns in cells)
     below = sum(speedup(turns, AUTO) < HARMLESS for _, turns in cells)
     return (
-        f"{said} `auto` was the best or within 5 % of it in {right} of {len(cells)} cells (a model, a temperature and a "
-        f"kind of text), below {HARMLESS} of plain decoding in {below}; the lowest was {worst:.2f} ({name}). What it takes "
-        f"after half of the prompts was so in {sum(after)} of {len(after)} cells of the other half."
+        f"{said} `auto` was the best or within 5 % of it in {right} of {len(cells)} cells (a cell is a model, a temperature "
+        f"and a kind of text). It was below {HARMLESS} of plain decoding in {below}; the lowest was {worst:.2f} ({name}). "
+        f"Its choice after half of the prompts was as good in {sum(after)} of {len(after)} cells of the other half."
     )
 
 
@@ -121,7 +123,7 @@ def cells_of(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, T
 
 
 def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[str]) -> str:
-    """Return each missed aim, with the arithmetic of its cells; × is tokens a step over the cost of a step.
+    """Return each missed aim, with the arithmetic of its cells; × is tokens per step divided by the cost of a step.
 
     `of_largest` are the titles of the largest model, whose best drafters have separate aims.
     """
@@ -132,8 +134,8 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             if turns and (best := fastest(turns))[0] < aim:
                 tokens, price = length(turns, best[1]), cost(turns, best[1])
                 lines.append(
-                    f"{aim} × on {kind} of {title}: {arithmetic(turns, best[1])} is the best. It would take "
-                    f"{aim * price:.2f} tokens a step at that price, or steps of {tokens / aim:.2f} plain ones."
+                    f"{aim} × on {kind} of {title}: the best is {arithmetic(turns, best[1])}. The aim needs "
+                    f"{aim * price:.2f} tokens per step at that cost, or a cost of {tokens / aim:.2f}."
                 )
     for title in of_largest:
         for kind in EVERY:
@@ -151,8 +153,8 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             low, high = interval(cell, AUTO)
             off = sum(bool(turn["replies"][AUTO]["off"]) for turn in cell)
             lines.append(
-                f"`auto` never below {HARMLESS}, {name}: {arithmetic(cell, AUTO)}, [{low:.2f}, {high:.2f}] by "
-                f"{len(cell)} prompts, in {off} of which it switched itself off."
+                f"`auto` never below {HARMLESS}, {name}: {arithmetic(cell, AUTO)}, [{low:.2f}, {high:.2f}] over "
+                f"{len(cell)} prompts; it switched itself off in {off} of them."
             )
     wrong = [(name, cell) for name, cell in cells if not nearly_best(cell, AUTO)]
     if len(wrong) > (1 - CHOSEN) * len(cells):
@@ -161,8 +163,8 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             for name, cell in wrong
         ]
         lines.append(
-            f"`auto` the best or nearly so in {CHOSEN:.0%} of cells: in {len(cells) - len(wrong)} of {len(cells)}; not "
-            f"in {'; '.join(told)}."
+            f"`auto` the best or within 5 % of it in {CHOSEN:.0%} of cells: it is in {len(cells) - len(wrong)} of "
+            f"{len(cells)}, but not in {'; '.join(told)}."
         )
     for when, some in (("before any reply", runs), ("after half of the prompts", [(t, later(r)) for t, r in runs])):
         errors = {title: errors_of(run) for title, run in some}
@@ -174,12 +176,12 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
                 if own
             ]
             lines.append(
-                f"Foreseen within 10 % in {FORESEEN:.0%} {when}: {near(every)}, median {median(every):+.0%}; of "
-                f"{'; '.join(told)}."
+                f"{FORESEEN:.0%} of predictions within 10 % {when}: {near(every)}, median error {median(every):+.0%}; by "
+                f"model: {'; '.join(told)}."
             )
     if not lines:
         return "Every aim was reached."
-    return "Aims that were missed (× is tokens a step over what a step takes, in plain steps):\n\n" + "\n".join(
+    return "Missed aims. × is the tokens per step divided by the cost of a step, in plain steps:\n\n" + "\n".join(
         f"- {line}" for line in lines
     )
 
@@ -199,7 +201,7 @@ def cost(turns: Turns, name: str) -> float:
 
 
 def arithmetic(turns: Turns, name: str) -> str:
-    return f"{speedup(turns, name):.2f} with `{name}`, {length(turns, name):.2f} tokens over {cost(turns, name):.2f}"
+    return f"{speedup(turns, name):.2f} with `{name}` ({length(turns, name):.2f} tokens at a cost of {cost(turns, name):.2f})"
 
 
 def later(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,11 +248,11 @@ def verdict(run: Mapping[str, Any]) -> str:
     """Return the errors of the predictions, and how often `auto` was the best or nearly so."""
     then = later(run)
     told = []
-    for when, one in (("At first", run), ("After half of the prompts", then)):
+    for when, one in (("Before any reply", run), ("After half of the prompts", then)):
         errors, right = errors_of(one), close_ones(one)
-        said = f"{when}: predicted within 10 % of what was measured {near(errors.values())}"
+        said = f"{when}: {near(errors.values())} predictions are within 10 % of the measurement"
         said += f", median error {median(errors.values()):+.0%}" if errors else ""
-        taken = f"; `{one['auto']}`, which `auto` takes, the best or within 5 % of it in {sum(right)} of {len(right)} kinds of text."
+        taken = f"; `{one['auto']}`, which `auto` takes, is the best or within 5 % of it in {sum(right)} of {len(right)} kinds of text."
         told.append(said + (taken if right else "."))
     return " ".join(told)
 
