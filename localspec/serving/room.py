@@ -95,7 +95,7 @@ class ClientQueue(Generic[One]):
             self._changed.notify()
 
     def next(self, seconds: float | None) -> One | None:
-        """Wait this long for the next item. Return None if none came, or none will come."""
+        """Return the next item; None if none came within `seconds`, or if the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queues or self._closed, seconds)
             if self._closed or not self._queues:
@@ -269,7 +269,7 @@ class EngineRoom(threading.Thread):
             ticket.deliver(error)
 
     def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
-        """Deliver each event of the engine. After the reply is saved, deliver `kept` with its figures."""
+        """Deliver each event of the engine, and after the reply is saved, a last line `kept` with its figures."""
         loaded, _ = models.exactly(request.model, request.path)
         engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None

@@ -97,8 +97,8 @@ class Hit(NamedTuple):
 def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
     """Return the messages with all the words, the newest first.
 
-    As in the search of conversations, the words may be split between a prompt and its reply. Then the message with the
-    first word counts.
+    As in the search of conversations, the words may be split between a prompt and its reply. The message with the first
+    word is then returned.
     """
     wanted = folded_words(words)
     found: list[Hit] = []

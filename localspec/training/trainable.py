@@ -264,7 +264,7 @@ class TrainableDrafter(nn.Module):
         return self.adapters is not None
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the most frequent tokens as draft vocabulary, and store those that every step compares.
+        """Choose the most frequent tokens as draft vocabulary, and store the tokens that every step compares.
 
         frequencies [vocab_size] is how often each token occurs in the text.
         """

@@ -63,7 +63,7 @@ class Outbox:
         return self.under_way
 
     def end(self) -> ComposedPrompt | None:
-        """Return the prompt that was being answered."""
+        """End the answering of the current prompt, and return that prompt; None if there is none."""
         ended, self.under_way = self.under_way, None
         return ended
 

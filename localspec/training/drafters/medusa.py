@@ -180,7 +180,7 @@ class Trainable(TrainableDrafter):
         return self.reads_once and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the most frequent tokens as draft vocabulary, and store those that every step compares."""
+        """Choose the most frequent tokens as draft vocabulary, and store the tokens that every step compares."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
             self.linears.data.copy_(self._target_rows())

@@ -94,7 +94,7 @@ class FindLine(Horizontal):
         yield self._count
 
     def open(self, words: str) -> None:
-        """Search for words. Without any, propose the last words, and only count their matches."""
+        """Search for words. With empty `words`, propose those of the last search, and only count their matches."""
         self._searched = ""
         self._count.update("")
         self.display = True

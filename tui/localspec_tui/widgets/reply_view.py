@@ -98,7 +98,7 @@ AT_ONCE = 4096  # characters; longer texts are read on another thread, while key
 class ReplyMarkdown(BlockView):
     """The Markdown of one reply.
 
-    It grows by `append`. `update` with the whole text corrects parts that only the end decides.
+    It grows by `append`. `update` with the whole text corrects parts whose meaning depends on the end of the text.
     """
 
     BELOW = 1
