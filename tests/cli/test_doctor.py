@@ -239,7 +239,7 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-BETTER = r"[\w.-]+, a mixture of experts and the better model, should reach [\d.]+ tokens/s here"
+BETTER = r"(A better mixture|Better mixtures) of experts, passed over because answers take longer: [\w.-]+ \([\d.]+ tokens/s"
 
 
 @pytest.fixture
