@@ -239,7 +239,9 @@ def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypa
 # -- the machine -------------------------------------------------------------------------------------------------------
 
 
-BETTER = r"(A better mixture|Better mixtures) of experts, passed over because answers take longer: [\w.-]+ \([\d.]+ tokens/s"
+BETTER = (
+    r"(A better mixture|Better mixtures) of experts, passed over because answers take longer: [\w.-]+ \([\d.]+ tokens/s"
+)
 
 
 @pytest.fixture
