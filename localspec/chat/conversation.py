@@ -444,6 +444,6 @@ class Conversation:
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
-    """Return whether a reply that reached a limit filled the context."""
+    """Return whether a reply that ended at a limit ended because the context was full."""
     most = limits.max_tokens if limits is not None else None
     return most is None or 0 < statistics.tokens < most  # 0: unknown

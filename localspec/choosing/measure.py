@@ -60,7 +60,7 @@ class ReplyStats:
 
     @property
     def trust(self) -> float:
-        """The weight of these figures against a prediction, from 0 to 1."""
+        """The weight that these figures get when they are combined with a prediction, from 0 to 1."""
         return 1 / (1 + EXPECTATION / self.tokens)
 
     def speed(self, costs: ForwardCostModel) -> float:
@@ -89,7 +89,7 @@ class MeasurementSource(Protocol):
         """Return the bandwidth if it was measured earlier, without measuring it now."""
 
     def disk(self, card: TargetCard) -> float | None:
-        """Return the bytes a second that can be read from a model's experts on the disk; None if they are unknown."""
+        """Return the bytes per second at which a model's experts can be read from the disk; None if unknown."""
 
 
 class NoMeasurements:
@@ -321,7 +321,7 @@ class Measurements:
         return self._bandwidths.get(device) or max(self._readings(device), default=None)
 
     def disk(self, card: TargetCard) -> float | None:
-        """Return the bytes a second that can be read from a model's experts on the disk; None if they are unknown.
+        """Return the bytes per second at which a model's experts can be read from the disk; None if unknown.
 
         Other programs make a reading slower, so the highest of a few readings of a disk counts. One takes at most half
         a second.

@@ -75,7 +75,7 @@ LookUp = Callable[[str], Sequence[Suggestion]]
 
 
 def read_line(mark: str, look_up: LookUp) -> str:
-    """Return one line, without its end. Raises EOFError, UsageMistake."""
+    """Return one line without its end. At a terminal, display `mark` before it. Raises EOFError, UsageMistake."""
     if sys.stdin is None:
         raise EOFError
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():

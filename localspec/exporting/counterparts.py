@@ -226,7 +226,8 @@ def _small_model(
 
 
 def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
-    """Return the form of a small model with a mask token, and sentences about what is lost in it."""
+    """Return the form of a small model with a mask token, and sentences about the abilities that it loses in that
+    form."""
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is not one of the model's {vocab_size} ids, as "

@@ -107,7 +107,7 @@ class CachedGguf:
 
     @property
     def places(self) -> set[str]:
-        """Return the real paths of the files' contents."""
+        """Return the real paths of the files, with symbolic links resolved."""
         return {os.path.realpath(self.path / file.name) for file in self.files}
 
     @property

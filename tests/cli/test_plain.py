@@ -1036,7 +1036,7 @@ def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(ho
 
     monkeypatch.setattr(History, "say", say)
     result = talk("one", "two", "three", "/new", "four")
-    assert re.findall(r"not kept: (.*)\)", result.err) == [wording("its_last_turn"), "its last 2 turns"]
+    assert re.findall(r"not saved: (.*)\)", result.err) == [wording("its_last_turn"), "its last 2 turns"]
     assert wording("what_said_now_kept_disk_full_2") in result.err
     assert wording("one_left_without_last_2_turns") in result.err
     monkeypatch.undo()
