@@ -400,7 +400,7 @@ def _model_to_train_for(settings: Settings, progress: Progress) -> registry.Targ
         card = chosen_model(settings, store, progress.reporter)
     progress.clear()
     if not settings.origins["model"].startswith("--"):
-        progress.notice(f"The drafter was trained for {card.name}, but -m names another model.")
+        progress.notice(f"This is for {card.name}; -m MODEL trains for another one.")
     return card
 
 

@@ -312,7 +312,7 @@ def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
     trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
     trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
     next_to_model = [card.path / "drafters" / kind for kind in kinds("weights")]
-    shipped = sorted(file.parent for file in SHIPPED.glob("*/drafter.json"))
+    shipped = sorted({file.parent for file in SHIPPED.glob("*/drafter.*")})  # also with one of its two files
     return [*trained, *(path for path in next_to_model if (path / "drafter.json").is_file()), *shipped]
 
 
@@ -334,6 +334,8 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
         path = path / "drafter"
     file = path / "drafter.json"
+    if not file.is_file() and SHIPPED in file.parents:
+        raise LocalspecError(f"{file} is missing; {remedy(file)}.")
     if not file.is_file():
         possible = kinds("weights") if card is None else accepted_kinds(card, "weights")
         raise NotHere(

@@ -141,7 +141,7 @@ def _drop(new: Path) -> None:
 
 def how_to_recover(file: Path) -> str:
     """Return advice on how to get text back from a damaged file."""
-    return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .recover`, or `.dump` if that fails."
+    return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .dump`, or `.recover` if that fails."
 
 
 def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:

@@ -101,6 +101,9 @@ def test_a_damaged_one_that_came_with_localspec_cannot_be_trained_again(paths, m
         with pytest.raises(LocalspecError, match=f"{shipped / file}.*{matching('install_localspec_again')}"):
             find_drafter("medusa", published, paths)
         assert trained_drafters(published, paths) == []
+    (shipped / "drafter.json").unlink()
+    with pytest.raises(LocalspecError, match=f"{shipped / 'drafter.json'} .*{matching('install_localspec_again')}"):
+        find_drafter("medusa", published, paths)
 
 
 def test_each_drafter_that_comes_with_localspec_has_the_digest_of_its_weights():

@@ -24,6 +24,6 @@ def test_a_store_from_before_the_first_release_is_set_aside_as_it_is(tmp_path: P
     assert aside.read_bytes() == content
     (sentence,) = notices
     assert f"was written before the first release (version {version}, this one knows {FIRST})" in sentence
-    assert f"set aside as {aside.name}" in sentence and f"`sqlite3 {aside} .recover`" in sentence
+    assert f"set aside as {aside.name}" in sentence and f"`sqlite3 {aside} .dump`" in sentence
     with Store.open(path, pytest.fail) as store:
         assert [one.turns for one in store.history.conversations()] == [1]
