@@ -210,8 +210,8 @@ def test_which_model_answers(tmp_path):
 CALL = {"choices": [{"delta": {"content": None, "tool_calls": [{"index": 0, "function": {"name": "look\x1b"}}]}}]}
 HOSTILE = {
     "an endless line": (stream(said("Well"), b"data: " + b"x" * (2**20 + 2**16)), 1, "a line of more than 1 MiB"),
-    "no JSON": (stream(said("Well"), b"data: {\n\n"), 1, "should be JSON"),
-    "deep JSON": (stream(said("Well"), b"data: " + b"[" * 100_000 + b"\n\n"), 1, "should be JSON"),
+    "no JSON": (stream(said("Well"), b"data: {\n\n"), 1, "instead of JSON"),
+    "deep JSON": (stream(said("Well"), b"data: " + b"[" * 100_000 + b"\n\n"), 1, "instead of JSON"),
     "no object": (stream(said("Well"), b"data: 7\n\n"), 1, wording("should_be_an_object")),
     "malformed choices": (stream(said("Well"), {"choices": {"a": 1}}), 1, wording("piece_of_a_reply")),
     "an error in the middle": (stream(said("Well"), {"error": {"message": "out of\x1b[2J cards"}}), 1, "cards"),
