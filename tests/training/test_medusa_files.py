@@ -218,7 +218,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, target: Target, packed:
         ),
         pytest.param(
             {"0.0.linear.weight": random(64, 64), "0.0.linear.bias": random(64)},
-            LocalspecError, r"\[64, 64\].*48 wide", id="another width",
+            LocalspecError, r"\[64, 64\].*48 channels", id="another width",
         ),
         pytest.param(
             {**official(), "2.0.linear.bias": torch.full((WIDTH,), float("nan"))},
