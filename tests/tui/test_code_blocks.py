@@ -59,7 +59,7 @@ async def test_where_there_is_no_code_it_is_said(chat, clipboard):
 
 
 async def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
-    async with chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\nsecond\n```\n"]).opened() as (talk, pilot):
+    async with chat(["Two:\n\n```sh\nls -l\n```\n\nor\n\n```\nfirst [red]\n\tsecond\n```\n"]).opened() as (talk, pilot):
         await talked(talk, pilot, "How?")
         reply = talk.app.query_one(ReplyMarkdown)
         column = reply.size.width - 4
@@ -67,7 +67,7 @@ async def test_a_click_on_copy_copies_the_code_below_it(chat, clipboard):
         for row, said in ((first, "sh"), (second, "code")):
             await pilot.click(reply, offset=(column, row))
             await until(pilot, lambda said=said: f"Copied to the clipboard. ({said})" in talk.screen_text())
-        assert clipboard == ["ls -l", "first [red]\nsecond"]
+        assert clipboard == ["ls -l", "first [red]\n\tsecond"], "with its tab"
         await pilot.click(reply, offset=(4, first))
         await pilot.pause()
         assert len(clipboard) == 2, "a click next to the word copies nothing"

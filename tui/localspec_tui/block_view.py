@@ -233,16 +233,29 @@ class BlockView(LaidOutOnce, Widget):
 
     # -- selection, search and clicks ---------------------------------------------------------------------------------
 
+    def place_at(self, column: int, row: int) -> Offset:
+        """Return the number of a block as y, and as x the position in its text that is nearest to a cell.
+
+        A row without text counts as the end of the text above it.
+        """
+        for y in range(min(row, self._tops[-1] - 1), -1, -1):
+            number = bisect_right(self._tops, y) - 1
+            place = self._laid[number].place_at(column if y == row else sys.maxsize, y - self._tops[number])
+            if place is not None:
+                return Offset(place, number)
+        return Offset(0, 0)
+
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         """Return the selected text, with the bullets or numbers of whole blocks, and the line break that follows it."""
         start, end = selection.start or Offset(0, 0), selection.end or Offset(sys.maxsize, sys.maxsize)
         chosen = []
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
-            text = block.text[: end.x] if y == end.y else block.text
+            text = block.text[: end.x].rstrip() if y == end.y else block.text  # an end may be right of the text
             whole = y > start.y or selection.start is None
             marks = "".join(one.text for one in block.lead if not one.is_quote)
             chosen.append(marks + text if whole else text[start.x :])
-        return "\n".join(chosen), "\n"
+        copied = "\n".join(chosen)
+        return copied if selection.start is None else copied.lstrip("\n"), "\n"
 
     def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
         """Underline these search matches, given by number of the block."""
@@ -255,9 +268,9 @@ class BlockView(LaidOutOnce, Widget):
         return self._tops[number] + self._laid[number].row_of(start) if number < len(self._laid) else 0
 
     def action_copy(self, number: int) -> None:
-        """Copy a piece of code."""
+        """Copy a piece of code as the model wrote it, without its last line break."""
         block = self._blocks[number]
-        cast("ChatApp", self.app).copy_to_clipboard(block.text, block.language or "code")
+        cast("ChatApp", self.app).copy_to_clipboard(block.source.removesuffix("\n"), block.language or "code")
 
     def action_link(self, href: str) -> None:
         """Show the address of a link. It is not opened, because a model could put private text into the address."""

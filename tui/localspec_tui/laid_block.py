@@ -175,6 +175,25 @@ class LaidBlock:
             end = start + len(text[start:end].rstrip(" "))
         return [RowPart(column, start, end)]
 
+    def place_at(self, column: int, row: int) -> int | None:
+        """Return the position in the text of the character nearest to a cell, or None for a row without text.
+
+        `row` counts with the head. To the right of a row it is the position after the last character.
+        """
+        if row < self.head:
+            return None
+        is_table, text = self._table is not None, self.block.text
+        parts = [one for one in self.parts(row - self.head) if not one.drawn and (one.end > one.start or not is_table)]
+        if not parts:
+            return None
+        column -= self.margin
+        ends = [one.column + cell_len(text[one.start : one.end]) for one in parts]
+        near = min(range(len(parts)), key=lambda at: max(parts[at].column - column, column - ends[at] + 1, 0))
+        place, room = parts[near].start, column - parts[near].column
+        while place < parts[near].end and (room := room - get_character_cell_size(text[place])) >= 0:
+            place += 1
+        return place if near == len(parts) - 1 else min(place, parts[near].end - 1)
+
     def row_of(self, place: int) -> int:
         """Return the row of a position in the text, counted with the head."""
         if self._table is None:

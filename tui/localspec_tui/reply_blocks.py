@@ -56,6 +56,7 @@ class ReplyBlock:
     above: int = 0
     between: tuple[Margin, ...] = ()
     language: str = ""
+    source: str = ""  # of code, with its tabs
     cells: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def runs_in(self, start: int, end: int) -> Iterator[StyledRun]:
@@ -105,7 +106,7 @@ class BlockReader:
                     self._add(ReplyBlock(kind, *inline(tokens[at + 1])))
                     at += 2
                 case "fence" | "code_block":
-                    self._add(ReplyBlock("code", code(token.content), language=token.info))
+                    self._add(ReplyBlock("code", code(token.content), language=token.info, source=token.content))
                 case "hr":
                     self._add(ReplyBlock("rule"))
                 case "table_open":

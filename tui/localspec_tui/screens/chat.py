@@ -7,12 +7,15 @@ from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.geometry import Offset
 from textual.screen import Screen
+from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from localspec.chat.commands import is_command, look_up, read
 from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
+from localspec_tui.block_view import BlockView
 from localspec_tui.clipboard import CodeCopies
 from localspec_tui.draft import UnsentText
 from localspec_tui.editor import edit_prompt
@@ -341,6 +344,22 @@ class ChatScreen(StableLayout, Screen[None]):
 
     async def action_end(self) -> None:
         await self._conversation.follow()
+
+    def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
+        """Return the nearest text for every cell in the rows of a message, so that a selection ends there.
+
+        For a cell without text, Textual would select to the beginning or the end of the message.
+        """
+        widget, offset = super().get_widget_and_offset_at(x, y)
+        if widget is None or self._conversation not in widget.ancestors_with_self:
+            return widget, offset
+        if widget.has_class("-textual-system") and not self._selecting:
+            return widget, offset  # a press on the scrollbar selects nothing
+        for view in self._conversation.query(BlockView):
+            region = view.content_region
+            if region.y <= y < region.bottom:
+                return view, view.place_at(x - region.x, y - region.y)
+        return widget, offset
 
     def action_copy_text(self) -> None:
         """Copy the selection. A search match does not count as a selection: during a reply, the key then stops the
