@@ -282,7 +282,7 @@ class Learned:
         for place in self.answers:
             held = sum(file.stat().st_size for file in place.rglob("*"))
             shutil.rmtree(place)
-            typer.echo(f"Deleted its answers for trainings, {size(held)}.")
+            typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
         pools = [pool for pool in self.pools if pool.phrases]
         count = sum(pool.phrases for pool in pools)
         if count and not phrases and not yes and at_a_terminal():

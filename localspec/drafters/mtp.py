@@ -174,7 +174,7 @@ class _Read(Mapping[str, Array]):
     """The layer's tensors under localspec's names. Each is read and stacked when it is accessed, as fp32."""
 
     def __init__(self, names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> None:
-        """Store the names and places. `names` gives the first stored name of each tensor, for messages."""
+        """Store where the parts of each tensor are in the files. `names` gives their names there, for errors."""
         self._names, self._stored = names, stored
 
     def __getitem__(self, name: str) -> Array:

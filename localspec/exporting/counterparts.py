@@ -150,10 +150,10 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
 
 
 def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a small model, which drafts in parallel if it was trained here.
+    """Return the small model that an engine drafts with in place of a drafter of the kind `parallelspec`.
 
-    Layers that use the target's embedding draft token by token: engines have one mask token for all depths, but such
-    layers have one for each. Layers that read the target's states are refused.
+    A drafter of the form `model` still drafts in parallel. One of the form `medusa` drafts token by token there,
+    because engines have one mask token for all depths, and this form has one for each. The form `eagle` is refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":

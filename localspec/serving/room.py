@@ -61,7 +61,7 @@ class Mailbox(Generic[One]):
         return self._arrived.popleft()
 
     def rest(self) -> list[One]:
-        """Return everything that has arrived, without waiting."""
+        """Return all items that have arrived and were not taken yet, without waiting."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
 

@@ -308,8 +308,8 @@ def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], sp
     made = words.intersection(made_by.values())
     if len(made) < _MERGED * len(words):
         raise ValueError(
-            f"tokenizer.ggml.merges makes {len(made)} of {len(words)} words, so that texts would be split into smaller "
-            "parts"
+            f"tokenizer.ggml.merges yields only {len(made)} of the {len(words)} tokens, so texts would be split into "
+            "smaller parts"
         )
     if split.raw:
         return {

@@ -161,7 +161,7 @@ class PackedModel:
             del wanted["lm_head.weight"]
         for name, parts in wanted.items():
             if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
-                raise self._unusable(f"has no {name} although its config.json says so")
+                raise self._unusable(f"has no {name}, although its config.json declares it")
         if unknown := next((name for name in there if name not in wanted), None):
             raise self._unusable(f"has a tensor {unknown!r} that its config.json does not mention")
         return sizes
