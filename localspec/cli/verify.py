@@ -204,6 +204,10 @@ def _packed_problems(file: Path) -> list[str]:
         progress.clear()
 
 
+def _as_long(file: Path, size: int) -> bool:
+    return file.is_file() and file.stat().st_size == size
+
+
 def _checked(source: Source) -> Verified:
     progress, found = Progress(), packed_sources(Paths(home())).get(str(source))
 
@@ -211,7 +215,7 @@ def _checked(source: Source) -> Verified:
         progress.show(f"reading {source}: {size(done)} of {size(total)}")
 
     try:
-        if found and (missing := found.missing):
+        if found and (missing := found.missing) and not _as_long(missing, found.header.origin.files[str(missing)][0]):
             what = f"{missing.name} is missing, or has another length"
             return Verified(found.header.origin.commit, 0, False, (what,))
         if found and found.header.registered:

@@ -125,8 +125,6 @@ DOCTOR = [
     ("--prove demo --context 5000000", 2, "5000000"),
     ("--prove", 2, "--prove"),
     ("--exact", 2, "--exact"),
-    ("--exact dmo", 3, "'dmo'", "'demo'"),
-    ("--prove demo --exact dmo", 2, "--prove demo", "--exact dmo"),
     ("--prove demo --prefer speed", 2, "--prefer speed", "--prove"),
     ("--limit 3", 2, "--limit 3", "--prove MODEL"),
     ("--max-tokens 3", 2, "--max-tokens 3", "--prove MODEL"),
