@@ -67,7 +67,7 @@ def measured(monkeypatch) -> list[str]:
 @pytest.fixture
 def no_small_model(monkeypatch) -> None:
     """No small model drafts, of which a published pair's acceptance would be expected."""
-    monkeypatch.setattr("localspec.models.model.default_draft", lambda card: (None, ""))
+    monkeypatch.setattr("localspec.models.model.default_draft", lambda card, cards: (None, ""))
 
 
 def measured_engine(choice: Choice, **more: Any) -> Engine:

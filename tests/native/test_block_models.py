@@ -223,5 +223,5 @@ def test_parts_that_do_not_fit_are_refused():
     for stack in (one, uneven):
         with pytest.raises(LocalspecError, match="gate_up_proj of layer 0 are not gate and up"):
             Model(stock, given={"layers.0.gate_up_proj.weight": stack})
-    with pytest.raises(LocalspecError, match=r"embed_tokens is \[16, 576\]"):
+    with pytest.raises(LocalspecError, match=r"embed_tokens has the shape \[16, 576\]"):
         Model(stock, given={"embed_tokens": BlockStack((blocks_of("Q4_0", 16, 576)[0],))})
