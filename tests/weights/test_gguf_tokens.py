@@ -247,12 +247,12 @@ def test_a_merged_token_of_the_type_unused_is_made_as_in_llama_cpp(tmp_path):
 def test_a_byte_level_tokenizer_whose_merges_are_missing_is_refused_unless_its_words_are_bytes():
     without = {key: one for key, one in SOUND.items() if key != "tokenizer.ggml.merges"}
     for said in (without, {**SOUND, "tokenizer.ggml.merges": []}):
-        with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes 0 of 1 words"):
+        with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges yields only 0 of the 1 tokens"):
             tokenizer_files(Metadata(said), 3)
     whole = tokenizer_of(DEMO, "smollm")
     half = {**whole, "tokenizer.ggml.merges": whole["tokenizer.ggml.merges"][::2]}
     half["tokenizer.ggml.token_type"] = np.array(whole["tokenizer.ggml.token_type"])
-    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges makes"):
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.merges yields"):
         tokenizer_files(Metadata(half), 10**6)
     marks = np.array([1, 1, 3])
     assert tokenizer_files(Metadata({**without, "tokenizer.ggml.token_type": marks}), 3)

@@ -370,7 +370,7 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
     [
         (b"{", r"cannot be used \("),
         (b'{"model_type": "gemma"}', "gemma"),
-        (None, r"has no .* although its config\.json says so"),
+        (None, r"has no .*, although its config.json declares it"),
     ],
 )
 def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_path, content, said):
