@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from each import each
 from golden import wording
+from real.whole_matrix import WHOLE_MATRIX
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.widgets import Static
@@ -26,7 +27,7 @@ MEMORY = 100 * 2**20
 # Those that took longest before, or did not end.
 WORST = ["newlines in a fence", "bullets", "table of 20", "short headings", "fence without a language"]
 OTHERS = [name for name in REPLIES if name not in WORST]
-PARTS = [WORST, *(pytest.param(OTHERS[at::4], marks=pytest.mark.slow) for at in range(4))]
+PARTS = [WORST, *(pytest.param(OTHERS[at::4], marks=[pytest.mark.slow, WHOLE_MATRIX]) for at in range(4))]
 in_parts = pytest.mark.parametrize("names", PARTS, ids=["worst", "1", "2", "3", "4"])
 
 
