@@ -37,7 +37,7 @@ from localspec.quantities import size
 from localspec.weights import opening, packed_files
 from localspec.weights.checkpoint import inspect
 from localspec.weights.opening import source_of
-from localspec.weights.packed_file import BLOCKS, read
+from localspec.weights.packed_file import BLOCKS, PackedFile, read
 from localspec.weights.packed_files import packed_in
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
@@ -262,14 +262,20 @@ def test_without_room_on_the_disk_it_answers_from_memory_if_there_is_some(
     assert logits_of(path, said) == without and len(said) == 1
 
 
-def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fresh_home: Path) -> None:
-    path = registered(mixture, [])
-    first = logits_of(path, [])
-    (made,) = packed_in(Paths(fresh_home).packed)
+def filled(home: Path, byte: bytes) -> PackedFile:
+    """Return the only packed file, after a matrix of its experts was overwritten with this byte."""
+    (made,) = packed_in(Paths(home).packed)
     section = next(one for name, one in made.header.tensors.items() if "layers.0.experts.down_proj.weight" in name)
     with made.path.open("r+b") as file:
         file.seek(made.start + section.offset)
-        file.write(b"\xff" * section.bytes)
+        file.write(byte * section.bytes)
+    return made
+
+
+def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fresh_home: Path) -> None:
+    path = registered(mixture, [])
+    first = logits_of(path, [])
+    made = filled(fresh_home, b"\xff")
     target = NativeTarget.open(path, packing=BLOCKS, context=64, threads=Threads(1))
     with pytest.raises(LocalspecError) as trouble:
         prefill_step(target, target.cache(0), Autoregressive(), TOKENS, Sampling(), last=True)
@@ -282,11 +288,7 @@ def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fre
 def test_verify_deletes_a_damaged_file_and_the_next_reply_makes_it_again(mixture: Path, fresh_home: Path) -> None:
     path = registered(mixture, [])
     first = logits_of(path, [])
-    (made,) = packed_in(Paths(fresh_home).packed)
-    section = next(one for name, one in made.header.tensors.items() if "layers.0.experts.down_proj.weight" in name)
-    with made.path.open("r+b") as file:
-        file.seek(made.start + section.offset)
-        file.write(bytes(section.bytes))
+    made = filled(fresh_home, b"\0")
     assert logits_of(path, []) != first
     result = called(fresh_home, "verify", "mixture")
     assert result.returncode == 1 and wording("was_damaged_and_is_deleted", file=made.path) in result.stderr
