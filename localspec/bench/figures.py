@@ -160,8 +160,8 @@ def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
     """Return the highest possible speedup of each reply: τ times a plain step, divided by a step without drafting.
 
-    It is None for a reply whose rows were not counted. Both steps include Python's work between two forwards: without
-    it small models would seem to exceed the limit.
+    The result is None for a reply whose rows were not counted. Both steps include Python's work between two forwards:
+    without it small models would seem to exceed the limit.
     """
     counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
     host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])

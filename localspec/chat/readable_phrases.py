@@ -56,7 +56,7 @@ def readable_phrases(
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
-    """Return a function that decodes a pool's token ids, and a sentence that says why if there is none."""
+    """Return a function that decodes a pool's token ids, and a notice if it can show only the ids."""
     try:
         tokenizer = _tokenizer(pool.path) or _namesake(pool)
     except NotHere:
