@@ -1,13 +1,14 @@
 """The parts that the scripts for the papers' claims share: flags, results, replies, trainings, and the page.
 
 Each script takes published models by name, appends every result to `OUT/MODEL/results.jsonl`, and prints a page. After Ctrl+C or
-a kill the same command continues. A page says "not run" in place of a missing result.
+a kill the same command continues. A page lists the parts and rows that were not run once, after the tables of a model.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,7 +244,11 @@ def page(
     flags: Callable[[argparse.Namespace], Mapping[str, Any]] = lambda asked: {},
     more: str = "",
 ) -> None:
-    """Run the parts of a paper on each model and print the page; `flags` returns settings for loading the models."""
+    """Run the parts of a paper on each model and print the page.
+
+    `flags` returns settings for loading the models. `more` explains the columns. What the figures show is added by hand,
+    after the title.
+    """
     asked = checked_flags(made, given)
     done, commits = [], dict[str, None]()
     for model in asked.models:
@@ -252,13 +257,20 @@ def page(
             results = Results(one.out / "results.jsonl", asked.minutes)
             bench = Bench(one, results, at_the_end, flags(asked))
             done.append(f"## With `{model}`")
+            absent = list[str]()
             for name, make in sections(bench).items():
                 results.measuring = name.startswith(tuple(asked.only))
                 try:
                     body = make()
                 except LocalspecError as missing:
                     body = f"Not run: {missing}"
-                done.append(f"### {name}\n\n{body}")
+                body, missing_rows = only_run(body)
+                if body:
+                    done.append(f"### {name}\n\n{body}")
+                if not body or missing_rows:
+                    absent.append(name if not body else f"{name} ({', '.join(missing_rows)})")
+            if absent:
+                done.append(f"**Not run:** {'; '.join(absent)}.")
             commits |= results.commits
     print("\n\n".join([f"# {title}", about(asked, script, more, commits), *done]))
 
@@ -270,11 +282,29 @@ def about(asked: argparse.Namespace, script: str, more: str, commits: Sequence[s
     ran = f"results are of commit {', '.join(commits)}" if commits else "nothing was run yet"
     return (
         f"Made by `python research/{script} -m {' '.join(asked.models)}{draft} --prompts DIR --limit {asked.limit} "
-        f"-n {asked.max_tokens}{steps} --out DIR`; {ran}. The same command "
-        f'continues where it was stopped, and `--only "TITLE"` runs one part. Replies end where the text repeats itself. '
-        f"In brackets are the bounds of 95 % of {DRAWS} bootstrap samples of prompts and seeds; differences are taken prompt "
-        f"by prompt. Counts do not depend on the load of the machine.{more}"
+        f"-n {asked.max_tokens}{steps} --out DIR`; {ran}. The same command continues after it was stopped, and "
+        f'`--only "TITLE"` runs one part.\n\nReplies end where the text repeats itself. Square brackets have the bounds of '
+        f"95 % of {DRAWS} bootstrap samples of prompts and seeds; differences are taken prompt by prompt. Counts do not "
+        f"depend on the load of the machine.{more}"
     )
+
+
+def only_run(body: str) -> tuple[str, list[str]]:
+    """Return a part of the page without its rows that were not run, and the names of those rows.
+
+    The part is empty if nothing of it was run.
+    """
+    kept, missing, rows = list[str](), list[str](), 0
+    for line in body.split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if NOT_RUN in cells and not any(re.search(r"\d\.\d\d", cell) for cell in cells[1:]):
+            missing.append(", ".join(cells[: cells.index(NOT_RUN)]))
+            continue
+        rows += line.startswith("|")
+        kept.append(line)
+    if body.startswith(NOT_RUN.capitalize()) or (missing and rows <= 2):  # the head and its rule
+        return "", []
+    return "\n".join(kept), missing
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------

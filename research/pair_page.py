@@ -1,4 +1,4 @@
-"""The page of the speedups of `auto` and of the drafters without training on published models, from saved replies."""
+"""Write the page of the speedups of `auto` and of drafters on published models, from saved replies."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from benchmarks.readings import DISTURBED
 from figures import DRAWS, figure, table
-from speedups_page import AUTO, HARMLESS, LEAST, NEARLY, PLAIN, Turns, interval, length, speedup, total, worth
+from speedups_page import AUTO, LEAST, NEARLY, PLAIN, Turns, interval, length, speedup, total, worth
 
 FIRST = "auto, first reply"
 LLAMA_CPP = "llama.cpp"
@@ -39,14 +39,17 @@ def about(lines: Sequence[Line], machine: str) -> str:
     stolen = sum(line["stolen"] for line in lines)
     ours = [line for line in lines if not line["variant"].startswith(LLAMA_CPP)]
     return (
-        f"Made by `research/pair_speedups.py` of {len(lines):,} replies, on {machine}, {' and '.join(days)}. {disturbed} of them are left out, because other "
-        f"programs or the host took more than {DISTURBED} of a core meanwhile; the host took {stolen / 100:.1f} s in all. "
-        f"All {len(ours):,} replies of localspec have the text of plain decoding; a difference would have ended the "
-        f"program. All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine that "
-        f"knows no phrases; llama.cpp answers after them. Replies of fewer than {LEAST} tokens do not count. "
-        f"× is the time of plain decoding over that of the variant, over all prompts of a kind. In square brackets are the "
-        f"bounds of 95 % of {DRAWS} bootstrap samples of prompts, in round ones the tokens per step. A number after a kind is that of its prompts. The last column is the "
-        f"geometric mean of the kinds."
+        f"Made by `research/pair_speedups.py` on {machine}, {' and '.join(days)}, from {len(lines):,} replies.\n\n"
+        f"- **The same text.** All {len(ours):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
+        f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine "
+        f"that knows no phrases. llama.cpp answers after them.\n"
+        f"- **Left out** are {disturbed} replies during which other programs or the host took more than {DISTURBED} of a core "
+        f"(the host took {stolen / 100:.1f} s in all), and replies of fewer than {LEAST} tokens.\n"
+        f"- **Variants.** `none` is plain decoding. `auto` knows the measured costs of the model and earlier replies; `{FIRST}` "
+        f"knows neither, as after an import. Every other name is a drafter.\n"
+        f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. "
+        f"Square brackets have the bounds of 95 % of {DRAWS} bootstrap samples of prompts, round brackets the tokens per step. "
+        f"The number after a kind counts its prompts. The last column is the geometric mean of the kinds."
     )
 
 
@@ -106,7 +109,7 @@ def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> I
     ours = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
     precision = next((line["precision"] for line in lines if "precision" in line), "")
-    yield f"Weights are read as {precision}."
+    yield f"Packing of the weights: {precision}."
     rows = []
     for name in sorted(ours, key=lambda name: -mean(kinds, name)[0]):
         cells = [of_kind(both(turns, name, PLAIN), name) for turns in kinds.values()]
@@ -136,14 +139,14 @@ def taken(lines: Sequence[Line]) -> str:
     for name in (AUTO, FIRST):
         counted = Counter(line["drafter"] for line in lines if line["variant"] == name)
         if counted:
-            counts = ", ".join(f"`{drafter}` {times}" for drafter, times in counted.most_common())
-            said.append(f"`{name}` took (replies): {counts}.")
+            counts = ", ".join(f"`{drafter}` in {times}" for drafter, times in counted.most_common())
+            said.append(f"`{name}` chose {counts} of {counted.total()} replies.")
     return " ".join(said)
 
 
 def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
-    """Yield how close `auto` is to the best of each kind, what was slower than plain decoding, and each aim."""
-    lines = []
+    """Yield a table of how close `auto` is to the best drafter of each kind of text, and to each aim."""
+    rows = []
     named = [name for name in ours if name not in (AUTO, FIRST)]
     for kind, turns in kinds.items():
         for name in (AUTO, FIRST):
@@ -151,17 +154,19 @@ def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iter
                 continue
             found = {other: speedup(both(turns, other, PLAIN), other) for other in named if both(turns, other, PLAIN)}
             best, own = max(found, key=found.__getitem__), speedup(some, name)
-            near, short = own >= NEARLY * found[best], own < aims.get(kind, 0)
-            said = f"{kind}: `{name}` {own:.2f} is {'' if near else 'not '}within 5 % of the best, `{best}` {found[best]:.2f}"
-            said += f"; below {HARMLESS}" if own < HARMLESS else ""
-            if name == AUTO and kind in aims:
-                said += f"; the aim of {aims[kind]} is {'missed' if short else 'reached'}"
-            if not near or (short and name == AUTO):
-                said += f": {arithmetic(some, name)}, and the best {arithmetic(both(turns, best, PLAIN), best)}"
-            lines.append(f"- {said}.")
-    if lines:
-        yield "How near `auto` comes to the best; × is tokens per step over what a step takes, in plain steps:"
-        yield "\n".join(lines)
+            near, aim = own >= NEARLY * found[best], aims.get(kind, 0) if name == AUTO else 0
+            short = own < aim
+            cells = [kind, f"`{name}`", f"{own:.2f}", f"`{best}` {found[best]:.2f}", "yes" if near else "no"]
+            cells += [f"{aim}, {'missed' if short else 'reached'}" if aim else ""] if aims else []
+            why = f"{arithmetic(some, name)}; the best {arithmetic(both(turns, best, PLAIN), best)}"
+            rows.append([*cells, "" if near and not short else why])
+    if rows:
+        yield (
+            "How near `auto` comes to the best drafter. Where it falls short, the last column compares both: × is the "
+            "tokens per step ÷ the time of a step (forward of its rows + draft + rest), in plain steps."
+        )
+        heads = ["kind", "variant", "×", "best drafter", "within 5 %", *(["aim for `auto`"] if aims else []), "why"]
+        yield table(heads, rows)
 
 
 def arithmetic(turns: Turns, name: str) -> str:
@@ -169,7 +174,7 @@ def arithmetic(turns: Turns, name: str) -> str:
     unit = total(turns, PLAIN, "seconds") / total(turns, PLAIN, "steps") * total(turns, name, "steps")
     verify, draft, whole = (total(turns, name, what) / unit for what in ("verify", "draft", "seconds"))
     rest = whole - verify - draft
-    return f"{length(turns, name):.2f} ÷ ({verify:.2f} rows + {draft:.2f} draft + {rest:.2f} rest) = {speedup(turns, name):.2f}"
+    return f"{length(turns, name):.2f} ÷ ({verify:.2f} + {draft:.2f} + {rest:.2f}) = {speedup(turns, name):.2f}"
 
 
 def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
@@ -206,10 +211,10 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    yield "Tokens/s here and in llama.cpp on the same files, with tokens per step; the best of llama.cpp is taken for each kind:"
+    yield "Tokens/s here and in llama.cpp on the same files, with tokens per step in brackets. Ratios take the best setting of llama.cpp for each kind."
     yield table(["tokens/s", *kinds, "mean"], rows)
     own = mean(renamed, AUTO, LLAMA_CPP)[0]
-    yield f"The aim is {AIM_AHEAD} × the best of llama.cpp: {own:.2f}, {'reached' if own >= AIM_AHEAD else 'missed'}."
+    yield f"The aim, `auto` at {AIM_AHEAD} × the best of llama.cpp in the mean of the kinds, is {'reached' if own >= AIM_AHEAD else 'missed'}: {own:.2f}."
 
 
 def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
@@ -233,6 +238,9 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
         cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
     rows.append([f"`{first}` ÷ the best", *cells, ""])
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
-    counts = ", ".join(f"`{drafter}` by {by} {times}" for (drafter, by), times in counted.most_common())
-    yield f"M (× over relative memory). With memory limited `auto` would take (before each reply): {counts}. The first reason: {why}."
+    counts = ", ".join(f"`{drafter}` (rule: {by}) before {times}" for (drafter, by), times in counted.most_common())
+    yield (
+        f"M is × ÷ memory relative to plain decoding (last column). If memory were limited, `auto` would choose {counts} of "
+        f"{counted.total()} replies. Its first reason: “{why}.”"
+    )
     yield table(["M", *kinds, "memory"], rows)

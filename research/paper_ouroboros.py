@@ -73,6 +73,20 @@ PAPER, OURS = "+ phrases from verification", "+ phrases at the root"
 COMPARED = ["speculative", "lookahead", PAPER, OURS]
 DRAFTS, PHRASE = (2, 4, 7, 10), (5, 7)  # γ and β of the grid
 LENGTHS, TEMPERATURES = (64, 128, 256), (0.0, 0.5, 1.0)
+TERMS = """
+
+A small *draft model* writes a draft, and one forward of the target verifies it: that is a *step*.
+
+| word | is |
+|---|---|
+| tokens per step | tokens that a step adds to the reply, the target's own included; the forward that reads the prompt does not count |
+| block efficiency | the same with that forward and its token (appendix C) |
+| draft forwards per step | forward passes of the draft model in a step |
+| rows of each | token positions that one of them computes |
+| γ | tokens that the draft model writes before its draft is lengthened |
+| W | columns of the *window*, in which the draft model guesses later tokens in the same forward (accelerating) |
+| β | length of a phrase in tokens |
+| K | phrases that are tried after a draft (lengthening) |"""
 
 
 @dataclass
@@ -203,8 +217,8 @@ def table_4(pairing: Pairing) -> str:
     asked = in_turn(pairing.tasks.values())
     found = pairing.replies([row for row in PARTS if row not in LAST], asked, "parts")
     found |= pairing.replies(LAST, asked, "parts")
-    heads = ["", "prompts", "tokens a step", "more than the row above", "block efficiency"]
-    heads += ["draft forwards a step", "rows of each", *pairing.tasks]
+    heads = ["", "prompts", "tokens per step", "more than the row above", "block efficiency"]
+    heads += ["draft forwards per step", "rows of each", *pairing.tasks]
     lines, above = [], ""
     for row in PARTS:
         if not (replies := found[row]):
@@ -228,7 +242,7 @@ def table_4(pairing: Pairing) -> str:
         by_task = [[reply for reply in replies if reply["task"] == task] for task in pairing.tasks]
         lines.append([*line, *(figure(length([own]).value) if own else NOT_RUN for own in by_task)])
         above = row
-    more = f"Rows have {letters(SMALL)}, and the paper's recipe {letters(RECIPE)}. The texts of all replies are the target's."
+    more = f"All rows have {letters(SMALL)}, except those with γ = {RECIPE.draft} and the paper's recipe ({letters(RECIPE)})."
     return f"{table(heads, lines)}\n\n{more}"
 
 
@@ -306,7 +320,7 @@ def by_phrases(pairing: Pairing) -> str:
     found = pairing.across([PAPER], {f"phrases {one}": {"chosen": replace(SMALL, phrases=one)} for one in counts})
     rows = [own[PAPER] for own in found.values()]
     lines = [[str(count), cell(replies)] for count, replies in zip(counts, rows, strict=True)]
-    return table(["K", "tokens a step (draft forwards)"], lines) + prompts_of(rows[0])
+    return table(["K", "tokens per step (draft forwards)"], lines) + prompts_of(rows[0])
 
 
 def prompts_of(replies: Sequence[Reply]) -> str:
@@ -341,7 +355,7 @@ def main(given: Sequence[str] | None = None) -> None:
     def drafter(asked: argparse.Namespace) -> dict[str, str]:
         return {"drafter": f"ouroboros:{asked.draft}" if asked.draft else "ouroboros"}
 
-    more = " `--limit` is for each task: HumanEval is code, GSM8K mathematics."
+    more = f" The texts of all replies are the target's. `--limit` is for each task: HumanEval is code, GSM8K mathematics.{TERMS}"
     page(made, "Ouroboros, part by part", "paper_ouroboros.py", sections, given, drafter, more)
 
 

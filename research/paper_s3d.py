@@ -63,6 +63,17 @@ PRECISIONS = {
 }  # fmt: skip
 DRAFTERS = ("plain", "s3d", "s3d+phrases")
 TREE = 4  # nodes of table 4
+TERMS = """
+
+Figure 4 is measured without training. Some layers of the model, followed by its head, guess the next token while they read
+the whole model's greedy reply, eight tokens at once.
+
+| column | is |
+|---|---|
+| scheme | which layers are skipped; *symmetric* keeps equally many early and late layers |
+| first guess right | share of tokens for which the likeliest guess is the model's token |
+| among first four | share of tokens for which the model's token is among the four likeliest guesses |
+| lead over symmetric | difference of *first guess right* from the symmetric scheme with equally many layers |"""
 
 
 def schemes(count: int, kept: int) -> dict[str, tuple[int, ...]]:
@@ -119,7 +130,7 @@ def untrained(bench: Bench) -> str:
             base = first
         ahead = "" if first is base else with_interval(difference([first], [base]))
         lines.append([f"{kept} of {count}", name, with_interval(length([first])), figure(length([four]).value), ahead])
-    heads = ["layers kept", "scheme", "first guess right", "among four", "against symmetric"]
+    heads = ["layers kept", "scheme", "first guess right", "among first four", "lead over symmetric"]
     positions = sum(one["positions"] for one in replies)
     return f"{table(heads, lines)}\n\n{len(replies)} replies, {positions} tokens."
 
@@ -269,7 +280,7 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    page(parser(__doc__), "S3D's figures", "paper_s3d.py", sections, given)
+    page(parser(__doc__), "S3D: which layers draft best", "paper_s3d.py", sections, given, more=TERMS)
 
 
 if __name__ == "__main__":
