@@ -51,12 +51,14 @@ def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[ListedCon
     families: dict[int, list[ConversationInfo]] = {}
     for info in infos:
         families.setdefault(_root(info, known), []).append(info)
-    pairs = {info.id: pair for family in families.values() for info in family if (pair := _pair(info, family))}
-    found = history.partings([*pairs.values()]) if pairs else {}
+    pairs = {info.id: _pairs(info, family) for family in families.values() for info in family}
+    wanted = [pair for several in pairs.values() for pair in several]
+    found = history.partings(wanted) if wanted else {}
     listed = []
     for family in families.values():
         for info in family:
-            says = _says(pairs[info.id][1], *found.get(pairs[info.id], (None, None))) if info.id in pairs else ""
+            pair = next((one for one in pairs[info.id] if one in found), None)
+            says = "" if pair is None else _says(pair[1], *found[pair])
             below = info is not family[0]
             named = below and info.named and info.title != family[0].title
             listed.append(ListedConversation(info, below, says, named))
@@ -73,12 +75,16 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
     return number
 
 
-def _pair(info: ConversationInfo, family: Sequence[ConversationInfo]) -> tuple[int, int] | None:
-    """Return the ids of a conversation and of the one it is compared with: its origin, or else its latest branch."""
-    if info.branch_of is not None:
-        return info.id, info.branch_of
-    child = next((other.id for other in family if other.branch_of == info.id), None)
-    return None if child is None else (info.id, child)
+def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
+    """Return the ids of a conversation and of those that it may be compared with, the best one first.
+
+    It is compared with its origin, or else with its latest branch, or else with another one of its family. The origin
+    need not be listed, and may be deleted.
+    """
+    others = [other for other in family if other is not info]
+    others.sort(key=lambda other: other.branch_of != info.id)
+    nearest = [other.id for other in others[:1]]
+    return [(info.id, other) for other in ([] if info.branch_of is None else [info.branch_of]) + nearest]
 
 
 def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:

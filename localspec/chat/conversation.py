@@ -36,7 +36,7 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
     """
     wanted = None if history is None else which
     if history is not None and not isinstance(which, int):
-        wanted = history.latest(lambda info: info.for_a_chat if which == "last" else info.by_run)
+        wanted = history.latest(lambda info: info.by_chat if which == "last" else info.by_run)
     found = None if history is None or not isinstance(wanted, int) else history.read(wanted)
     if found is None:
         if not isinstance(which, int):

@@ -60,7 +60,8 @@ class ConversationInfo(NamedTuple):
     """A conversation without its turns; times are in seconds since 1970.
 
     `title` is the user's if it is `named`. Otherwise it is made from the first prompt: safe, and on one short line.
-    `branch_of` is the conversation that it branched from. `source` is None if it is unknown.
+    `branch_of` is the conversation that it branched from. `source` is None if it is unknown, or if a chat has continued
+    a conversation of `run`.
     """
 
     id: int
@@ -75,8 +76,13 @@ class ConversationInfo(NamedTuple):
 
     @property
     def by_run(self) -> bool:
-        """Return whether `run -c` may continue the conversation. If its source is unknown, it may."""
+        """Return whether `run -c` may continue the conversation."""
         return self.source != "chat"
+
+    @property
+    def by_chat(self) -> bool:
+        """Return whether `chat -c` may continue the conversation."""
+        return self.source in (None, "chat")
 
     @property
     def for_a_chat(self) -> bool:

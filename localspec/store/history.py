@@ -159,8 +159,8 @@ class History:
         A new conversation is made if there is none with that id (any more). This turn replaces the turn `instead`,
         which is deleted if it is unanswered; another process may be about to answer it. If `newest` is given and is not
         the newest turn of the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, if
-        that was earlier. `source` is the origin of the prompt. If a chat continues a conversation whose input or output
-        was a pipe, the conversation counts as a chat from then on.
+        that was earlier. `source` is the origin of the prompt. If a chat continues a conversation of `run`, that one
+        counts as a chat, too, from then on.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -179,7 +179,7 @@ class History:
                 connection.execute(update, (*about, number))
                 if source == "chat":
                     connection.execute(
-                        "UPDATE conversation SET source = 'run' WHERE id = ? AND source = 'pipe'", (number,)
+                        "UPDATE conversation SET source = NULL WHERE id = ? AND source <> 'chat'", (number,)
                     )
                 connection.execute(TAKE_BACK, (instead, number))
             insert = "INSERT INTO turn (conversation, prompt, asked, reply, figures) VALUES (?, ?, ?, '', '{}')"

@@ -63,6 +63,8 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
     """
     aside = False
     _drop(Path(f"{path}-new"))  # left by a process that was killed while it replaced the file
+    if _size(path) == 0:
+        notice(f"{path} has 0 bytes, so a new one was begun in it. If it held conversations, copy it from a backup.")
     while True:
         connection = _made(path)
         try:
@@ -109,9 +111,9 @@ def replace(
     except BaseException:
         _drop(new)
         raise
-    how = f" {how_to_recover(aside)}" if unfit.suffix != "newer" else ""
+    how = how_to_return(aside, path) if unfit.suffix == "newer" else how_to_recover(aside)
     held = f" with everything that could be read: {came}" if came else ""
-    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}.{how}"
+    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}. {how}"
 
 
 def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
@@ -137,6 +139,12 @@ def _drop(new: Path) -> None:
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))
+
+
+def how_to_return(aside: Path, path: Path) -> str:
+    """Return advice on how to use a file of a newer version again."""
+    log = f", and {aside.name}-wal to {path.name}-wal" if _size(Path(f"{aside}-wal")) else ""
+    return f"To use it again, update localspec and rename {aside.name} to {path.name}{log}."
 
 
 def how_to_recover(file: Path) -> str:
@@ -352,6 +360,14 @@ def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
     except PermissionError:  # not earlier: closing writes the log into the file
         connection.close()
         os.replace(old, new)
+
+
+def _size(path: Path) -> int | None:
+    """Return the bytes of a file, or None if there is no such file."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return None
 
 
 def identity(path: Path) -> tuple[int, int] | None:

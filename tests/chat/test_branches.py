@@ -92,12 +92,21 @@ def test_a_title_of_its_own_is_told_of_a_branch(history: History) -> None:
     assert named == [False, True], "a row that leads is called by its title anyway"
 
 
-def test_a_family_whose_first_is_gone_is_still_one(history: History) -> None:
+def test_a_family_whose_first_is_deleted_is_still_a_family(history: History) -> None:
     first = said(history, "What is a tree?", "A plant.")
     one = branch(history, first, 0, "What is a tree?", "Wood.")
     other = branch(history, first, 0, "What is a tree?", "Green.")
     history.remove([first])
-    assert [(row.info.id, row.below) for row in rows(history, history.conversations())] == [(other, False), (one, True)]
+    assert listed(history) == [f"{other} A tree · answered “Green.”", f"  {one} └ answered “Wood.”"]
+    history.remove([other])
+    assert listed(history) == [f"{one} A tree"]
+
+
+def test_a_branch_is_compared_with_an_origin_that_is_not_listed(history: History) -> None:
+    first = said(history, "What is a tree?", "A plant.")
+    branch(history, first, 0, "What is a tree?", "Wood.")
+    [row] = rows(history, history.conversations(1))
+    assert row.says == "answered “Wood.”"
 
 
 def test_without_branches_nothing_else_is_read(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,12 +112,14 @@ def test_a_file_that_others_could_read_is_taken_from_them(path: Path, notices: l
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_an_empty_file_is_simply_begun(path: Path, notices: list[str]) -> None:
+def test_an_empty_file_is_begun_and_reported(path: Path, notices: list[str]) -> None:
     path.parent.mkdir()
     path.touch()
     with opened(path, notices) as database:
         write(database, 1)
-    assert notices == []
+    with opened(path, notices) as database:
+        assert numbers(database) == [1]
+    assert notices == [wording("store_has_0_bytes", path=path)]
 
 
 def test_opening_what_is_there_writes_nothing(database: Database, path: Path, notices: list[str]) -> None:
@@ -280,6 +282,7 @@ def test_what_only_the_log_holds_goes_aside_with_the_file(path: Path, notices: l
         with opened(path, notices) as database:
             aside = path.with_name("localspec.db.newer-1")
             assert aside.read_bytes() == old and Path(f"{aside}-wal").read_bytes() == log
+            assert notices[0].endswith(f"rename {aside.name} to {path.name}, and {aside.name}-wal to {path.name}-wal.")
             write(database, 2)
             # The session that still has the old file neither fails nor touches the new one, also when it ends.
             write(running, 3)

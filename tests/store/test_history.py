@@ -686,13 +686,15 @@ def test_where_a_conversation_was_said_is_kept(store: Store) -> None:
     numbers = [history.say(None, source, model="demo", system=None, source=source)[0] for source in SOURCES]
     assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
     assert [history.latest(lambda info: info.for_a_chat), history.latest(lambda info: info.by_run)] == numbers[1:]
+    assert history.latest(lambda info: info.by_chat) == numbers[0]
     assert [info.id for info in history.conversations(1, lambda info: info.source == "chat")] == numbers[:1]
     for number in numbers:  # a turn from a pipe does not hide it, and a turn in a chat shows it
         history.say(number, "more", model="demo", system=None, source="pipe")
     assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
     for number in numbers:
         history.say(number, "more", model="demo", system=None)
-    assert [info.source for info in history.conversations()] == ["run", "run", "chat"]
+    assert [info.source for info in history.conversations()] == [None, None, "chat"]
+    assert history.latest(lambda info: info.by_chat) == history.latest(lambda info: info.by_run) == numbers[2]
     turns = history.read(numbers[0])
     assert turns is not None
     number, _ = history.branch(numbers[0], turns.turns, model="demo", system=None, source="pipe")

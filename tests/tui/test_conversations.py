@@ -269,8 +269,10 @@ async def test_branches_say_of_what(chat):
         assert "first · answered “Two.” (open)" in talk.screen_text()
         below = listed(talk)[1], " ".join(talk.screen_text().split())
         assert below[0] == "  └ answered “One.”" and "1 · just now · 1 turn · scripted" in below[1]
-        await pilot.press("ctrl+d", "y")
-        await until(pilot, lambda: listed(talk) == ["first"])
+        await pilot.press("down", "ctrl+d")
+        await until(pilot, asked(talk, "Delete “first” (answered “One.”) for good?"))
+        await pilot.press("y")
+        await until(pilot, lambda: listed(talk) == ["first (open)"])
 
 
 async def test_what_cannot_be_done_is_told(chat, monkeypatch):

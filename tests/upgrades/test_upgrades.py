@@ -129,7 +129,9 @@ def test_a_newer_store_is_set_aside_as_it_is(home: Path) -> None:
     before = database.read_bytes()
     result = called(home, "history", "list")
     assert result.returncode == 0 and wording("written_by_a_newer_localspec") in result.stderr, result
-    assert database.with_name(f"{database.name}.newer-1").read_bytes() == before
+    aside = database.with_name(f"{database.name}.newer-1")
+    assert aside.read_bytes() == before
+    assert result.stderr.endswith(f"update localspec and rename {aside.name} to {database.name}.\n")
 
 
 def test_a_newer_drafter(home: Path) -> None:

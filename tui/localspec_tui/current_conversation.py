@@ -142,9 +142,9 @@ class CurrentConversation:
         return left, info.title if info is not None else ""
 
     def _latest(self) -> "ConversationInfo | None":
-        """Return the conversation that was used last, if one is saved."""
+        """Return the chat that was used last, if one is saved."""
         with suppress(LocalspecError):  # the user is not waiting for it
-            found = self.store.history.conversations(1, lambda info: info.for_a_chat) if self.store else ()
+            found = self.store.history.conversations(1, lambda info: info.by_chat) if self.store else ()
             return next(iter(found), None)
         return None
 

@@ -80,24 +80,26 @@ def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages)
     assert all(turn.reply == hello.text for conversation in kept(home) for turn in conversation.turns)
 
 
-def test_a_chat_goes_on_with_no_pipe_and_run_with_none_of_a_chat(run, home, hello, monkeypatch):
+def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, monkeypatch):
     def latest(which: Literal["last", "last of run"]) -> str:
         with Store.open(Paths(home).database, pytest.fail) as store:
             return saved_conversation(store.history, which).turns[0].prompt
 
     monkeypatch.setattr(console, "at_a_terminal", lambda: True)
     monkeypatch.setattr(console, "seen", lambda: True)
+    with Store.open(Paths(home).database, pytest.fail) as store:
+        store.history.say(None, "first chat", model=str(hello.path), system=None)
     run("-m", hello.path, "at a terminal")
     for name in ("at_a_terminal", "seen"):
         monkeypatch.setattr(console, name, lambda: False)
         run("-m", hello.path, f"not {name}")
-        assert (latest("last"), latest("last of run")) == (wording("at_a_terminal"), f"not {name}")
+        assert (latest("last"), latest("last of run")) == ("first chat", f"not {name}")
         monkeypatch.setattr(console, name, lambda: True)
     with Store.open(Paths(home).database, pytest.fail) as store:
         store.history.say(None, "a chat", model=str(hello.path), system=None)
     assert (latest("last"), latest("last of run")) == ("a chat", "not seen")
     run("-c", "more")
-    assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1]
+    assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1, 1]
     assert latest("last") == "a chat"
     with Store.open(Paths(home).database, pytest.fail) as store:  # continued in a chat
         store.history.say(kept(home)[0].info.id, "and more", model=str(hello.path), system=None)
