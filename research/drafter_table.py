@@ -102,11 +102,11 @@ def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
     ]
     return "\n\n".join(
         [
-            "Acceptance length τ by nodes:",
+            "Tokens per step (τ), by number of nodes:",
             table(heads, lengths),
-            "Walltime speedup against plain decoding (median of the replies, quartiles):",
+            "Speedup over plain decoding, by number of nodes (median of the replies, quartiles):",
             table(heads, speeds),
-            f"With {FOCUS} nodes: acceptance rate by depth, and the time of drafting and of verification in plain steps:",
+            f"With {FOCUS} nodes: how often a guess at a depth is accepted if the one before it was, and the time of draft and verification, in plain steps:",
             table(["drafter", *(f"depth {depth}" for depth in range(1, DEPTHS + 1)), "draft", "verify"], depths),
         ]
     )
@@ -140,12 +140,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parts = [f"# The drafters of `{card.name}`"]
     parameters = inspect(card.path).parameters
     parts.append(
-        f"Made by `research/drafter_table.py`: {arguments.limit} prompts, replies of at most {arguments.max_tokens} tokens "
-        "that do not go round, fixed trees. A chain of one node is plain speculative decoding."
+        f"Made by `python research/drafter_table.py -m {arguments.model} --prompts DIR --limit {arguments.limit} "
+        f"-n {arguments.max_tokens} --work DIR --out PAGE`. Replies have at most {arguments.max_tokens} tokens and do not repeat "
+        "themselves. Trees have a fixed number of *nodes* (guessed tokens); a tree of one node is a single guess. A *plain "
+        "step* is one forward pass without a draft. The drafters have these sizes:"
     )
     parts.append(
         table(
-            ["drafter", "extra parameters", "of the target's"],
+            ["drafter", "parameters", "share of the target's"],
             [[d.kind, f"{d.parameters:,}", f"{d.parameters / parameters:.1%}"] for d in own],
         )
     )

@@ -135,7 +135,7 @@ def main() -> None:
         print(json.dumps(run(Path(options.run[0]), options.run[1])))
         return
     print(
-        "| model | form | bytes predicted | measured | off | tokens/s by rates | by its costs | measured "
+        "| model | packing | bytes predicted | measured | error | tokens/s by rates | by its costs | measured "
         "| rates off | costs off |"
     )
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")

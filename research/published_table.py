@@ -183,7 +183,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     held: list[bool] = []
     number = count(1)
-    print("| | device | model | published form | ours | published | predicted | off | source |")
+    print("| row | device | model | published packing | ours | published | predicted | error | source |")
     print("| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- |")
     for row in PLAIN:
         predicted = tokens_a_second(row.device, row.shape, row.packing)
@@ -194,7 +194,7 @@ def main() -> None:
         )
     print(f"\nWithin 20 %: {sum(held)} of {len(held)} that were not seen.\n")
     times_held: list[bool] = []
-    print("| | target | device | drafter | published | predicted | off | with their host | source |")
+    print("| row | target | device | drafter | published | predicted | error | with their host | source |")
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
     for one in DRAFTED:
         here, there = times(one), times(one, one.eager)

@@ -99,50 +99,55 @@ MACHINES = {
     "processor, 64 GB": (Machine((cpu(64, 80),), 16), "Qwen3-30B-A3B or Qwen3.5-35B-A3B Q4_K_M"),
 }  # fmt: skip
 
-# What a second reader of the table said, who knows what users of other programs run, and what came of it.
+# By machine: why somebody who uses another program would choose otherwise, and why this stays as it is.
 OBJECTIONS = {
-    "GPU 4 GB": "A 4B in four bits is 2.5 GB elsewhere and runs on this card at about 40 tokens/s. Here the head stays in "
-    "16 bits, 0.8 GB of the 3.4 GiB. *Not mended*: a packed head needs a kernel. The computer had AVX-512, which no owner "
-    "of such a card has: *mended*, it has AVX2 and DDR4.",
-    "GPU 6 GB, laptop GPU 6 GB": "None. A 7B fits elsewhere with a short context, and the newer 4B is the better model.",
-    "GPU 8 GB": "It takes all that may be taken: a second window on the screen, and it does not fit. *Left*: a tenth of "
-    "the card is already kept free, and `choose` then takes the next model.",
+    "GPU 4 GB": "Elsewhere a 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. Here its head stays in "
+    "16 bits, 0.8 GB of the 3.4 GiB, because a packed head needs a kernel that localspec does not have.",
+    "GPU 8 GB": "The model takes all that may be used, so it does not fit when a second window is on the screen. But a tenth of "
+    "the card is kept free already, and if that is not enough, `auto` takes the next model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "The card would answer eight times as fast with qwen3-8b (172 "
-    "tokens/s on 10 GB), and the processor reaches 20.6 tokens/s by a prediction, which for two mixtures was 3 to 10 % too low with "
-    "the measured bandwidth, and 27 % too high with an assumed one ([experts.md](experts.md)). *Left*: quality counts in full from "
-    "20 tokens/s on, and a mixture of 30B is the better model. `--prefer speed` takes the card. Elsewhere "
-    "the attention of such a model runs on the card and the experts on the processor; here layers cannot be divided.",
-    "GPU 12 GB, two GPUs": "Qwen3-14B is the better of the two 14B and misses 0.2 GiB: with 3,000 tokens of context it "
-    "would fit. *Left*: the planned context is a setting. Two cards are not used together: layers cannot be split.",
-    "GPU 16 GB": "24B Q4_K_M is usual there. *Left*: the registry has no model between 15B and 30B.",
-    "GPU 24 GB": "Half of the card stays free, and the model is in NF4 though eight bits fit and are comfortable: who has "
-    "24 GB takes the eight bits. *Not mended*: between precisions of a GPU speed or M decides, and on a CPU four bits "
-    "need a reason. The same rule on cards would be right. The registry has no 32B.",
+    "tokens/s on 10 GB). The processor's 20.6 tokens/s are only a prediction: for two mixtures it was 3 to 10 % too low with "
+    "the measured bandwidth, and 27 % too high with an assumed one ([experts.md](experts.md)). But from 20 tokens/s on only "
+    "quality counts, and a mixture of 30B is the better model. `--prefer speed` takes the card. Other programs compute the "
+    "attention of such a model on the card and its experts on the processor; localspec cannot divide layers.",
+    "GPU 12 GB, two GPUs": "Qwen3-14B is the better of the two 14B models and misses 0.2 GiB: with 3,000 tokens of context it "
+    "would fit. The planned context is a setting. Two cards are not used together, because layers cannot be divided.",
+    "GPU 16 GB": "24B Q4_K_M is usual there. The registry has no model between 15B and 30B.",
+    "GPU 24 GB": "Half of the card stays free, and the model is in NF4 although eight bits fit and would be fast enough. "
+    "Between precisions of a GPU speed or M decides. On a CPU four bits need a reason, and the same rule would be right for "
+    "cards. The registry has no 32B.",
     "Apple": "Nobody computes on the cores of a Mac whose GPU is idle. llama.cpp's published 7B Q4_0 on an M3 Pro runs at 31 tokens/s "
-    "on the GPU, and 22 are predicted for a 4B with torch, whose operations are started one by one. *Not mended*: it needs kernels "
-    "for Metal, and a Mac. That the cores read 0.8 of the GPU's bandwidth was wrong above an M2: *mended*, 90 GB/s at most.",
-    "processor, 8 GB, older": "A 4B at 9 tokens/s, where a 1.5B would reach 25. *Left*: that is faster than people read, and the 4B is much better.",
-    "processor, 16 GB": "gpt-oss-20b runs in 16 GB, people say. *Left*: a third of this memory is taken. With 14 GB free it is taken.",
-    "processor, 24 to 64 GB": "An 8B at 10 to 15 tokens/s is preferred by many to a 4B at 31, and a model with 3B active of 30B to both. "
-    "*Mended*: mixtures of experts are computed and registered.",
-    "all": "`doctor` may take a model whose licence forbids commerce (qwen2.5-3b) before a freer one that is nearly as good. "
-    "*Left*: it names the licence in its first line.",
+    "on the GPU, and localspec predicts 22 for a 4B with torch, which starts each operation by itself. To do better needs "
+    "kernels for Metal, and a Mac to test them.",
+    "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the 4B reaches 9. But that is faster than people read, and the 4B is much better.",
+    "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. Here a third of the memory is taken by other programs. With 14 GB free it is chosen.",
+    "all": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
+    "It names the licence in its first line.",
 }
 
 SHOWN = ("none", "phrases", "medusa", "s3d")
 
-HEAD = """# What is chosen where
+HEAD = """# Which model is chosen on which machine
 
-Made by `research/selection_table.py` with the registry's sizes and no measurement: speeds are estimated from memory
-bandwidth and a processor's arithmetic, acceptance is a conservative median of published models or by S3D's formula, so the
-figures are worth what [prediction.md](prediction.md) found. Every drafter that is registered counts, fetched or not. On a machine of yours, `localspec doctor` measures.
+For readers who want to know what `localspec doctor` would recommend for a machine that they do not have. With a card of 12 GB or
+more it is a model of 12 B parameters. Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4 B to 8 B.
 
-Between precisions and drafters of one model speed decides, and M (S3D, eq. 13) where the fastest plan takes more than half of
-what may be taken. Between models the registry's order of quality counts in full from 20 tokens/s on (30 where a model thinks),
-and less below: by half at the speed of a reader, 5.8 tokens/s (8.7). On a graphics card it counts 1.05 times. A mixture of experts on a processor reads only the experts
-that a token uses, and if some of them have no room in memory, reads those from the disk. What may be taken leaves a tenth of a device's memory or 600 MB free.
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the memory's bandwidth and the processor's arithmetic; acceptance is a conservative
+median of published models, or S3D's formula. [prediction.md](prediction.md) says how far such predictions are off. Every registered drafter counts, fetched or not. On your own machine, `doctor` measures.
 
-| machine | others run there | may take | chosen | where | as | memory | tokens/s | M | by |
+**Between models** the registry's order of quality decides, weighted by speed. Quality counts in full from 20 tokens/s on (30 if the model thinks first), and half at the speed of a reader, 5.8 tokens/s (8.7).
+A graphics card counts 1.05 times. **Between precisions and drafters** of one model speed decides, unless the fastest plan takes more than half of the memory that may be used: then *M* decides, which is speedup ÷
+relative memory (S3D, eq. 13). A **mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
+
+| column | is |
+|---|---|
+| others run there | what users of llama.cpp or Ollama usually take |
+| may use | the memory of the device that is free, less a tenth of it all or 600 MB |
+| chosen, where, as | the model, the device, and its packing and drafter |
+| memory, tokens/s, M | predicted for this choice |
+| by | what decided between precisions and drafters |
+
+| machine | others run there | may use | chosen | where | as | memory | tokens/s | M | by |
 | --- | --- | ---: | --- | --- | --- | ---: | ---: | ---: | --- |"""
 
 
@@ -159,14 +164,15 @@ def line(name: str, others: str, recommendation: Recommendation | None) -> str:
 
 
 def of_cards() -> None:
-    """Phi-3 mini and a 7B on cards of 4 to 24 GB, in 8 bits and in NF4, with each drafter."""
+    """Print Phi-3 mini and a 7B on cards of 4 to 24 GB, in 8 bits and in NF4, with each drafter."""
     print("\n## Phi-3 mini and a 7B with each drafter\n")
     print(
-        "Medusa's and S3D's weights are taken to be there, made by `localspec train`. S3D's acceptance is by the formula of"
+        "Each cell has predicted tokens/s, memory and M of one drafter. The drafters of `medusa` and `s3d` are assumed to be "
+        "trained already (`localspec train`).\nS3D's acceptance is by the formula of its paper. Medusa's is a guess, a little "
+        "below what Spec-Bench measured for a 7B.\n"
     )
-    print("its paper; Medusa's is guessed, a little below what Spec-Bench measured of a 7B.\n")
     print(
-        "| card | model | as | none | phrases | medusa | s3d | taken | by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        "| card | model | packing | none | phrases | medusa | s3d | chosen | by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for target in ("phi3-s3d", "mistral-7b-medusa"):
         registered = known()[target]
@@ -200,18 +206,20 @@ def main() -> None:
     print(HEAD)
     for name, recommendation in chosen.items():
         print(line(name, MACHINES[name][1], recommendation))
-    print("\n## Why\n")
+    print("\n## Why\n\nThese are the sentences that `doctor` prints.\n")
     for name, recommendation in chosen.items():
         if recommendation is None:
             print(f"- **{name}.** Nothing fits.")
             continue
         others = "".join(f" {one}" for one in (recommendation.idle, mixture_words(recommendation, every[name])) if one)
         print(f"- **{name}.** {recommendation.card.name}: {recommendation.reason}.{others}")
-    print("\n## A second reader's objections\n")
+    print("\n## Where users of other programs would choose otherwise\n")
     for name, said in OBJECTIONS.items():
         print(f"- **{name}.** {said}")
     of_cards()
-    print("\n## By `--prefer`\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |")
+    print(
+        "\n## By `--prefer`\n\nThe model that `localspec doctor --prefer speed`, `memory` or `quality` takes.\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |"
+    )
     for name, found in every.items():
         cells = [preferred(found, prefer) for prefer in ("speed", "memory", "quality")]
         print(f"| {name} | " + " | ".join(cell.card.name if cell else "" for cell in cells) + " |")

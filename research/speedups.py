@@ -101,9 +101,14 @@ def main(given: Sequence[str] | None = None) -> None:
             runs.append((title, run))
             if card is cards[largest]:
                 of_largest.append(title)
-        verdicts = [overall(runs), missed(runs, of_largest)] if runs else []
-        page = ["# What drafters are worth", about(asked), *verdicts, *parts]
-        asked.out.write_text("\n\n".join(page) + "\n", "utf-8")
+        page = [
+            "# What drafters are worth",
+            about(asked),
+            *([overall(runs)] if runs else []),
+            *parts,
+            missed(runs, of_largest),
+        ]
+        asked.out.write_text("\n\n".join(filter(None, page)) + "\n", "utf-8")
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

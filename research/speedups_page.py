@@ -1,4 +1,4 @@
-"""The page of what drafters are worth: tables of measured replies, and of each aim that was missed where and by what.
+"""Write the page of what drafters are worth: tables of measured replies, and the aims that were missed.
 
 A run is what `speedups.py` keeps of a model at a temperature: its turns, one a prompt, with a reply of each drafter.
 """
@@ -27,20 +27,32 @@ FORESEEN, CHOSEN = 0.8, 0.9  # the shares of predictions within 10 %, and of cel
 
 Turns = Sequence[Mapping[str, Any]]
 
+COLUMNS = f"""A *step* is one forward pass of the target; a *plain step* has no draft.
+
+| column | is |
+|---|---|
+| τ | tokens per step |
+| × | speedup: the time of plain decoding ÷ the time of the drafter, over all replies, with the bounds of 95 % of {DRAWS} bootstrap samples of prompts |
+| predicted | × that `auto` predicted before any reply, from timed forwards |
+| then | × that it predicted after the first half of the prompts |
+| × then | × of the other half |
+| M | × ÷ relative memory |
+| draft, verify | time of the draft and of the forward in a step, in plain steps |
+| switched off | replies in which the drafter stopped drafting, because it did not pay |
+
+`none` is plain decoding, and `auto` the drafter that localspec chooses before any reply. Drafters that were switched off in most replies do not count among the predictions."""
+
 
 def about(asked: argparse.Namespace) -> str:
-    own = f" ({2 * asked.limit} of what the model knows)" if asked.own else ""
+    own = f"; {2 * asked.limit} of what the model knows" if asked.own else ""
     return (
-        f"Made by `research/speedups.py`. Each kind of text has at most {asked.limit} prompts{own}. Replies have at most "
-        f"{asked.max_tokens} tokens, and end where the text repeats itself; replies of fewer than {LEAST} tokens are left "
-        "out. The pool of phrases is empty at the beginning of each reply. All drafters answer a prompt together, in turns "
-        "of a twentieth of a second; replies of less than a quarter of a second are written up to ten times.\n\n"
-        "× is the speedup: the time of plain decoding divided by the time of the drafter, over all replies. Brackets have "
-        f"the bounds of 95 % of {DRAWS} bootstrap samples of prompts. τ is the number of tokens per step, and M is × divided "
-        "by the relative memory. *predicted* is the × by which `auto` chooses after the machine's forwards were timed and "
-        "before any reply. *then* is the × by which it chooses after the first half of the prompts, and *× then* the "
-        "measured × of the other half. Drafters that switched themselves off in most replies are not counted among "
-        "predictions."
+        f"Made by `python research/speedups.py -m MODEL… --prompts DIR --limit {asked.limit} -n {asked.max_tokens} --work DIR "
+        f"--out PAGE`{' with `--own FILE`' if asked.own else ''}.\n\n"
+        f"- **Prompts.** At most {asked.limit} of each kind of text{own}.\n"
+        f"- **Replies** have at most {asked.max_tokens} tokens and end where the text repeats itself. Those of fewer than "
+        f"{LEAST} tokens are left out. No phrases are known before a reply.\n"
+        "- **Turns.** All drafters answer a prompt together, in turns of a twentieth of a second. Replies of less than a "
+        f"quarter of a second are written up to ten times.\n\n{COLUMNS}"
     )
 
 
@@ -48,7 +60,7 @@ def section(run: Mapping[str, Any]) -> str:
     """One model at one temperature."""
     turns: Turns = run["turns"]
     rows = list(turns[0]["replies"])
-    took = f" `auto` took `{run['auto']}`." if run["auto"] else ""
+    took = f" `auto` chose `{run['auto']}`." if run["auto"] else ""
     differing = sum(one["ids"] != turn["replies"][PLAIN]["ids"] for turn in turns for one in turn["replies"].values())
     told = [
         f"{len(turns)} prompts, {run['precision']}, {run['device']}, {run['threads']} threads; load average "
@@ -73,7 +85,7 @@ def section(run: Mapping[str, Any]) -> str:
     told.append(
         table(["drafter", "τ", "×", "predicted", "then", "× then", "M", "draft", "verify", "switched off"], lines)
     )
-    told.append("*draft* and *verify* are their times per step, in plain steps. × by the kind of text:")
+    told.append("× by kind of text, with the number of prompts:")
     kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in EVERY}
     kinds = {kind: some for kind, some in kinds.items() if some}
     heads = ["×", *(f"{kind} ({len(some)})" for kind, some in kinds.items())]
@@ -87,7 +99,7 @@ def ahead_of_phrases(turns: Turns) -> Iterator[str]:
         found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
         clear = sorted(((one, name) for name, one in found.items() if round(one[1], 2) > 1), reverse=True)
         told = [f"`{name}` {ratio:.2f} [{low:.2f}, {high:.2f}]" for (ratio, low, high), name in clear]
-        yield f"Faster than phrases only, compared prompt by prompt: {', '.join(told) or 'none'}."
+        yield f"Faster than `{PHRASES}` with bounds above 1 (time of phrases ÷ its own, prompt by prompt): {', '.join(told) or 'no drafter'}."
 
 
 def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -97,8 +109,9 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     anew = [error for _, run in runs for error in errors_of(later(run)).values()]
     within = [within for _, run in runs for within in inside(run)]
     said = (
-        f"In all: before any reply {near(at_first)} predictions are within 10 % of the measurement, and {sum(within)} "
-        f"within its bounds. After half of the prompts {near(anew)} are within 10 % of the other half."
+        f"**Predictions and choices, over all tables.** Before any reply {near(at_first)} predictions are within 10 % of the "
+        f"measured ×, and {sum(within)} within its bounds. After half of the prompts {near(anew)} are within 10 % of the × of "
+        f"the other half."
     )
     if not cells:
         return said
@@ -107,23 +120,23 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     worst, name = min((speedup(turns, AUTO), name) for name, turns in cells)
     below = sum(speedup(turns, AUTO) < HARMLESS for _, turns in cells)
     return (
-        f"{said} `auto` was the best or within 5 % of it in {right} of {len(cells)} cells (a cell is a model, a temperature "
-        f"and a kind of text). It was below {HARMLESS} of plain decoding in {below}; the lowest was {worst:.2f} ({name}). "
-        f"Its choice after half of the prompts was as good in {sum(after)} of {len(after)} cells of the other half."
+        f"{said} A *cell* is a model, a temperature and a kind of text. `auto` was the best or within 5 % of the best in {right} "
+        f"of {len(cells)} cells. It was slower than {HARMLESS} × in {below}; the lowest was {worst:.2f} ({name}). Its choice after "
+        f"half of the prompts was as good in {sum(after)} of {len(after)} cells of the other half."
     )
 
 
 def cells_of(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, Turns]]:
     """Return the cells in which `auto` was tried, with their names: a model, a temperature and a kind of text each."""
     cells = [
-        (f"{kind} of {title}", [turn for turn in run["turns"] if turn["category"] == kind])
+        (f"“{kind}”, {title}", [turn for turn in run["turns"] if turn["category"] == kind])
         for title, run in runs for kind in EVERY
     ]  # fmt: skip
     return [(name, turns) for name, turns in cells if turns and AUTO in turns[0]["replies"]]
 
 
 def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[str]) -> str:
-    """Return each missed aim, with the arithmetic of its cells; × is tokens per step divided by the cost of a step.
+    """Return a section of the missed aims with the arithmetic of their cells; empty if every aim was reached.
 
     `of_largest` are the titles of the largest model, whose best drafters have separate aims.
     """
@@ -134,7 +147,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             if turns and (best := fastest(turns))[0] < aim:
                 tokens, price = length(turns, best[1]), cost(turns, best[1])
                 lines.append(
-                    f"{aim} × on {kind} of {title}: the best is {arithmetic(turns, best[1])}. The aim needs "
+                    f"{aim} × on “{kind}”, {title}: the best is {arithmetic(turns, best[1])}. The aim needs "
                     f"{aim * price:.2f} tokens per step at that cost, or a cost of {tokens / aim:.2f}."
                 )
     for title in of_largest:
@@ -144,7 +157,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             tried = turns and all(name in turns[0]["replies"] for name in both)
             if tried and speedup(turns, both[0]) < speedup(turns, both[1]):
                 lines.append(
-                    f"Ouroboros faster than phrases only on {kind} of {title}: {arithmetic(turns, both[0])}, and "
+                    f"`ouroboros` faster than `phrases` on “{kind}”, {title}: {arithmetic(turns, both[0])}, and "
                     f"{arithmetic(turns, both[1])}."
                 )
     cells = cells_of(runs)
@@ -153,8 +166,8 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             low, high = interval(cell, AUTO)
             off = sum(bool(turn["replies"][AUTO]["off"]) for turn in cell)
             lines.append(
-                f"`auto` never below {HARMLESS}, {name}: {arithmetic(cell, AUTO)}, [{low:.2f}, {high:.2f}] over "
-                f"{len(cell)} prompts; it switched itself off in {off} of them."
+                f"`auto` never below {HARMLESS} ×, {name}: {arithmetic(cell, AUTO)}, [{low:.2f}, {high:.2f}] over "
+                f"{len(cell)} prompts; drafts were switched off in {off} of them."
             )
     wrong = [(name, cell) for name, cell in cells if not nearly_best(cell, AUTO)]
     if len(wrong) > (1 - CHOSEN) * len(cells):
@@ -163,8 +176,8 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             for name, cell in wrong
         ]
         lines.append(
-            f"`auto` the best or within 5 % of it in {CHOSEN:.0%} of cells: it is in {len(cells) - len(wrong)} of "
-            f"{len(cells)}, but not in {'; '.join(told)}."
+            f"`auto` the best or within 5 % of the best in {CHOSEN:.0%} of cells: it is in {len(cells) - len(wrong)} of "
+            f"{len(cells)}. It is not in {'; '.join(told)}."
         )
     for when, some in (("before any reply", runs), ("after half of the prompts", [(t, later(r)) for t, r in runs])):
         errors = {title: errors_of(run) for title, run in some}
@@ -176,14 +189,13 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
                 if own
             ]
             lines.append(
-                f"{FORESEEN:.0%} of predictions within 10 % {when}: {near(every)}, median error {median(every):+.0%}; by "
+                f"{FORESEEN:.0%} of predictions within 10 % {when}: {near(every)}, median error {median(every):+.0%}. By "
                 f"model: {'; '.join(told)}."
             )
     if not lines:
-        return "Every aim was reached."
-    return "Missed aims. × is the tokens per step divided by the cost of a step, in plain steps:\n\n" + "\n".join(
-        f"- {line}" for line in lines
-    )
+        return ""
+    head = "## Aims that were missed\n\n× is the tokens per step ÷ the cost of a step, in plain steps.\n\n"
+    return head + "\n".join(f"- {line}" for line in lines)
 
 
 def fastest(turns: Turns) -> tuple[float, str]:
@@ -201,7 +213,7 @@ def cost(turns: Turns, name: str) -> float:
 
 
 def arithmetic(turns: Turns, name: str) -> str:
-    return f"{speedup(turns, name):.2f} with `{name}` ({length(turns, name):.2f} tokens at a cost of {cost(turns, name):.2f})"
+    return f"`{name}` with {speedup(turns, name):.2f} ({length(turns, name):.2f} tokens per step ÷ {cost(turns, name):.2f})"
 
 
 def later(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,11 +262,12 @@ def verdict(run: Mapping[str, Any]) -> str:
     told = []
     for when, one in (("Before any reply", run), ("After half of the prompts", then)):
         errors, right = errors_of(one), close_ones(one)
-        said = f"{when}: {near(errors.values())} predictions are within 10 % of the measurement"
-        said += f", median error {median(errors.values()):+.0%}" if errors else ""
-        taken = f"; `{one['auto']}`, which `auto` takes, is the best or within 5 % of it in {sum(right)} of {len(right)} kinds of text."
-        told.append(said + (taken if right else "."))
-    return " ".join(told)
+        said = f"- **{when}**, {near(errors.values())} predictions are within 10 % of the measurement"
+        said += f"; the median error is {median(errors.values()):+.0%}." if errors else "."
+        if right:
+            said += f" `auto` chooses `{one['auto']}`: the best or within 5 % of the best in {sum(right)} of {len(right)} kinds of text."
+        told.append(said)
+    return "\n".join(told)
 
 
 def total(turns: Turns, name: str, what: str) -> float:
