@@ -116,13 +116,15 @@ def section(figures: dict[str, Any]) -> str:
             [
                 name, *(f"{one['ms'][str(rows)]:.2f}" for rows in ROWS), f"{max(one['first'].values()):.2f} s",
                 f"{sum(size['card'] for size in one['bytes'].values()) / 2**20:.0f} MiB",
-                f"differ at {', '.join(map(str, one['differing']))} rows" if one["differing"] else "eager's own",
+                f"differ at {', '.join(map(str, one['differing']))} rows" if one["differing"] else "as eager",
             ]
             for name, one in good.items()
         ]  # fmt: skip
         heads = ["model and form", *(f"{n} rows" for n in ROWS), "longest first step", "memory of the card", "bits"]
         told.insert(
-            0, f"ms of a step until its picks are on the host, after about {CONTEXT} tokens.\n\n{table(heads, lines)}"
+            0,
+            f"Milliseconds of a step until the picked tokens are on the host, after about {CONTEXT} tokens of text. *Eager*: Python "
+            f"starts each operation; *static*: the same with fixed shapes; *captured*: replayed as one CUDA graph.\n\n{table(heads, lines)}",
         )
     told += [f"- {name} fell back, for: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
     return "\n\n".join([*told, *failed(figures)])
@@ -135,7 +137,9 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     for name, precision in MODELS:
         eager, captured = (good.get(f"{name} {precision} {form}") for form in (EAGER, CAPTURED))
         gain = eager["ms"]["1"] / captured["ms"]["1"] if eager and captured else None
-        found.append(Aim(f"{name} in {precision}: a captured step of one row is as quick as eager at least", gain, 1.0))
+        found.append(
+            Aim(f"{name} in {precision}: time of an eager step of one row ÷ time of a captured one", gain, 1.0)
+        )
     same = shares(not one["differing"] for name, one in good.items() if not name.endswith(EAGER))
-    found.append(Aim("share of the other forms that have all bits of the eager one", same, 1.0))
+    found.append(Aim("share of the other forms whose results equal the eager one's bit for bit", same, 1.0))
     return found

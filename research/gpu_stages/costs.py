@@ -75,8 +75,9 @@ def section(figures: dict[str, Any]) -> str:
     if "copy" in speed:
         told.append(
             f"The memory of the card: {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied (read and written), "
-            f"{speed['read'] / 1e9:.0f} GB/s while one is summed. Random weights, a context of {CONTEXT} tokens; ms of a "
-            "forward by its rows, and in brackets the share of the copy's speed with which one row reads the weights."
+            f"{speed['read'] / 1e9:.0f} GB/s while one is summed. The table has the milliseconds of a forward by its number of "
+            f"rows, after {CONTEXT} tokens of text. In brackets is the speed at which one row reads the weights, as a share of "
+            "the copy's. *Recorded* forwards are replayed as one CUDA graph; in all others Python starts each operation."
         )
     models = {name: found for name, found in figures.items() if name.rpartition(" ")[0] in SHAPES}
     good = {name: found for name, found in models.items() if not failure(found)}
@@ -91,7 +92,7 @@ def section(figures: dict[str, Any]) -> str:
     if good:
         rows = next(iter(good.values()))["rows"]
         told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
-        told.append("Calls of a step: kernels launched, graphs launched, waits, copies.")
+        told.append("Calls of the CUDA runtime in a step: kernels launched / graphs launched / waits / copies.")
         told.append(table(["model", *(f"{n} rows" for n in PROFILED)], of_calls))
         told += waits_told(good)
     told += [f"- {name} is not recorded: {why}" for name, found in good.items() if (why := found.get("trouble"))]
@@ -134,8 +135,8 @@ def waits_told(good: dict[str, Any]) -> list[str]:
             "The share of a step in which the device waits for the host is not measured: the profiler saw no work of a device."
         ]
     return [
-        "The share of a step in which the device waits for the host: what its kernels and copies, seen by a profiler, leave of "
-        "the time of a step without one.",
+        "Share of a step in which the device waits for the host: the part of a step's time (without a profiler) that kernels "
+        "and copies (timed by a profiler) do not fill.",
         table(["model", *(f"{n} rows" for n in PROFILED)], lines),
     ]
 
@@ -168,7 +169,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         one = share(known, figures.get("bandwidth", {})) if known else None
         found.append(
             Aim(
-                f"{LLAMA2} in {precision}: one row reads at {100 * assumed:.0f} % of the memory's speed or more",
+                f"{LLAMA2} in {precision}: speed at which one row reads the weights ÷ the memory's speed",
                 one,
                 assumed,
             )
@@ -177,9 +178,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         if known and 16 in known["rows"]:
             line = known["seconds"][0]
             sixteen = line[known["rows"].index(16)] / line[0]
-        found.append(
-            Aim(f"{LLAMA2} in {precision}: 16 rows cost at most {growth} of one", sixteen, growth, at_most=True)
-        )
+        found.append(Aim(f"{LLAMA2} in {precision}: time of 16 rows ÷ time of one", sixteen, growth, at_most=True))
     for precision in ("bf16", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
         idle = [part for part in waits(known).values() if part is not None] if known else []
@@ -188,7 +187,7 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     rival = products.beside_others(figures, 8)
     found.append(
         Aim(
-            "8 rows with our NF4 take no longer than with the best packing of others: its time over ours",
+            "8 rows: time with the fastest packed kernel of others ÷ time with our NF4",
             rival,
             0.95,
         )

@@ -13,7 +13,7 @@ MODULES: Mapping[str, Any] = {
 }  # fmt: skip
 TITLES = {
     "a": "The tests for GPUs", "b": "What rows cost", "c": "Captured steps", "d": "Drafters on a widened demo",
-    "e": "Beside transformers", "f": "Steps of training", "g": "The demo, trained at full length",
+    "e": "Compared with transformers", "f": "Steps of training", "g": "The demo, trained at full length",
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def written(work: Path, out: Path, small: bool) -> None:
     found = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
     known = {stage: one for stage, one in found.items() if one["figures"]}
     aims = [(stage, aim) for stage in known for aim in MODULES[stage].aims(known[stage]["figures"])]
-    parts = ["# Figures of a GPU", head(list(found.values()), small)]
+    parts = ["# Figures of one NVIDIA GPU", head(list(found.values()), small)]
     parts += [f"## Aims\n\n{aims_table(aims)}"] if aims else []
     for stage, one in known.items():
         parts.append(
@@ -39,7 +39,11 @@ def written(work: Path, out: Path, small: bool) -> None:
 def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     """Return the machine, as the latest run found it."""
     runs = sorted((run for one in found for run in one["runs"]), key=lambda run: str(run["when"]))
-    said = "Made by `research/gpu_proof.py`."
+    said = (
+        "For readers of [gpu.md](../gpu.md) who want all figures behind it; that page explains the words and says what the "
+        "figures show. Made by `research/gpu_proof.py`, in stages, each with its command. Model shapes of other publishers "
+        "have random weights."
+    )
     if small:
         said += " **A rehearsal with tiny shapes: none of these figures means anything.**"
     if not runs:
@@ -47,7 +51,9 @@ def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     last = runs[-1]
     commits = list(dict.fromkeys(commit for one in found for commit in commits_of(one)))
     if len(commits) > 1:
-        told = f"**figures of more than one commit**, {' and '.join(commits)}; each stage says which are whose"
+        told = (
+            f"**figures of more than one commit**, {' and '.join(commits)}; each stage says which commit measured what"
+        )
     else:
         told = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
@@ -75,7 +81,7 @@ def commits_told(one: Mapping[str, Any]) -> str:
     """Return which figures are of which commit, where they are of several."""
     found = commits_of(one)
     lines = [f"- {commit}: {', '.join(names)}" for commit, names in found.items()]
-    return "These figures are of more than one commit:\n\n" + "\n".join(lines) + "\n\n" if len(found) > 1 else ""
+    return "By the commits that measured them:\n\n" + "\n".join(lines) + "\n\n" if len(found) > 1 else ""
 
 
 def runs_told(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -206,8 +206,9 @@ def section(figures: Mapping[str, Any]) -> list[str]:
         cells = [cell(one, count) for count in ROWS]
         lines.append([name, *cells, figure(one["error"], "{:.3f}"), bits(one)])
     told = (
-        "Products of a few rows, μs each: in a captured graph, and in brackets as Python starts them one by one. The "
-        "error is relative, beside the dense product; bits are those of a row alone and beside others."
+        "Microseconds of the product of a few rows with one matrix, by the number of rows: in a captured graph, and in brackets "
+        "as Python starts it. *Error* is relative to the dense product. *Bits of a row* says whether a row has the same bits "
+        "when it is computed by itself and with others."
     )
     return [told, table(["kernel", *map(str, ROWS), "error", "bits of a row"], lines), *failed(own)]
 

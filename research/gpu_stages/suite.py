@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -90,11 +90,27 @@ def section(figures: dict[str, Any]) -> str:
         f"- {name}: {why.splitlines()[0] if why else ''}" for one in good.values() for name, why in one["wrong"].items()
     ]
     left = sorted({why for one in good.values() for why in one["skipped"].values()})
-    told = [f"- {name}: {value}" for one in good.values() for name, value in one["told"].items()]
+    told = grouped(item for one in good.values() for item in one["told"].items())
     parts += ["Failed:\n\n" + "\n".join(wrong)] if wrong else []
     parts += ["Skipped, because: " + "; ".join(left) + "."] if left else []
-    parts += ["What the tests found:\n\n" + "\n".join(told)] if told else []
+    parts += (
+        ["What the tests recorded, with the parameters of the test in brackets:\n\n" + "\n".join(told)] if told else []
+    )
     return "\n\n".join([*parts, *failed(figures)])
+
+
+def grouped(recorded: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each test, property and value, with the parameters of all cases that recorded it."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for name, value in recorded:
+        case, _, what = name.partition(": ")
+        test, _, parameters = case.partition("[")
+        found.setdefault((test, what, value), []).append(parameters.removesuffix("]"))
+    lines = []
+    for (test, what, value), cases in found.items():
+        parameters = f" [{', '.join(cases)}]" if any(cases) else ""
+        lines.append(f"- {test}{parameters}: {what}: {value}")
+    return lines
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
@@ -102,9 +118,9 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
     wrong = sum(len(one["wrong"]) for one in good) + len(figures) - len(good) if figures else None
     return [
         Aim("tests that fail", wrong, 0, at_most=True),
-        Aim("share of the replies of `--exact` that are the plain ones, bit for bit", exact(good), EXACT),
+        Aim("share of `--exact` replies that equal plain decoding bit for bit", exact(good), EXACT),
         Aim(
-            f"share of predictions of memory within {100 * NEAR:.0f} % or {NEAR_BYTES / 1e6:.0f} MB of the peak",
+            f"share of memory predictions within {100 * NEAR:.0f} % or {NEAR_BYTES / 1e6:.0f} MB of the peak",
             shares(
                 abs(said - peak) <= max(NEAR * peak, NEAR_BYTES) for peak, said in numbers(good, PEAK_TEST, PEAK_TOLD)
             ),

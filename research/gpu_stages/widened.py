@@ -188,7 +188,9 @@ def section(figures: dict[str, Any]) -> str:
     if model:
         told.append(
             f"The demo model, {model['factor']} times as wide: {model['parameters'] / 1e9:.2g} B parameters in 8 layers, so "
-            "a step launches a quarter of the kernels of a usual model of that size. Texts and drafts are the demo's own; for `dflash` and `mtp`, which others publish, it has no weights."
+            "a step launches a quarter of the kernels of a usual model of that size. It writes the demo's texts and drafts. It has "
+            "no drafter of the kinds `dflash` and `mtp`. *Peak* is memory, *other texts* counts replies that differ from plain "
+            "decoding, and *switched off* replies in which drafting stopped because it did not pay."
         )
     for precision, of in by_precision(figures).items():
         plain = of.get(PLAIN)
@@ -205,17 +207,19 @@ def section(figures: dict[str, Any]) -> str:
                 drafter, f"{one['tokens_per_second']:.1f}", figure(one["length"]), figure(faster), f"{one['peak'] / 2**30:.2f}",
                 figure(worth), figure(one["tokens_per_second"] / (one["peak"] / 2**30)), str(differing), str(one["off"]),
             ])  # fmt: skip
-        heads = ["drafter", "tokens/s", "τ", "×", "peak GiB", "M", "tokens/s a GiB", "other texts", "switched off"]
+        heads = ["drafter", "tokens/s", "τ", "×", "peak GiB", "M", "tokens/s per GiB", "other texts", "switched off"]
         form = f", plain steps {plain['form']}" if plain.get("form") else ""
-        told.append(f"In {precision}, alone, {len(plain['ids'])} replies{form}:\n\n{table(heads, lines)}")
+        told.append(
+            f"In {precision}, each drafter by itself, {len(plain['ids'])} replies{form}:\n\n{table(heads, lines)}"
+        )
         told += failed({f"{precision} {name}": one for name, one in of.items()})
         told += beside(figures.get(f"{precision} turns") or [], precision)
         told += failed({name: one for name, one in figures.items() if name == f"{precision} side by side"})
     papers = [[f"table {row[0]}: {row[1]}", *(figure(value) for value in row[2:])] for row in S3D_ROWS]
     heads = ["S3D paper", "peak GiB", "tokens/s", "M", "M over all"]
     told.append(
-        "M is × over relative peak memory, both beside plain decoding in the same precision; in the paper, on an A10G and "
-        f"MT-Bench, always beside its baseline, which is in 8 bits:\n\n{table(heads, papers)}"
+        "M is × ÷ relative peak memory, both compared with plain decoding in the same precision. The figures of the S3D paper "
+        f"(an A10G, MT-Bench) are compared with its baseline in 8 bits:\n\n{table(heads, papers)}"
     )
     return "\n\n".join(told)
 
@@ -247,14 +251,12 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
             name: ratios(one, plain) for name, one in of.items() if plain and not failure(plain) and not failure(one)
         }
         worth = max((worth for _, worth in good.values()), default=None)
-        told = (
-            f"{precision}: × of the best of {', '.join(METHODS)} over recorded plain decoding, at {LEAN} of its memory"
-        )
+        told = f"{precision}: best speedup of {', '.join(METHODS)} over recorded plain decoding, with at most {LEAN} of its memory"
         recorded = plain is not None and plain.get("form") == "captured"
         found.append(Aim(told, best_lean(good) if recorded else None, FASTER))
         found.append(
             Aim(
-                f"{precision}: M of the best drafter, beside S3D's over all in table 1 of its paper",
+                f"{precision}: best M of a drafter; wanted is S3D's in table 1 of its paper",
                 worth,
                 S3D_OVER_ALL,
             )
