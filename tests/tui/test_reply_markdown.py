@@ -9,6 +9,7 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Region
 
+from localspec_tui.growing_document import GrowingDocument, read_blocks
 from localspec_tui.markdown_parser import parser
 from localspec_tui.widgets.reply_view import ReplyMarkdown
 
@@ -194,6 +195,42 @@ def chunked(text: str, chance: random.Random) -> list[str]:
         chunks.append(rest[:size])
         rest = rest[size:]
     return chunks
+
+
+def test_definitions_of_links_are_shown():
+    source = """It is so [1], as [the docs][d] and [A b][] say.
+
+[1]: https://e.org/one%20page
+[D]: <https://e.org/日本> "A title"
+[a  b]: /relative
+
+> [2]: https://e.org/two
+
+Last. [3]
+
+[3]: https://e.org/&#27;"""
+    shown = [
+        "paragraph: It is so [1], as the docs and [A b] say.",
+        "definition: [1]: https://e.org/one%20page",
+        "definition: [D]: https://e.org/日本 A title",
+        "definition: [a b]: /relative",
+        "definition: ▌ [2]: https://e.org/two",
+        "paragraph: Last. [3]",
+        "definition: [3]: https://e.org/&#27;",
+    ]
+    assert rendered(source) == shown
+    app = Shown(ReplyMarkdown(source))
+
+    async def run() -> list[str]:
+        async with app.run_test(size=(80, 24)):
+            return [app.reply.render_line(y).text.rstrip() for y in range(app.reply.size.height)]
+
+    lines = asyncio.run(run())
+    assert lines[1:5] == ["", *(one.removeprefix("definition: ") for one in shown[1:4])]
+    document = GrowingDocument()
+    for character in source:
+        document.append(character)
+    assert [block.above for block in document.blocks] == [block.above for block in read_blocks(source)]
 
 
 def test_a_link_is_shown_and_not_opened(monkeypatch):

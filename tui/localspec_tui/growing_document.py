@@ -12,7 +12,7 @@ after growing by a fraction, and the text since then is shown as it is written.
 import re
 
 from localspec_tui.markdown_parser import parser
-from localspec_tui.reply_blocks import BlockReader, ReplyBlock
+from localspec_tui.reply_blocks import BlockReader, ReplyBlock, is_loose
 
 LONGEST = 64 * 1024  # bytes; a longer text is shown as plain text
 LONG = 4096  # characters of the tail
@@ -73,7 +73,7 @@ class GrowingDocument:
         reader = BlockReader()
         blocks = reader.read(parser().parse(tail))
         if blocks and self.settled:
-            blocks[0].above = 1
+            blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))
         self.blocks[self.settled :] = blocks
         line, block = reader.last
         at = sum(len(one) + 1 for one in tail.split("\n")[:line])

@@ -1,5 +1,6 @@
 """Parses Markdown as models write it. HTML is text, formulas stay as they are written, and all text is made safe."""
 
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -16,6 +17,7 @@ from localspec.text import one_line, safe
 _DISPLAYED = {r"\[": r"\]", "$$": "$$"}  # on separate lines
 _OF_FORMULAS = _DISPLAYED | {r"\(": r"\)", r"\)": "", r"\]": "", r"\,": ""}
 LONGEST_FORMULA = 2000  # characters: an unclosed formula is not searched for its end through the whole reply
+_NOT_ASCII = re.compile("(?:%[89A-F][0-9A-F])+")  # as markdown-it writes it in an address
 DEEPEST = 12  # nested quotes, or twice the nested lists: an indent of 24 columns
 
 
@@ -27,7 +29,8 @@ def parser() -> MarkdownIt:
 @cache  # making one takes longer than parsing a paragraph
 def _parser_of(_thread: int) -> MarkdownIt:
     """Return a parser without HTML; decoded entities such as &#27; are made safe."""
-    markdown = MarkdownIt("gfm-like", {"html": False})
+    # Definitions of links and labels: without them, the address of [1] would not be shown.
+    markdown = MarkdownIt("gfm-like", {"html": False, "inline_definitions": True, "store_labels": True})
     markdown.core.ruler.push("safe", _make_safe)
     markdown.block.ruler.before("table", "deep", _as_it_stands)
     markdown.block.ruler.before("table", "formula", _formula_in_lines, {"alt": ["paragraph"]})
@@ -93,9 +96,17 @@ def _keep_formula(state: StateInline, silent: bool) -> bool:
 
 def _make_safe(state: StateCore) -> None:
     for token in _with_children(state.tokens):
+        if token.type == "definition":
+            url, title = _NOT_ASCII.sub(_decoded, token.meta["url"]), token.meta["title"]
+            token.content = f"[{token.meta['label']}]: {url}{title and ' '}{title}"
+            token.attrs = {"href": token.meta["url"]}
         token.content = safe(token.content)
         token.info = one_line(token.info).partition(" ")[0]  # the language of a fence, without additions
         token.attrs = {name: safe(value) if isinstance(value, str) else value for name, value in token.attrs.items()}
+
+
+def _decoded(found: re.Match[str]) -> str:
+    return bytes.fromhex(found[0].replace("%", "")).decode(errors="replace")
 
 
 def _with_children(tokens: Iterable[Token]) -> Iterator[Token]:

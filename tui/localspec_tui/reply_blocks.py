@@ -107,6 +107,9 @@ class BlockReader:
                     at += 2
                 case "fence" | "code_block":
                     self._add(ReplyBlock("code", code(token.content), language=token.info, source=token.content))
+                case "definition":
+                    text, href = " ".join(token.content.split()), str(token.attrs["href"])
+                    self._add(ReplyBlock("definition", text, [StyledRun(text.index("]:") + 3, len(text), (), href)]))
                 case "hr":
                     self._add(ReplyBlock("rule"))
                 case "table_open":
@@ -136,7 +139,7 @@ class BlockReader:
         if self.blocks:
             pairs = zip(self._open, self._before, strict=False)
             shared = [one for one, other in pairs if one is other]
-            loose = not shared or shared[-1].kind == "quote"
+            loose = (not shared or shared[-1].kind == "quote") and is_loose(self.blocks[-1], block)
             block.above = int(loose or "code" in (self.blocks[-1].kind, block.kind))
             block.between = tuple(margin for one in shared if (margin := one.margin()))
         self._before = [*self._open]
@@ -183,6 +186,11 @@ class BlockReader:
         return at
 
 
+def is_loose(before: ReplyBlock, block: ReplyBlock) -> bool:
+    """Return whether a blank row belongs between two blocks of the outer level. Definitions of links form a list."""
+    return not before.kind == block.kind == "definition"
+
+
 def inline(token: "Token") -> tuple[str, list[StyledRun]]:
     """Return the text of an inline token, and its runs.
 
@@ -192,6 +200,7 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
     runs: list[StyledRun] = []
     depths = {"em": 0, "strong": 0, "s": 0}
     hrefs: list[str] = []
+    ends: list[str] = []
     size = 0
 
     def add(text: str, *more: str, href: str = "") -> None:
@@ -208,7 +217,8 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
         parts.append(text)
         size += len(text)
 
-    for child in token.children or ():
+    children = token.children or []
+    for at, child in enumerate(children):
         match child.type:
             case "text":
                 add(_BLANKS.sub(" ", child.content))
@@ -220,7 +230,10 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
                 add(child.content, "code_inline")
             case "link_open":
                 hrefs.append(str(child.attrs.get("href", "")))
+                ends.append("]" if _is_label(children, at) else "")
+                add("[" if ends[-1] else "")
             case "link_close":
+                add(ends.pop())
                 hrefs.pop()
             case "image":
                 alt = "".join(one.content for one in child.children or ())
@@ -230,6 +243,17 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
             case closed if closed in _ENDS:
                 depths[_ENDS[closed]] -= 1
     return "".join(parts), runs
+
+
+def _is_label(children: "Sequence[Token]", at: int) -> bool:
+    """Return whether the link at index `at` is only the label of a definition, such as [1]."""
+    from markdown_it.common.utils import normalizeReference  # after the first paint
+
+    label, text = children[at].meta.get("label"), ""
+    while label and children[at].type != "link_close":
+        text += children[at].content
+        at += 1
+    return bool(label) and normalizeReference(text) == label
 
 
 def code(content: str) -> str:
