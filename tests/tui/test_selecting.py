@@ -1,8 +1,9 @@
 """A selection by the mouse begins and ends at the nearest text, wherever it is pressed and released."""
 
-from textual.events import MouseDown, MouseMove, MouseUp
+from textual.events import MouseDown, MouseMove, MouseUp, Paste
 from tui.scripted_engine import talked, until
 
+from localspec_tui.block_view import PlainText
 from localspec_tui.widgets.reply_view import ReplyMarkdown
 
 REPLY = """A paragraph.
@@ -61,3 +62,24 @@ async def test_a_selection_is_clipped_to_the_nearest_text(chat):
         ):
             ends = [(x, row.get(y, y)) for x, y in (press, release)]
             assert await selected(talk, pilot, *ends) == expected, (press, release)
+
+
+async def test_selected_code_has_its_tabs(chat):
+    async with chat(["Code:\n\n```c\nif (a)\n\tb\t= c;\n```\n\nEnd."]).opened((80, 24)) as (talk, pilot):
+        talk.app.post_message(Paste("one\ttwo"))
+        await pilot.press("enter")
+        await until(pilot, lambda: "End." in talk.screen_text())
+        for view, first, last, ends, expected in (
+            (ReplyMarkdown, "if", "= c", (5, 40), "(a)\n\tb\t= c;"),
+            (ReplyMarkdown, "= c", "= c", (10, 18), "b\t="),
+            (PlainText, "one", "one", (1, 9), "ne\ttw"),
+        ):
+            view = talk.app.query_one(view)
+            row = {
+                word: next(y for y in range(view.size.height) if word in view.render_line(y).text)
+                for word in (first, last)
+            }
+            press, release = (
+                (view.region.x + x, view.region.y + row[word]) for x, word in zip(ends, (first, last), strict=True)
+            )
+            assert await selected(talk, pilot, press, release) == expected

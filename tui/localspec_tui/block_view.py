@@ -23,7 +23,7 @@ from textual.widget import Widget
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.laid_block import PADDING, LaidBlock, LaidOutOnce
-from localspec_tui.reply_blocks import Margin, ReplyBlock
+from localspec_tui.reply_blocks import Margin, ReplyBlock, plain
 
 if TYPE_CHECKING:
     from localspec_tui.app import ChatApp
@@ -252,8 +252,8 @@ class BlockView(LaidOutOnce, Widget):
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
             text = block.text[: end.x].rstrip() if y == end.y else block.text  # an end may be right of the text
             whole = y > start.y or selection.start is None
-            marks = "".join(one.text for one in block.lead if not one.is_quote)
-            chosen.append(marks + text if whole else text[start.x :])
+            marks = "".join(one.text for one in block.lead if whole and not one.is_quote)
+            chosen.append(marks + block.written(0 if whole else start.x, len(text)))
         copied = "\n".join(chosen)
         return copied if selection.start is None else copied.lstrip("\n"), "\n"
 
@@ -294,7 +294,7 @@ class PlainText(BlockView):
 
     def set_text(self, text: str) -> None:
         """Display this text instead. Rows of an unchanged beginning are not computed again."""
-        self.show([ReplyBlock("plain", safe(text).expandtabs(8))] if text else [])
+        self.show([plain(safe(text))] if text else [])
 
 
 LONGEST_CODE = 8192  # characters; longer code is not highlighted

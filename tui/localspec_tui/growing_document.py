@@ -12,7 +12,7 @@ after growing by a fraction, and the text since then is shown as it is written.
 import re
 
 from localspec_tui.markdown_parser import parser
-from localspec_tui.reply_blocks import BlockReader, ReplyBlock, is_loose
+from localspec_tui.reply_blocks import BlockReader, ReplyBlock, is_loose, plain
 
 LONGEST = 64 * 1024  # bytes; a longer text is shown as plain text
 LONG = 4096  # characters of the tail
@@ -30,7 +30,7 @@ def is_long(text: str) -> bool:
 def read_blocks(text: str) -> list[ReplyBlock]:
     """Return the blocks of a whole text. It may be called on any thread."""
     if is_long(text):
-        return [ReplyBlock("plain", text.expandtabs(8))]
+        return [plain(text)]
     return BlockReader().read(parser().parse(text))
 
 
@@ -61,10 +61,9 @@ class GrowingDocument:
         self.source += text
         tail = self.source[self._tail_at :]
         if is_long(self.source):
-            self.settled, self.blocks = 0, [ReplyBlock("plain", self.source.expandtabs(8))]
+            self.settled, self.blocks = 0, [plain(self.source)]
         elif self._parsed > LONG and len(tail) < self._parsed + self._parsed // AGAIN:
-            rest = tail[self._parsed :].strip("\n").expandtabs(8)
-            self.blocks[self.settled :] = [*self._tail, ReplyBlock("plain", rest)]
+            self.blocks[self.settled :] = [*self._tail, plain(tail[self._parsed :].strip("\n"))]
         else:
             self._parse(_without_open_line(tail).rstrip())
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 BULLETS = ("• ", "▪ ", "‣ ", "⭑ ", "◦ ")  # by the depth of the list
 QUOTE = "▌ "
 IMAGE = "🖼  "
+TAB = 8  # columns
 BETWEEN_CELLS = " │ "  # in the text of a row of a table
 
 _BLANKS = re.compile(r"\s+")
@@ -56,8 +57,20 @@ class ReplyBlock:
     above: int = 0
     between: tuple[Margin, ...] = ()
     language: str = ""
-    source: str = ""  # of code, with its tabs
+    source: str = ""  # of code and plain text, with its tabs
     cells: list[list[tuple[int, int]]] = field(default_factory=list)
+
+    def written(self, start: int, end: int) -> str:
+        """Return the text from `start` to `end` as the model wrote it: with tabs, which `text` has as blanks."""
+        if "\t" not in self.source:
+            return self.text[start:end]
+        found, at, column = [], 0, 0
+        for character in self.source:
+            width = TAB - column % TAB if character == "\t" else 1
+            if start < at + width and at < end:
+                found.append(character)
+            at, column = at + width, 0 if character == "\n" else column + width
+        return "".join(found)
 
     def runs_in(self, start: int, end: int) -> Iterator[StyledRun]:
         """Yield the runs between `start` and `end`, clipped to this range."""
@@ -258,4 +271,9 @@ def _is_label(children: "Sequence[Token]", at: int) -> bool:
 
 def code(content: str) -> str:
     """Return code without blank lines at its end, and with tabs expanded."""
-    return content.rstrip().expandtabs(8)
+    return content.rstrip().expandtabs(TAB)
+
+
+def plain(text: str) -> ReplyBlock:
+    """Return a text without Markdown as one block."""
+    return ReplyBlock("plain", text.expandtabs(TAB), source=text)
