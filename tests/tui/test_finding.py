@@ -10,6 +10,7 @@ from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
 from localspec_tui.block_view import BlockView
+from localspec_tui.widgets.attached_line import BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
 from localspec_tui.widgets.message_view import MessageView
@@ -334,6 +335,7 @@ async def test_what_was_found_is_in_sight_in_a_terminal_of_another_size(long, si
         page = talk.screen_text()
         await until(pilot, lambda: "needle8" in page.split("find needle8")[0])
         assert marked(talk)[1] == "needle8"
+        assert not talk.app.query_one(BelowLine).display, "nothing is new"
 
 
 async def test_accents_are_found_however_they_are_written(long):

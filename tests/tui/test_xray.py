@@ -266,11 +266,15 @@ async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_n
 
 async def test_another_width_lays_the_lines_anew(chat):
     async with chat(["one two three four five six seven eight nine ten " * 5]).opened(size=(90, 24)) as (talk, pilot):
-        view = await looked_at(talk, pilot)
+        view = await looked_at(talk, pilot, "Say something long. " * 5)
         before = view.virtual_size
+        title = which(talk)
         await pilot.resize_terminal(40, 20)
         await until(pilot, lambda: view.virtual_size.width < before.width and view.virtual_size.height > before.height)
         assert "one two three" in talk.screen_text()
+        await until(pilot, lambda: len(which(talk)) < len(title))
+        await pilot.resize_terminal(90, 24)
+        await until(pilot, lambda: which(talk) == title)
 
 
 def test_each_source_has_a_shape_and_not_only_a_colour():

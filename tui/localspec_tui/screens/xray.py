@@ -66,6 +66,11 @@ class XRayScreen(ClosesOnce, Screen[None]):
         self._show()
         self._follow_later()
 
+    def on_resize(self) -> None:
+        """Cut the prompt for the new width."""
+        if self._chosen is not None:
+            self._show_counts(self._chosen)
+
     # -- the choice of a reply ----------------------------------------------------------------------------------------
 
     def _replies(self) -> list[Trace]:

@@ -143,6 +143,8 @@ class ConversationView(MountedTurns):
 
     def watch_virtual_size(self, old: Size, new: Size) -> None:
         super().watch_virtual_size(old, new)
+        if old.width != new.width:  # lines are broken elsewhere, and nothing is new
+            self._left_at = None
         self._look_below()
 
     def _look_below(self) -> None:
