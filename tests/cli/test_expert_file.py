@@ -162,7 +162,7 @@ def test_another_file_in_the_place_of_its_file_refuses_the_model_until_that_is_b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [overwritten, cut, Path.unlink])
+@pytest.mark.parametrize("change", [cut, Path.unlink])
 def test_doctor_does_not_say_that_a_model_without_its_file_is_here(
     own: Path, fresh_home: Path, change: Callable[[Path], None]
 ) -> None:

@@ -195,7 +195,7 @@ def stopped(path: Path, conversation: int, statement: int) -> bool:
 def test_what_a_killed_deletion_left_is_overwritten_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
-    """Killed before every third of its statements."""
+    """Killed before every fifth of its statements."""
     chance = random.Random(3)
     with Store.open(tmp_path / "made" / "localspec.db", pytest.fail) as store:
         kept = says(store.history, chance)
@@ -221,7 +221,7 @@ def test_what_a_killed_deletion_left_is_overwritten_at_the_next_start(
         states.add((there is None, killed))
         if not killed:
             break
-        statement += 3
+        statement += 5
     assert states == {(False, True), (True, True), (True, False)} and statement > 12
 
 

@@ -164,7 +164,7 @@ def test_a_kill_at_any_time_leaves_the_old_file_or_the_whole_new_one(
         *((os, name) for name in ("link", "replace")),
     ]
     for module, name in calls:
-        for after in (False, True):
+        for after in (False, True) if name == "replace" else (False,):  # after one is before the next
             content, real = damaged(whole, path), getattr(module, name)
 
             def killed(*given: object, real: Callable[..., object] = real, after: bool = after) -> object:

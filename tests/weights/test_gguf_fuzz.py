@@ -1,5 +1,6 @@
-"""300 damaged headers: each is a sentence, or a model that can be run, in little memory and time."""
+"""Damaged headers: each is a sentence, or a model that can be run, in little memory and time."""
 
+import os
 import random
 import time
 import tracemalloc
@@ -23,6 +24,7 @@ from localspec.native.threads import Threads
 from localspec.weights.gguf_weights import gguf_recipe
 from localspec.weights.source import PackingSource
 
+COUNT = 100 if "WHOLE_MATRIX" in os.environ else 40  # of each file
 FILES = ["llama-biases-llama3", "qwen2-tied-yarn", "phi3-longrope"]
 
 
@@ -58,7 +60,7 @@ def test_a_damaged_header_is_a_sentence_or_a_model(tmp_path, name):
     data = header.path.read_bytes()[header.data :]
     write(tmp_path / "a.gguf", header.altered({}), data)
     assert opened(tmp_path / "a.gguf", computed) is None, "the file itself is a model"
-    for number in range(100):
+    for number in range(COUNT):
         content = mutated(header, chance)
         write(tmp_path / "a.gguf", content, data)
         began = time.process_time()
@@ -69,5 +71,5 @@ def test_a_damaged_header_is_a_sentence_or_a_model(tmp_path, name):
         finally:
             tracemalloc.stop()
         assert time.process_time() - began < 10, number
-    assert 20 < len([one for one in found if one is None]) < 80, "both happen"
-    assert len(set(found)) > 20
+    assert 0.2 * COUNT < len([one for one in found if one is None]) < 0.8 * COUNT, "both happen"
+    assert len(set(found)) > 0.2 * COUNT
