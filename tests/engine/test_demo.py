@@ -166,26 +166,6 @@ def test_its_drafters_are_saved_under_the_names_they_were_read_by(demo: Tiny, de
     assert all(torch.equal(again[name].to(tensor.dtype), tensor) for name, tensor in stored.items())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SHIPPED)
-def test_its_trained_drafters_help_and_change_nothing(
-    demo: Tiny, demo_path: Path, stock: StockAnswer, warm_text: list[int], kind: str
-) -> None:
-    """A drafter that was trained differently from its use would still be lossless, but guess no better than chance."""
-    drafter = load_drafter(read_drafter(demo_path / "drafters" / kind), demo.target)
-    pool = PhrasePool(demo.target.special_tokens)
-    tokens = steps = 0
-    for question in PROMPTS:
-        ids, statistics = answer(demo.target, drafter, question, Sampling())
-        assert ids == stock(question)[0]
-        tokens, steps = tokens + len(ids), steps + statistics.steps
-    with_phrases = WithPhrases(drafter, pool, anywhere=True)
-    assert answer(demo.target, with_phrases, PROMPTS[1], Sampling())[0] == stock(PROMPTS[1])[0]
-    for one in (drafter, with_phrases):
-        assert answer(demo.target, one, *WARM)[0] == warm_text
-    assert tokens / steps > 1.5
-
-
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def bitwise(request: pytest.FixtureRequest, demo_path: Path) -> Callable[[str], Any]:
     """bitwise(name): the demo model, or its draft model, on the CPU engine, whose rows never depend on each other."""

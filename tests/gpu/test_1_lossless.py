@@ -1,5 +1,6 @@
 """Every kind of drafter on the device: the text of a plain loop in fp32, and bitwise the plain text where promised."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,7 @@ SLACK = 4.0  # times the largest difference that the self-test found, which look
 FAST = ("phrases", "medusa")
 every_kind = pytest.mark.parametrize("kind", cases(MAKERS, FAST))
 FORMS = ("used", "eager")
+REHEARSED = ("phrases", "lookahead", "medusa", "parallelspec")  # a tree, a window, heads, mask tokens among the rows
 
 
 def test_no_kind_is_left_out() -> None:
@@ -89,7 +91,9 @@ def test_in_fp32_the_text_is_that_of_a_plain_loop_over_the_stock_model(
                 accepted.append(statistics.acceptance_length)
         assert proven >= LEAST, "near-ties and stops left too little to prove anything by"
         if kind in KNOWING and sampling.greedy:
-            assert max(accepted) > 1.0, "none of this would mean much if nothing were ever accepted"
+            # A drafter that was trained differently from its use would be lossless, but guess no better than chance.
+            least = 1.5 if kind in kinds("weights") else 1.0
+            assert max(accepted) > least, "none of this would mean much if nothing were ever accepted"
 
 
 def test_a_target_with_recurrent_layers_and_its_own_layer_that_drafts(device: str, tmp_path: Path) -> None:
@@ -109,6 +113,7 @@ def test_in_16_bits_the_text_is_the_plain_one_to_the_bit_where_the_self_test_say
 ) -> None:
     if (dtype, device) == ("fp16", "cpu"):
         pytest.skip("fp16 is not for CPUs")
+    rehearsed(device, dtype, kind)
     target, found = demo(dtype), found_of(dtype, False)
     for sampling in (GREEDY, SAMPLED):
         for question in questions(device, sampling):
@@ -120,6 +125,12 @@ def test_in_16_bits_the_text_is_the_plain_one_to_the_bit_where_the_self_test_say
                 record_property("another text", f"{dtype}, {question}, {'greedy' if sampling.greedy else 'sampled'}")
                 if sampling.greedy:
                     near_tie(target, prompt_of(target, question), ids, plain, found.largest)
+
+
+def rehearsed(device: str, dtype: str, kind: str) -> None:
+    """Skip most cases on a CPU: rows are computed the same whoever drafts them. `make test-all` runs every case."""
+    if device == "cpu" and (dtype != "bf16" or kind not in REHEARSED) and "WHOLE_MATRIX" not in os.environ:
+        pytest.skip("it takes long; `make test-all` runs it")
 
 
 def near_tie(target: Target, prompt: list[int], ids: list[int], plain: list[int], largest: float) -> None:
@@ -142,6 +153,7 @@ def near_tie(target: Target, prompt: list[int], ids: list[int], plain: list[int]
 def test_in_the_exact_form_the_text_is_the_plain_one_to_the_bit(
     demo: Demo, found_of: Found, device: str, record_property: Callable[[str, object], None], dtype: str, kind: str
 ) -> None:
+    rehearsed(device, dtype, kind)
     target, found = demo(dtype, True), found_of(dtype, True)
     asked = [(question, sampling) for sampling in (GREEDY, SAMPLED) for question in questions(device, sampling)]
     plain = [plain_text(target, *one) for one in asked]
