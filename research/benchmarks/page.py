@@ -13,36 +13,38 @@ from benchmarks.sections import CONTEXTS, NEAR, PROMPTS, ROWS, flash_is_faster, 
 CONTENDERS = tuple(plots.COLOURS)
 INT8, INT4, Q8_0, Q4_0, Q4_K_M, BF16 = CONTENDERS
 
-INTRODUCTION = """# Benchmarks
+INTRODUCTION = """# Benchmarks: localspec, llama.cpp and transformers
 
-The CPU engine against llama.cpp and transformers: the same weights, tokens and threads. Written by
+For readers who want to compare the CPU engine with other programs on the same weights, tokens and threads. Made by
 `make bench-report` (`research/bench_report.py`) from [benchmarks.json](benchmarks.json), which holds every reading.
 
-- The models are the demo model widened without changing what it says (`research/widen_demo.py`), so that speculation
-  meets real texts at real sizes. Their context is claimed in their configuration, for timing.
-- Within a section everybody takes turns, and who comes first changes from turn to turn. A forward is repeated for a fifth
-  of a second after one that is not counted. Figures are medians; a ratio is the median of the ratios turn by turn.
-- Around each reading it is measured how much time other programs took of all cores. Readings taken while they used more than
-  {tenth} of a core are left out. Where that leaves almost none, the median of all is given and marked with \\*.
-- llama.cpp is built from source with the instructions of this machine, and drives through llama-cpp-python's C functions;
-  its files are made by its own quantiser. Weights are repacked (its default), and flash attention is on where that is
-  faster on the whole. Where a processor has AMX it is built without that (CFLAGS and CXXFLAGS `-mno-amx-int8
-  -mno-amx-tile`): with it, it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
-- Times of a forward end when the likeliest token of each row is known. `memory read` is the time in which the same
-  threads read the bytes of a forward's weights, and do nothing with them: no plain step can be faster.
+- **Models.** The demo model that comes with localspec, widened with zeros (`research/widen_demo.py`), so that real texts
+  are written at the cost of larger models. Their configuration claims a longer context than they were trained for, for timing.
+- **Turns.** Within a section all programs take turns, and the order changes from turn to turn. A forward is repeated for a
+  fifth of a second, after one that does not count. Figures are medians; a ratio is the median of the ratios turn by turn.
+- **Disturbed readings.** A reading is left out if other programs used more than {tenth} of a core meanwhile. If almost
+  no reading is left, the median of all is given and marked with \\*.
+- **llama.cpp** is built from source with the instructions of this machine, and called through llama-cpp-python's C functions.
+  Its files are made by its own quantiser. It repacks weights (its default), and uses flash attention if that is
+  faster on the whole. On a processor with AMX it is built without (CFLAGS and CXXFLAGS `-mno-amx-int8
+  -mno-amx-tile`), because with AMX it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
+- **A forward** ends when the likeliest token of each row is known. A *row* is one token position that it computes.
+- **`memory read`** is the time in which the same threads read the bytes of a forward's weights and do nothing with them. No
+  plain step can be faster.
 """
 
 LOADING = (
-    f"First token: of a prompt of 16 tokens, from the end of the imports on, in a new process; cold: the files were "
-    f"dropped from the page cache before; `plain read`: the file read from the disk by itself, just after. llama.cpp maps "
-    f"its file by default, and is listed{AT_ONCE}, too. `packs`: the first load ever, which writes the packed file. "
-    "Memory: the most after a reply of 64 tokens, and of it what no file backs."
+    "Each load is a new process. *Warm* and *cold* are the seconds from the end of the imports to the first token after a "
+    "prompt of 16 tokens; for *cold* the files were dropped from the page cache. *Plain read* is reading the file from the "
+    f"disk only, just after. llama.cpp maps its file by default, and is also listed with the file{AT_ONCE}. *Packs* is the first "
+    "load ever, which writes the packed file. *Peak* is the memory after a reply of 64 tokens, and *without files* the part "
+    "of it that no file backs."
 )
 DECODING = (
-    "Greedy replies; milliseconds a token from the first one on. τ: tokens a forward of the target. same: replies with "
-    "plain decoding's tokens. look-up 2, 10: llama-cpp-python's prompt look-up with that number of tokens ahead, verified by "
-    "`llama_decode`; llama.cpp's draft model drafts as its `speculative` does (16 tokens at most, 0.75 sure), in the "
-    "target's kind. transformers: `generate`, assisted by the same draft model, and with its prompt look-up."
+    "Greedy replies, timed from their first token on. τ is tokens per forward of the target, and *same* counts the replies "
+    "with the tokens of plain decoding. *Look-up 2* and *10* are llama-cpp-python's prompt look-up with 2 or 10 tokens ahead, "
+    "verified by `llama_decode`. llama.cpp's draft model drafts as its `speculative` does (at most 16 tokens, at least 0.75 "
+    "sure), in the target's packing. transformers is `generate`, with prompt look-up, or assisted by the same draft model."
 )
 
 
@@ -168,7 +170,10 @@ def _main_table(measured: Measurements) -> str:
         for name in (INT8, INT4)
         if (found := figure(by_rows, limit(name), 1))
     ]
-    behind = f"Forwards by rows have {NEAR} tokens before them; `8 at 2048` is 8 rows with 2048 tokens before them."
+    behind = (
+        f"Milliseconds, where the head names no other unit. Forwards by rows follow {NEAR} tokens of text; `8 at 2048` is 8 rows "
+        "after 2048 tokens."
+    )
     return f"{table(heads, lines)}\n\n{behind}"
 
 
@@ -213,10 +218,10 @@ def _ratios(measured: Measurements) -> str:
     lines += [[f"prompt of {tokens} tokens", *beside(prompts, tokens)] for tokens in PROMPTS]
     lines.append(["plain replies", *beside(replies, PLAIN)])
     lines.append(["best speculation of each", *(_speculation(replies, one) for one in (INT8, INT4))])
-    lines.append(["of the memory's limit, 1 row", *(_of_limit(by_rows, one) for one in (INT8, INT4))])
-    lines.append(["8 rows, in steps of the fastest of 1, 2 and 4", *(_more_rows(by_rows, one) for one in (INT8, INT4))])
+    lines.append(["speed of 1 row ÷ that of `memory read`", *(_of_limit(by_rows, one) for one in (INT8, INT4))])
+    lines.append(["time of 8 rows ÷ the least of 1, 2 and 4", *(_more_rows(by_rows, one) for one in (INT8, INT4))])
     lines = [line for line in lines if any(line[1:])]
-    heads = ["times as fast as llama.cpp", "int8 against Q8_0", "int4 against the faster of Q4_0, Q4_K_M"]
+    heads = ["speed ÷ that of llama.cpp", "int8 against Q8_0", "int4 against the faster of Q4_0, Q4_K_M"]
     return table(heads, lines) if lines else ""
 
 
@@ -275,7 +280,16 @@ def _loading(measured: Measurements) -> str:
         ]
         for name in sizes
     ]  # fmt: skip
-    heads = ["", "file (MiB)", "warm (s)", "cold (s)", "plain read (s)", "packs (s)", "peak (MiB)", "of it own (MiB)"]
+    heads = [
+        "",
+        "file (MiB)",
+        "warm (s)",
+        "cold (s)",
+        "plain read (s)",
+        "packs (s)",
+        "peak (MiB)",
+        "without files (MiB)",
+    ]
     return f"### Loading and memory\n\n{LOADING}\n\n{table(heads, lines)}"
 
 
