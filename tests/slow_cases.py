@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real.whole_matrix import WHOLE_MATRIX
 
 TESTS = Path(__file__).parent
 MOST_FAST = 3  # cases of a test
@@ -27,6 +28,12 @@ def covering(*axes: Iterable[Any], fast: int | None = None) -> list[Any]:
 def cases(every: Iterable[Any], fast: Container[Any]) -> list[Any]:
     """Return all cases for `parametrize`. Those that are not in `fast` are slow."""
     return [case if case in fast else pytest.param(case, marks=pytest.mark.slow) for case in every]
+
+
+def seldom(every: Iterable[Any], usual: Container[Any]) -> list[Any]:
+    """Return all cases for `parametrize`. Those that are not in `usual` run in `make test-all` only."""
+    found = [(case, case if isinstance(case, tuple) else (case,)) for case in every]
+    return [pytest.param(*one, marks=() if case in usual else WHOLE_MATRIX) for case, one in found]
 
 
 def some(every: Iterable[Any], fast: int) -> list[Any]:

@@ -96,8 +96,7 @@ def texts(rounds: int, families: int = 3) -> Iterator[list[int]]:
 
 CASES = [(LLAMA, kind, "native") for kind in KINDS]
 CASES += [(RECURRING, kind, "native") for kind in ON_CHAINS]
-CASES += [(RECURRING, kind, "torch") for kind in ("none", "draft model", "eagle3")]
-CASES += [(WINDOW, "phrases", "torch"), (LLAMA, "eagle3", "torch"), (LLAMA, "draft model", "torch")]
+CASES += [(RECURRING, "draft model", "torch"), (WINDOW, "phrases", "torch"), (LLAMA, "eagle3", "torch")]
 
 FAST = ((LLAMA, "phrases", "native"), (LLAMA, "draft model", "native"), (RECURRING, "mtp", "native"))
 
@@ -130,8 +129,7 @@ def test_replies_in_turns_are_those_of_sessions_that_read_everything(tiny, tmp_p
     ("name", "kind"),
     [
         (LLAMA, "none"),
-        pytest.param(RECURRING, "none", marks=pytest.mark.slow),
-        *(pytest.param(LLAMA, kind, marks=pytest.mark.slow) for kind in ("eagle3", "draft model", "parallelspec")),
+        *(pytest.param(LLAMA, kind, marks=pytest.mark.slow) for kind in ("eagle3", "draft model")),
         pytest.param(RECURRING, "mtp", marks=pytest.mark.slow),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from each import each
 from scripted_drafters import OffChain, Oracle, RandomBranches
-from slow_cases import covering
+from slow_cases import covering, seldom
 from tiny_models import CONFIGS, FAMILIES, MIXTURES, RECURRENT, Tiny, byte_tokenizer, prompt_ids, write
 from torch_products import PAGE, needs_order
 
@@ -78,9 +78,14 @@ def test_steps_that_are_recorded_are_looked_into(tiny, recorded, exact):
     assert found.bitwise or not exact
 
 
+# Rows could meet in attention, in products and among experts; what else tells families apart is computed by channel.
+MEETING = [FAMILIES[0], *(name for name in FAMILIES if name.startswith(("gemma3", "gemma4")))]
+MEETING += [next(iter(RECURRENT)), next(iter(MIXTURES))]
+
+
 @needs_order
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, next(iter(RECURRENT)), next(iter(MIXTURES))])
+@pytest.mark.parametrize("name", seldom([*FAMILIES, *MEETING[-2:]], MEETING))
 def test_exact_text_of_recorded_steps_is_that_of_plain_decoding(tiny, recorded, monkeypatch, name):
     monkeypatch.setattr(exactness, "WIDE", ())  # no tree of this test is wider than 17 rows
     target = Target.load(tiny(name).path, exact=True)

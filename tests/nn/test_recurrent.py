@@ -188,7 +188,7 @@ def test_rejected_drafts_leave_no_trace_in_logits_or_states(tiny, recorded, name
 
 
 @pytest.mark.slow
-@each("name, form", [*covering(RECURRENT, ["eager"]), (SHARED, "static")])
+@each("name, form", [(BIASES, "eager"), (SHARED, "static")])
 def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny, name, form):
     model, choose = in_form(tiny(name), form), random.Random(1)
     text = prompt_ids(330, seed=4)
@@ -214,7 +214,7 @@ def test_any_length_of_late_can_be_gone_back_to_and_any_before_about(tiny, name,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "form"), [(SHARED, "static"), (SHARED, "captured"), (BIASES, "captured")])
+@pytest.mark.parametrize(("name", "form"), [(SHARED, "static"), (BIASES, "captured")])
 def test_what_was_read_otherwise_in_between_is_not_read_again(tiny, recorded, name, form):
     text, model, choose = prompt_ids(700, seed=5), in_form(tiny(name), form), random.Random(2)
     ours, plain = cached(model.target), cached(tiny(name).target)

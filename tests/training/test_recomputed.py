@@ -84,7 +84,7 @@ def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) 
 
 
 @pytest.mark.slow
-@each("form", FORMS)
+@each("form", ["semi joint", "s3d full", "parallelspec", "eagle3"])
 def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> None:
     """A longer text takes more memory, by about the promised bytes for each token."""
     kind, options = FORMS[form]

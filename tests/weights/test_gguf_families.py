@@ -21,7 +21,7 @@ from gpu_models import random_numbers
 from real.reference import divergence
 from scripted_drafters import OffChain, RandomBranches, path_to, random_tree
 from session_replies import reply
-from slow_cases import cases
+from slow_cases import cases, seldom
 
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
@@ -321,8 +321,12 @@ QUICK = [("llama", "Q4_K_M"), ("phi3", F32)]
 SAID, MORE = (24, 8) if "WHOLE_MATRIX" in os.environ else (14, 5)  # tokens of a reply, and of the one after it
 
 
+# In F32: rotated by neighbours and by halves, fused; layers that share keys, recurrent ones, experts of each kind.
+UNLIKE = {"llama", "phi3", "gemma3", "gemma4-e2b", "qwen3_5", "qwen3_moe", "gpt_oss", "qwen3_5_moe"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), EVERY)
+@pytest.mark.parametrize(("name", "kind"), seldom(EVERY, {one for one in EVERY if one[1] != F32 or one[0] in UNLIKE}))
 def test_no_drafter_changes_an_id(opened, name, kind):
     target, small = opened(name, kind), opened("llama", F32)
 
