@@ -18,6 +18,7 @@ from clocks import Clock
 from command import called
 from each import each
 from golden import matching, wording
+from real.whole_matrix import WHOLE_MATRIX
 from reply_statistics import said
 from torture.cage import Signal
 
@@ -557,6 +558,7 @@ def test_the_bench_has_as_many_prompts_as_its_time_allows(monkeypatch):
         assert found == [[name] * count for name in names], "rows have the same prompts"
 
 
+@WHOLE_MATRIX
 @pytest.mark.usefixtures("one_reply_of_each_kind")
 def test_killed_again_and_again_on_the_demo_it_comes_to_its_end(tmp_path, training_cage):
     """The whole course except the report on replies at its end: answers, a few steps, a bench, with a process that is
