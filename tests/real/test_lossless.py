@@ -39,7 +39,9 @@ WITHOUT_TRAINING = (
     "phrases", "lookahead", "lookahead+phrases", "layers", "layers+phrases", "draft_model", "draft_model+phrases", "ouroboros",
 )  # fmt: skip
 FORMS = [(packing, how) for packing in ("int8", "int4") for how in HOW]
-COVERING = {(drafter, *FORMS[(0, 1, 3, 2)[n % 4]]) for n, drafter in enumerate(WITHOUT_TRAINING)}  # every form with two of them
+COVERING = {
+    (drafter, *FORMS[(0, 1, 3, 2)[n % 4]]) for n, drafter in enumerate(WITHOUT_TRAINING)
+}  # every form with two of them
 EVERY = [(drafter, *form) for drafter in WITHOUT_TRAINING for form in FORMS]
 
 
