@@ -19,7 +19,7 @@ _LIST = re.compile(r"\n(?:- .*\n(?:  .*\n)*)+")
 
 def written(page: str) -> str:
     """Return the page with the present list of files in each section of a folder."""
-    pieces = re.split(r"(?=^### )", page, flags=re.MULTILINE)
+    pieces = re.split(r"(?=^##+ )", page, flags=re.MULTILINE)
     return "".join(_with_files(piece) if _HEADING.match(piece) else piece for piece in pieces)
 
 
