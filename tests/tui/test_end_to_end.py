@@ -26,7 +26,7 @@ from localspec.store.titles import title_of
 
 pytestmark = pytest.mark.slow
 
-ESCAPE, CTRL_C, CTRL_D, CTRL_N, CTRL_Q, CTRL_R, CTRL_T = "\x1b", "\x03", "\x04", "\x0e", "\x11", "\x12", "\x14"
+ESCAPE, CTRL_C, CTRL_N, CTRL_Q, CTRL_R, CTRL_T = "\x1b", "\x03", "\x0e", "\x11", "\x12", "\x14"
 F4 = "\x1bOS"
 SECRET = "quetzalcoatl"  # files that only the store may keep
 
@@ -292,7 +292,7 @@ LiveStats.take = lambda live, event, real=LiveStats.take: (real(live, event), cl
 @pytest.mark.slow
 @each(
     "how, code",
-    [(CTRL_Q, 0), (CTRL_D, 0), (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 129)],
+    [(CTRL_Q, 0), (signal.SIGINT, 130), (signal.SIGTERM, 143), (None, 129)],
 )
 def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
     with scripted_chat(tmp_path, STORY, "-m", "demo", before=SLOWLY) as terminal:

@@ -209,9 +209,13 @@ async def by_palette(talk: ScriptedChat, pilot: Pilot[None], name: str) -> None:
 
 
 def ways(group: str, how: str, talk: ScriptedChat) -> list[tuple[Deed, str]]:
-    """Return each command of the group, once for each of its names, keys or typed lines."""
+    """Return each command of the group, once for each of its names, keys or typed lines.
+
+    The palette is made of the keys' actions, so of what has a key it is asked only for screens, which open over it.
+    """
+    keyless = {"screens": palette(talk.app)}.get(group, [name for name in palette(talk.app) if name not in keys()])
     found: dict[str, Callable[[str], list[str]]] = {
-        "palette": lambda name: [name] if name in palette(talk.app) else [],
+        "palette": lambda name: [name] if name in keyless else [],
         "key": lambda name: keys().get(name, []),
         "slash": lambda name: [name] if name.startswith("/") else [],
     }
@@ -253,7 +257,7 @@ def prepared(
         (group, how)
         for group in TABLE
         for how in ("palette", "key", "slash")
-        if how != "slash" or group not in ("typing", "stopping")
+        if group in {"palette": ("screens", "reading"), "slash": {*TABLE} - {"typing", "stopping"}}.get(how, TABLE)
     ],
 )
 def test_it_is_done(chat, models, monkeypatch, group, how):
