@@ -245,6 +245,8 @@ def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
     ],
 )
 def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, monkeypatch, template, why):
+    hurried = "from localspec.models import chat_template; chat_template.SECONDS = 0.3; from localspec"
+    monkeypatch.setattr(tokenizer_trial, "_START", tokenizer_trial._START.replace("from localspec", hurried, 1))
     (model / "chat_template.jinja").write_text(template)
     tokenizer = Tokenizer.open(model)
     assert tokenizer.encode("Hello") and not unseen.exists()
