@@ -34,7 +34,7 @@ from localspec.training.answering import BatchAnswerer, GenerationSettings, answ
 from localspec.training.course_state import CoursePlan, CourseState, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, has_unfinished, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, saved_replies
-from localspec.training.examples import Example, Past, Question, read_examples, read_past
+from localspec.training.examples import Example, Past, Question, digest_of, read_answers, read_past
 from localspec.training.generated import SECONDS
 from localspec.training.job import Clock, Job, TrainingRequest
 from localspec.training.prompts import held_out_prompts, shipped_questions
@@ -440,11 +440,16 @@ class Course(Clock):
         """Return the training, ready to start or to continue; None if it is finished."""
         if self._trained:
             return None
-        examples = read_examples([self._answers])
-        if not self._state.training:
-            self._state.training = self._decided(examples)
-            self.note(now=True)
         chosen = self._state.training
+        examples = read_answers(self._answers, chosen.get("answers"))  # other kinds of drafters may have added some
+        if not chosen:
+            chosen = self._state.training = self._decided(examples)
+            self.note(now=True)
+        elif chosen.get("data", digest_of(examples)) != digest_of(examples):
+            raise LocalspecError(
+                f"{self._answers} no longer has the {chosen['answers']} answers that the stopped training in "
+                f"{self.directory} learns from; give --force to start over."
+            )
         request = replace(
             self._sized(chosen["batch"]), options=self._state.options or self.request.options,
             rate=chosen["rate"], examples=examples,
@@ -461,7 +466,8 @@ class Course(Clock):
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the batch size and the learning rate: batches small enough for many steps, and a rate that suits
-        their number."""
+        their number. Add which answers the training learns from: the first ones of their file, and their digest.
+        """
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._state.token_seconds
         if not self.options.hours or self._job.shadow.reads_once:
@@ -473,6 +479,8 @@ class Course(Clock):
         return {
             "batch": self.options.batch or batch,
             "rate": self.options.rate or round(min(max(RATE, rate), MOST_RATE), 6),
+            "answers": len(examples),
+            "data": digest_of(examples),
         }
 
     def _sized(self, batch: int) -> TrainingRequest:

@@ -51,6 +51,27 @@ def read_examples(files: Sequence[Path]) -> list[Example]:
     return [example for file in files for example in _examples(file)]
 
 
+def read_answers(file: Path, most: int | None = None) -> list[Example]:
+    """Read the first `most` lines of a file of answers, or all of them. There are none if the file does not exist.
+
+    Another training may add lines at the same time, so a line without its end is left out. Raises UsageMistake for a
+    file that cannot be read.
+    """
+    try:
+        *whole, _ = read_bytes(file, DATA_LIMIT).split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a readable file.") from None
+    content = b"\n".join(whole[:most]).decode("utf-8", "replace")
+    return [_from_json(entry, place) for entry, place in _entries(file, content)]
+
+
+def digest_of(examples: Sequence[Example]) -> str:
+    """Return a short digest of texts in their order."""
+    return hashlib.sha256(b"".join(example.digest for example in examples)).hexdigest()[:16]
+
+
 def _examples(file: Path) -> list[Example]:
     content = _content(file)
     if _is_json(file, content):

@@ -1,6 +1,5 @@
 """One training, from its request to its result: checks, estimate, the loop, the written files."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from localspec.nn.target import Target
 from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
 from localspec.training.directory import READINGS, Lock, refuse_other, refuse_result
-from localspec.training.examples import Example
+from localspec.training.examples import Example, digest_of
 from localspec.training.generated import SECONDS, measured_text
 from localspec.training.readings import Readings, positions, reader_of
 from localspec.training.result import NEW_TARGET, OriginModel, Result, report_of, rounded, write_target
@@ -74,12 +73,11 @@ class TrainingRequest:
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
         """Return the settings that must be the same to resume a stopped training."""
-        digest = hashlib.sha256(b"".join(example.digest for example in self.examples)).hexdigest()[:16]
         return {
-            "kind": self.kind, "model": own, "options": dict(self.options), "data": digest, "length": self.length,
-            "batch": self.batch, "at_once": self.at_once, "lr": self.rate, "seed": self.seed,
-            "labels": "soft" if self.distill else "text", "steps": self.steps, "hours": self.hours,
-            "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
+            "kind": self.kind, "model": own, "options": dict(self.options),
+            "data": digest_of(self.examples), "length": self.length, "batch": self.batch, "at_once": self.at_once,
+            "lr": self.rate, "seed": self.seed, "labels": "soft" if self.distill else "text", "steps": self.steps,
+            "hours": self.hours, "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
         }  # fmt: skip
 
 
@@ -191,14 +189,19 @@ class Job:
         if self.main:
             _clear(request, lock)
         self.processes.wait_for_everyone()
-        readings = None if self.divided or not self.drafter.reads_once else self._read_once(target, corpus)
+        readings = None
+        if self.drafter.reads_once and not self.divided:
+            readings = self._read_once(target, corpus, resumed.get("positions"))
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
             batch=request.batch, at_once=at_once, rate=request.rate, seed=request.seed, distill=request.distill,
             steps=request.steps, hours=request.hours, epochs=request.epochs, save_seconds=request.save_seconds,
         )  # fmt: skip
         # All of them, because an omitted option may have another default in a later version.
-        identity = {"asked": asked, "options": asdict(drafter_class(request.kind).parse_options(options))}
+        every = asdict(drafter_class(request.kind).parse_options(options))
+        identity: dict[str, Any] = {"asked": asked, "options": every}
+        if readings is not None:
+            identity["positions"] = len(readings)
         self.training = Training(
             self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided, readings
         )
@@ -213,10 +216,11 @@ class Job:
         if self.began:
             self._tell(f"continuing after step {self.began}, where this training was stopped.")
 
-    def _read_once(self, target: Target, corpus: Corpus) -> Readings:
+    def _read_once(self, target: Target, corpus: Corpus, begun_with: int | None) -> Readings:
         """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
 
-        Of several processes only the first reads.
+        Of several processes only the first reads. A resumed training has the texts that it `begun_with`, a number of
+        positions, because trainings of other kinds may have read more since then.
         """
         directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)
@@ -236,6 +240,8 @@ class Job:
         if not self.main or begun:
             directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)
+        if begun and begun_with is not None:
+            readings.leave_out_after(begun_with)
         corpus.held_out = [row for row in corpus.held_out if row in readings]
         corpus.usable = readings.__contains__
         return readings
@@ -461,7 +467,8 @@ def _resumed(request: TrainingRequest, asked: Mapping[str, Any]) -> Mapping[str,
     if found is not None:
         refuse_other(path, found["asked"]["asked"], asked)
         options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
-        return {"at_once": found["at_once"], "options": options, "step": found["step"]}
+        positions_read = found["asked"].get("positions")
+        return {"at_once": found["at_once"], "options": options, "step": found["step"], "positions": positions_read}
     try:
         refuse_result(path, "drafter", "target")
     except UsageMistake:

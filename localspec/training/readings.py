@@ -100,6 +100,14 @@ class Readings:
         except (OSError, ValueError, TypeError) as error:
             raise LocalspecError(f"{self._directory} cannot be used ({error}); remove it, and start over.") from None
 
+    def leave_out_after(self, positions: int) -> None:
+        """Leave out the texts after the first `positions` positions. Raises LocalspecError if there are fewer."""
+        if self._count < positions:
+            raise LocalspecError(
+                f"{self._directory} lacks texts that the stopped training has read; give --force to start over."
+            )
+        self._found = {name: (first, count) for name, (first, count) in self._found.items() if first < positions}
+
     def __len__(self) -> int:
         return self._count
 
@@ -142,7 +150,8 @@ class Readings:
     def places(self, rows: Sequence[Row], device: str, distill: bool) -> Places:
         """Return the places of rows that were read. Without `distill` the labels are the tokens of the text."""
         if self._records is None:
-            self._records = np.memmap(self._directory / RECORDS, self._record, "r") if self._count else None
+            shape = (self._count,)  # without what another training is writing just now
+            self._records = np.memmap(self._directory / RECORDS, self._record, "r", 0, shape) if self._count else None
         parts, roots, numbers, start = [], [], [], 0
         for row in rows:
             first, count = self._found[_digest(row)]

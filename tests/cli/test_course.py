@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import stat
 import sys
@@ -424,6 +425,59 @@ def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, pl
     assert code == 0, errors
     assert json.loads(text)["kept"] is True and card(place)["trained"] == written["trained"]
     assert sorted(path.name for path in place.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
+
+
+@pytest.mark.parametrize("flags", [["--steps", "5", *FLAGS[2:]], ["--hours", "1", *FLAGS]], ids=["steps", "hours"])
+def test_a_stopped_training_goes_on_with_its_text_though_other_kinds_have_added_some(
+    train, place, model, monkeypatch, capfd, tmp_path, flags
+):
+    code, _, errors = train(flags=flags)
+    assert code == 0, errors
+    whole = (place / "losses.jsonl").read_text()
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "again"))
+    place = tmp_path / "again" / place.relative_to(tmp_path / "home")
+    running = Job.run
+
+    def stopped(self: Job, stop: Callable[[], bool]) -> Any:
+        for seen in running(self, stop):
+            signal.raise_signal(signal.SIGINT)
+            yield seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "run", stopped)
+        assert train(flags=flags)[0] == 130
+    before = answers(place).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(course, "LEAST", 22)
+        assert main(["train", "semi", "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128"]) == 0
+    added = answers(place).read_bytes()
+    assert added.startswith(before) and added.count(b"\n") >= before.count(b"\n") + 6
+    with answers(place).open("ab") as file:
+        file.write('{"asked": "12", "é'.encode()[:-1])  # a third training was killed here
+    code, text, errors = train("--json", flags=flags)
+    assert code == 0, errors
+    assert (place / "losses.jsonl").read_text() == whole, "the same text in the same order"
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "changed", "readings"])
+def test_answers_that_a_stopped_training_lacks_are_named(train, place, monkeypatch, damage):
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "run", lambda self, _: [self.training.save(), (_ for _ in ()).throw(Killed)])
+        with pytest.raises(Killed):
+            train()
+    file = answers(place)
+    content = file.read_bytes()
+    if damage == "deleted":
+        shutil.rmtree(file.parent)
+    elif damage == "readings":
+        (file.parent / "readings" / "readings.bin").unlink()
+    else:
+        file.write_bytes(content[:-9] if damage == "cut" else content.replace(b'"content": "', b'"content": "x', 1))
+    code, text, errors = train()
+    named = "lacks_texts_stopped_training_has" if damage == "readings" else "longer_has_answers_stopped_training"
+    assert (code, text) == (1, "") and wording(named) in errors and str(file.parent) in errors
+    code, text, errors = train("--force")
+    assert code == 0, errors
 
 
 def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_path):
