@@ -89,13 +89,16 @@ def start_chat(
     return StartedChat(card, store, conversation)
 
 
-def chosen_model(settings: Settings, store: Store | None, reporter: Reporter) -> TargetCard:
+def chosen_model(settings: Settings, store: Store | None, reporter: Reporter, saves: bool = True) -> TargetCard:
     """Return the model of the settings, or the saved choice, or else one found here.
 
-    Raises the errors of `start_chat`.
+    Without `saves` nothing changes on disk: no choice is saved, and no GGUF file is registered. Raises the errors of
+    `start_chat`.
     """
-    move_only_copies(Paths(environment.home()), reporter)
-    return _named_model(settings, None, reporter) or _unnamed_model(settings, store, reporter)
+    if saves:
+        move_only_copies(Paths(environment.home()), reporter)
+    found = _named_model(settings, None, reporter, saves)
+    return found or _unnamed_model(settings, store, reporter, saves=saves)
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
@@ -114,7 +117,9 @@ def _ever_saved(history: History) -> bool:
         return True
 
 
-def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard | None:
+def _named_model(
+    settings: Settings, found: Saved | None, reporter: Reporter, saves: bool = True
+) -> TargetCard | None:
     """Return the model that the flag names, or the one of the conversation, or else the one that other settings
     name."""
     if found is not None and not settings.origins.get("model", "").startswith("--"):
@@ -128,7 +133,7 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter) ->
     if settings.model is None:
         return None
     try:
-        card = _ready(settings.model, settings, reporter)
+        card = _ready(settings.model, settings, reporter) if saves else registry.resolve(full_name(settings.model))
     except NotHere as error:
         if settings.origins.get("model", "--").startswith("--"):
             raise
@@ -148,15 +153,17 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     return ready(name, settings, reporter)
 
 
-def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False) -> TargetCard:
+def _unnamed_model(
+    settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False, saves: bool = True
+) -> TargetCard:
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
     In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces a
-    conversation's model, and a notice always names it. A notice also names a saved choice whose GGUF file is missing,
+    conversation's model, and a notice always names it. Without `saves` neither choice nor notice is saved. A notice also names a saved choice whose GGUF file is missing,
     or all such models if there is no saved choice.
     """
     paths = Paths(environment.home())
-    notify = reporter.notice if instead else once_a_day(paths.last_notice, reporter.notice)
+    notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)
     if (choice := saved_choice(paths)) is not None:
         try:
             card = _resolve(choice.model)
@@ -183,6 +190,8 @@ def _unnamed_model(settings: Settings, store: Store | None, reporter: Reporter, 
         return _resolve("demo")
     if len(models) == 1:
         notify(f"No model named, so {chosen.name} answers: it is the only one here.")
+        return chosen
+    if not saves:
         return chosen
     notify(f"No model named, so {chosen.name} answers from now on; `localspec use NAME` chooses another one.")
     with suppress(OSError):  # the next session finds the same model

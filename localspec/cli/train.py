@@ -124,7 +124,7 @@ def train(
     keep_answers: Annotated[
         bool, typer.Option("--keep-answers", help="With --data history: keep the training text, answers.jsonl.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing; only measurements of this machine are saved.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
@@ -143,7 +143,7 @@ def train(
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
     own = _prompt_source(data or [], more or [], keep_answers)
     progress = Progress()
-    card = _model_to_train_for(settings, progress)
+    card = _model_to_train_for(settings, progress, saves=not dry_run)
     if any(one.kind == kind and one.shipped for one in trained_drafters(card)):
         progress.notice(
             f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; training another pays "
@@ -175,8 +175,7 @@ def train(
                 from localspec.training.course import Course, CourseOptions
 
                 course_options = CourseOptions(own, hours, batch, rate, keep_answers)
-                with user_store(progress.notice, create=True) as store:
-                    assert store is not None
+                with user_store(progress.notice, create=not dry_run) as store:
                     course = Course(request, course_options, settings, lock, store, progress.reporter, began)
                     if dry_run:
                         progress.clear()
@@ -394,10 +393,10 @@ def _trainable(settings: Settings) -> tuple[str, ...]:
     return kinds("weights")
 
 
-def _model_to_train_for(settings: Settings, progress: Progress) -> registry.TargetCard:
-    """Return the model to train for. If no flag names it, a notice does."""
+def _model_to_train_for(settings: Settings, progress: Progress, saves: bool) -> registry.TargetCard:
+    """Return the model to train for. If no flag names it, a notice does. Without `saves` nothing changes on disk."""
     with user_store(progress.notice, create=False) as store:
-        card = chosen_model(settings, store, progress.reporter)
+        card = chosen_model(settings, store, progress.reporter, saves)
     progress.clear()
     if not settings.origins["model"].startswith("--"):
         progress.notice(f"This is for {card.name}; -m MODEL trains for another one.")

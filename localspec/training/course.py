@@ -47,6 +47,7 @@ from localspec.training.verdict import MOST, Verdict, judge, seconds_of
 Source = Literal["prompts", "history"]
 HISTORY: Source = "history"
 
+NO_PAST = Past((), (), ())
 HOURS = 6.0  # a night, by default
 TOKENS = 1_000_000  # of text to learn from, if no hours were given
 PASSES = 3.0  # over that text: at most if no hours were given; at least when time is divided
@@ -113,7 +114,7 @@ class Course(Clock):
         options: CourseOptions,
         settings: Settings,
         lock: Lock,
-        store: Store,
+        store: Store | None,
         reporter: Reporter,
         began: float | None = None,
     ) -> None:
@@ -138,8 +139,8 @@ class Course(Clock):
 
     def _read_past(self) -> Past:
         if self.options.source == "prompts":
-            return Past((), (), ())
-        past = read_past(self._store.history, registry.reference(self.request.card))
+            return NO_PAST
+        past = read_past(self._store.history, registry.reference(self.request.card)) if self._store else NO_PAST
         if not past.own and not past.questions:
             raise UsageMistake(
                 "There are no saved conversations to learn from; chat first, or leave --data out to use the prompts "

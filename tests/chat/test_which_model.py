@@ -112,6 +112,17 @@ def test_what_is_found_for_several_is_kept_and_told_once(enter, answers, paths):
     assert answers() == "good" and answers.told == []
 
 
+def test_a_dry_run_saves_no_choice_and_no_notice(enter, paths):
+    def chosen() -> str:
+        return chosen_model(load(), None, Reporter(told.append), saves=False).name
+
+    told: list[str] = []
+    enter(poor=10, good=50)
+    assert chosen() == "good" and saved_choice(paths) is None and told == []
+    enter(one=10)
+    assert chosen() == "one" and len(told) == 1 and not paths.last_notice.exists()
+
+
 def test_a_chosen_model_that_was_removed_gives_way_with_one_notice(enter, answers, paths):
     enter(one=10, two=10)
     save_choice("one", "chat", paths)

@@ -358,6 +358,7 @@ def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
 
 def test_a_plan_is_printed_and_nothing_is_done(train, place, tmp_path):
     code, text, errors = train("--dry-run")
+    assert not (tmp_path / "home").exists() and train("--dry-run", "--data", "history")[0] == 2
     assert code == 0, errors
     assert wording("plan_6_0_hours_most_answers") in text and str(place) in text and not place.exists()
     code, text, errors = train("--dry-run", "--json")
