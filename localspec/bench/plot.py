@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localspec.bench import server_table
-from localspec.bench.table import label, row_name
+from localspec.bench.table import gain, label, row_name
 from localspec.environment import install_extra
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.quantities import speedup
@@ -119,11 +119,8 @@ class PlotBar(NamedTuple):
 def _label(row: dict[str, Any]) -> tuple[str, str]:
     """Return the text to the right of a row's bar, and its colour."""
     ratio = row["speedup"]
-    if not row["nodes"]:
-        return "", PLAIN
-    if row["reliable"] is False:
-        return ", unreliable", UNRELIABLE
-    return f"  {speedup(ratio)}" if ratio else "", FASTER if (ratio or 0) > 1 else SLOWER
+    colour = UNRELIABLE if row["reliable"] is False else FASTER if (ratio or 0) > 1 else SLOWER
+    return gain(row), colour if row["nodes"] else PLAIN
 
 
 def _drawn(title: str, below: str, bars: Sequence[PlotBar]) -> str:

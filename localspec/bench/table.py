@@ -119,13 +119,16 @@ def _drafts(row: dict[str, Any]) -> bool:
 def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     measured = [row for row in rows if row["tokens_per_second"]]
     most = max((row["tokens_per_second"] for row in measured), default=1.0)
-    said = [
-        f"{row['tokens_per_second']:.1f} tokens/s"
-        + (f"  {speedup(row['speedup'])}{_mark(row)}" if _drafts(row) and row["speedup"] else "")
-        for row in measured
-    ]
+    said = [f"{row['tokens_per_second']:.1f} tokens/s{gain(row)}" for row in measured]
     shares = [row["tokens_per_second"] / most for row in measured]
     return [*bars([row_name(row) for row in measured], shares, said, width)]
+
+
+def gain(row: dict[str, Any]) -> str:
+    """Return the text after the speed of a row that drafts: its speedup, unless it is unreliable."""
+    if not _drafts(row) or not row["speedup"]:
+        return ""
+    return ", unreliable" if row["reliable"] is False else f"  {speedup(row['speedup'])}"
 
 
 def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], width: int) -> Iterator[str]:

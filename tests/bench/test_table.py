@@ -108,6 +108,8 @@ def test_a_speedup_that_cannot_be_is_marked_wherever_it_stands_and_explained(two
     line = next(line for line in text.splitlines() if line.startswith("phrases") and "7.28" in line)
     assert "7.28!" in line.split() and "7.00!" in line.split()
     assert "7.28!" in next(line for line in text.splitlines() if line.startswith("all")).split()
+    bar = next(line for line in text.splitlines() if "█" in line and "phrases" in line)
+    assert bar.endswith(" tokens/s, unreliable") and "faster" not in bar
     told = " ".join(text.split())
     assert wording("phrases_8_unreliable_acceptance") in told
     assert "unreliable" not in table.of(report([{**row, "reliable": True, "speedup": 1.0} for row in two]))
