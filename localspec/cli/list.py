@@ -40,7 +40,8 @@ def list_models(
     Drafters are the small model that drafts for a model, and trained drafters. Those that come with localspec are
     marked as shipped.
 
-    At a terminal a star marks the one that answers when you name none.
+    At a terminal a star marks the one that answers when you name none; in JSON `chosen` is true. `problem` is the
+    sentence about a model that cannot be used, because its GGUF file is missing.
     """
     rows: list[dict[str, Any]] = []
     paths = Paths(home())
@@ -74,7 +75,8 @@ def list_models(
             "license": card.license,
             "path": str(card.path),
             "description": card.description,
-            "present": present is not None and present in (reference(card), card.name),
+            "chosen": present is not None and present in (reference(card), card.name),
+            "problem": str(found) if isinstance(found, LocalspecError) else None,
         }
         rows.append(row)
     named = {card.path for card, _ in found_here}
@@ -95,7 +97,7 @@ def list_models(
     a_count, bytes_ = (amount, size) if width() else ("{:,}".format, "{:,}".format)  # programs get exact numbers
     lines = [
         [
-            row["name"] if not width() else f"{'*' if row['present'] else ' '} {row['name']}",
+            row["name"] if not width() else f"{'*' if row['chosen'] else ' '} {row['name']}",
             a_count(row["parameters"]),
             bytes_(row["bytes"]),
             _forms(row, bytes_),

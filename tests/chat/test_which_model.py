@@ -171,7 +171,7 @@ def test_use(enter, fresh_home, paths):
     assert called(fresh_home, "use", "third").returncode == 3
     shown = called(fresh_home, "config").stdout.splitlines()[0]
     assert shown.split(maxsplit=2) == ["model", "second", wording("chosen_with_localspec_use")]
-    present = {one["name"]: one["present"] for one in json.loads(called(fresh_home, "list", "--json").stdout)}
+    present = {one["name"]: one["chosen"] for one in json.loads(called(fresh_home, "list", "--json").stdout)}
     assert present == {"first": False, "second": True, "demo": False, "demo-draft": False}
     found = called(fresh_home, "use", "first", LOCALSPEC_MODEL="second")
     assert found.stderr == wording("localspec_localspec_model_second")

@@ -516,7 +516,8 @@ def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
         away.rename(gguf)
         assert called(tmp_path, "use", "Tiny-Chat.Q8_0").returncode == 0
         gguf.rename(away)
-    assert listed(tmp_path)["Tiny-Chat.Q8_0"]["present"] is False
+    row = listed(tmp_path)["Tiny-Chat.Q8_0"]
+    assert row["chosen"] is False and wording("read_from_not_there", file=gguf) in row["problem"]
     assert imported(tmp_path, away)["new"] is False and run_hi(tmp_path, "Tiny-Chat.Q8_0")
     imported(tmp_path, away, "--quantize", "int8")
     away.unlink()

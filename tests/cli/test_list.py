@@ -26,7 +26,7 @@ def test_json(tmp_path):
     assert first == {
         "name": "demo", "parameters": 44, "bytes": size, "packed": {}, "draft": None, "license": "mit", "path": str(model),
         "trained": [],
-        "description": "", "present": False, "bits_per_weight": None, "missing": None,
+        "description": "", "chosen": False, "problem": None, "bits_per_weight": None, "missing": None,
     }  # fmt: skip
     assert second["name"] == "other" and second["license"] is None
 
