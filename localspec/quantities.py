@@ -45,9 +45,9 @@ def amount(count: int) -> str:
     return f"{count:,}"
 
 
-def counted(count: int, what: str) -> str:
-    """Return a count with its noun: `1 phrase`, `1,234 phrases`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def counted(count: int, what: str, several: str = "") -> str:
+    """Return a count with its noun: `1 phrase`, `1,234 phrases`. `several` is a plural that does not end in s."""
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
 
 
 def tokens_a_second(speed: float) -> str:

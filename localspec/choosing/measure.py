@@ -47,7 +47,8 @@ class ReplyStats:
 
     Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the time of a step besides drafting
     and verification, also per verifying second. `peak` is the most memory that the process held, and `held` is the
-    drafter's part of it. `tokens` is the total length of these replies; earlier replies count less.
+    drafter's part of it. `tokens` is the total length of these replies; earlier replies count less. `replies` counts
+    them all; it is 0 if an earlier version did not count them.
     """
 
     length: float
@@ -57,6 +58,7 @@ class ReplyStats:
     peak: int = 0
     held: int = 0
     tokens: float = math.inf
+    replies: int = 0
 
     @property
     def trust(self) -> float:
@@ -176,9 +178,10 @@ def _readings(value: Any) -> list[float] | None:
 
 def _sums(value: Any) -> dict[str, list[float]]:
     def sound(sums: object) -> bool:
-        return isinstance(sums, list) and len(sums) == 8 and all(type(one) in (int, float) and one >= 0 for one in sums)
+        numbers = isinstance(sums, list) and len(sums) in (8, 9)  # earlier versions did not count replies
+        return numbers and all(type(one) in (int, float) and one >= 0 for one in sums)
 
-    return {drafter: list(map(float, sums)) for drafter, sums in value.items() if sound(sums)}
+    return {drafter: [*map(float, sums), 0.0][:9] for drafter, sums in value.items() if sound(sums)}
 
 
 def _layers(value: Any) -> list[MeasuredLayers] | None:
@@ -193,7 +196,7 @@ BANDWIDTH = Quantity("bandwidth", _readings, list)
 DISK = Quantity("bandwidth of a disk", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
-# steps; then the lowest peak and the drafter's bytes.
+# steps; then the lowest peak, the drafter's bytes, and the number of replies.
 REPLIES = Quantity("replies that use it", _sums, dict)
 LIBRARIES = Quantity("libraries compute", lambda value: value if isinstance(value, bool) else None, bool)
 
@@ -216,11 +219,11 @@ def replies_subject(weights: str, device: str, dtype: str, quantize: str) -> str
 
 def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
     """Return the figures of replies from their sums; None with fewer than LEAST_TOKENS tokens."""
-    tokens, steps, nodes, drafting, verifying, rest, peak, held = sums
+    tokens, steps, nodes, drafting, verifying, rest, peak, held, replies = sums
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
     shares = drafting / verifying, rest / verifying
-    return ReplyStats(tokens / steps, nodes / steps, *shares, int(peak), int(held), tokens)
+    return ReplyStats(tokens / steps, nodes / steps, *shares, int(peak), int(held), tokens, int(replies))
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
@@ -239,10 +242,10 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
     )
     memory = statistics.memory
     new_peak = memory.peak if memory.peak <= OTHERS * (memory.target + memory.drafter + memory.cache) else 0
-    *before, peak, _ = sums.get(drafter) or [0.0] * 8
+    *before, peak, _, replies = sums.get(drafter) or [0.0] * 9
     lowest = min((one for one in (peak, new_peak) if one), default=0)
     faded = [FADING * old + one for old, one in zip(before, new, strict=True)]
-    return {**sums, drafter: [*faded, float(lowest), float(memory.drafter)]}
+    return {**sums, drafter: [*faded, float(lowest), float(memory.drafter), replies + 1]}
 
 
 def _file_of_experts(path: Path) -> Path | None:

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.machine.machine import PACKINGS, Device
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
-from localspec.quantities import amount, distinct, gib, precision_in_words, tokens_a_second
+from localspec.quantities import amount, counted, distinct, gib, precision_in_words, tokens_a_second
 from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
 
@@ -470,7 +470,8 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     basis = "measured here" if plan.measured else "predicted"
     sentence = f"{name} in {plan.precision}: {_pace(plan)} ({basis}), {shown_m(plan)}"
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
-        sentence += f", {replies.length:.2f} tokens/step as measured here"
+        number = f" in {counted(replies.replies, 'reply', 'replies')}" if replies.replies else ""
+        sentence += f", {replies.length:.2f} tokens/step as measured here{number}"
     elif plan.candidate.name != "none" and not plan.nodes:
         sentence += "; drafts are expected to cost more than they save, so they are made only where they should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":

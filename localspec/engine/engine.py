@@ -73,6 +73,7 @@ from localspec.models.messages import Message
 from localspec.models.model import model_of
 from localspec.models.registry import TargetCard
 from localspec.quantities import counted
+from localspec.repetition import goes_round
 from localspec.store.store import Store
 from localspec.weights.checkpoint import inspect
 
@@ -505,7 +506,7 @@ class Engine:
             return  # one problem is waited for and reported only once
         for quantity, calibration in self._calibrated:
             self.profile.remember(quantity, calibration)
-        if statistics is not None:
+        if statistics is not None and not goes_round(self.target.decode(statistics.token_ids)):
             draft = self.choice.draft.target if self.choice.draft else None
             self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), statistics)
 

@@ -258,7 +258,7 @@ def stats(sums: object) -> ReplyStats | None:
 
 @each(
     "sums",
-    [None, 7, {}, [], SUMS[:6], [*SUMS, 1.0], [LEAST_TOKENS - 1, *SUMS[1:]], [200.0, 0, *SUMS[2:]],
+    [None, 7, {}, [], SUMS[:6], [*SUMS, 1.0, 1.0], [LEAST_TOKENS - 1, *SUMS[1:]], [200.0, 0, *SUMS[2:]],
      [*SUMS[:4], 0, *SUMS[5:]], [*SUMS[:4], "10", *SUMS[5:]], [*SUMS[:4], True, *SUMS[5:]],
      [*SUMS[:2], -1.0, *SUMS[3:]], [*SUMS[:3], float("nan"), *SUMS[4:]]],
 )  # fmt: skip
@@ -270,7 +270,7 @@ def test_a_reply_is_added_to_its_own_drafter_and_earlier_ones_fade() -> None:
     held = Memory(target=10, drafter=2, cache=1, peak=20)
     one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0, beside=0.25, memory=held)
     first = with_reply({}, "phrases", one)
-    assert first == {"phrases": [40, 20, 60, 0.5, 2.0, 0.25, 20, 2]}, "the first token belongs to prefill"
+    assert first == {"phrases": [40, 20, 60, 0.5, 2.0, 0.25, 20, 2, 1]}, "the first token belongs to prefill"
     second = with_reply({**first, "s3d": SUMS}, "phrases", one)
     assert second["s3d"] == SUMS
     assert second["phrases"][:6] == pytest.approx([(1 + FADING) * new for new in (40, 20, 60, 0.5, 2, 0.25)])
@@ -282,7 +282,7 @@ def test_the_lowest_peak_counts_that_is_of_this_model(peaks: list[int]) -> None:
     for peak in peaks:
         kept = with_reply(kept, "phrases", said(range(41), memory=Memory(target=10, drafter=2, cache=1, peak=peak)))
     own = [peak for peak in peaks if peak <= measure.OTHERS * 13]
-    assert kept["phrases"][6:] == [min(own, default=0), 2]
+    assert kept["phrases"][6:] == [min(own, default=0), 2, len(peaks)]
 
 
 def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:

@@ -346,6 +346,9 @@ def test_a_reason_tells_precision_speed_m_the_rule_and_what_they_rest_on() -> No
     assert explained(named, [named, PLAIN]).endswith(wording("chosen_by_m_as_the_setting_says"))
     replies = replace(PHRASES.candidate, replies=ReplyStats(1.3, 4, 0.0, peak=GIB))
     assert explained(replace(PHRASES, candidate=replies), [PLAIN]) == wording("explained_phrases_as_measured")
+    for count, words in ((1, "as measured here in 1 reply;"), (12, "as measured here in 12 replies;")):
+        counted = replace(replies, replies=ReplyStats(1.3, 4, 0.0, peak=GIB, replies=count))
+        assert words in explained(replace(PHRASES, candidate=counted), [PLAIN])
     lost = explained(replace(PHRASES, nodes=0), [PHRASES, PLAIN])
     assert wording("phrases_expected_to_cost_more") in lost and "tokens/step" not in lost
 

@@ -26,6 +26,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros_tuning import starting
 from localspec.engine import assemble, model_profile
+from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.events import TUNING, Done, Reporter
@@ -331,6 +332,17 @@ def test_replies_are_kept_as_one_average_however_they_were_decoded(measured, sto
         kept = engine.profile.cache.recall(REPLIES, engine.profile.replies_subject)
         assert [*kept] == ["phrases"] and kept["phrases"][0] > tokens[-1]
         tokens.append(kept["phrases"][0])
+
+
+@pytest.mark.slow
+def test_a_reply_that_repeats_itself_does_not_count(measured, store, monkeypatch):
+    engine = Engine(choice(), store=store)
+    for loops, count in ((False, 1), (True, 1), (False, 2)):
+        monkeypatch.setattr(engine_module, "goes_round", lambda text, loops=loops: text != "" and loops)
+        for _ in engine.chat([{"role": "user", "content": "Who are you?"}], Sampling(), Limits(6)):
+            pass
+        kept = engine.profile.cache.recall(REPLIES, engine.profile.replies_subject)
+        assert kept["phrases"][-1] == count
 
 
 @pytest.mark.slow
