@@ -117,9 +117,7 @@ def _ever_saved(history: History) -> bool:
         return True
 
 
-def _named_model(
-    settings: Settings, found: Saved | None, reporter: Reporter, saves: bool = True
-) -> TargetCard | None:
+def _named_model(settings: Settings, found: Saved | None, reporter: Reporter, saves: bool = True) -> TargetCard | None:
     """Return the model that the flag names, or the one of the conversation, or else the one that other settings
     name."""
     if found is not None and not settings.origins.get("model", "").startswith("--"):
@@ -159,8 +157,8 @@ def _unnamed_model(
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
     In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces a
-    conversation's model, and a notice always names it. Without `saves` neither choice nor notice is saved. A notice also names a saved choice whose GGUF file is missing,
-    or all such models if there is no saved choice.
+    conversation's model, and a notice always names it. Without `saves` neither choice nor notice is saved. A notice
+    also names a saved choice whose GGUF file is missing, or all such models if there is no saved choice.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)

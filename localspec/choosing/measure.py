@@ -178,8 +178,10 @@ def _readings(value: Any) -> list[float] | None:
 
 def _sums(value: Any) -> dict[str, list[float]]:
     def sound(sums: object) -> bool:
-        numbers = isinstance(sums, list) and len(sums) in (8, 9)  # earlier versions did not count replies
-        return numbers and all(type(one) in (int, float) and one >= 0 for one in sums)
+        # Earlier versions did not count replies.
+        if not isinstance(sums, list) or len(sums) not in (8, 9):
+            return False
+        return all(type(one) in (int, float) and one >= 0 for one in sums)
 
     return {drafter: [*map(float, sums), 0.0][:9] for drafter, sums in value.items() if sound(sums)}
 

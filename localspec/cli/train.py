@@ -124,7 +124,12 @@ def train(
     keep_answers: Annotated[
         bool, typer.Option("--keep-answers", help="With --data history: keep the training text, answers.jsonl.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and train nothing; only measurements of this machine are saved.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the plan and train nothing; only measurements of this machine are saved."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:

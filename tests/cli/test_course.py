@@ -455,7 +455,7 @@ def test_a_stopped_training_goes_on_with_its_text_though_other_kinds_have_added_
     assert added.startswith(before) and added.count(b"\n") >= before.count(b"\n") + 6
     with answers(place).open("ab") as file:
         file.write('{"asked": "12", "é'.encode()[:-1])  # a third training was killed here
-    code, text, errors = train("--json", flags=flags)
+    code, _, errors = train("--json", flags=flags)
     assert code == 0, errors
     assert (place / "losses.jsonl").read_text() == whole, "the same text in the same order"
 
