@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.hub.records import packed_sources
 from localspec.models.default_draft import DRAFT_FOLDER, default_draft
-from localspec.models.drafter_cards import DrafterCard, trained_drafters
+from localspec.models.drafter_cards import DrafterCard, damaged_drafters, trained_drafters
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.paths import Paths
@@ -68,6 +68,9 @@ def list_models(
             gone = read(card.path).missing if found.packing else None  # another packing may still be usable
             missing = str(gone) if gone else None
             row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": missing}
+            with suppress(LocalspecError):
+                for trouble in damaged_drafters(card):
+                    say(trouble)
         row |= {
             "packed": _packed(card, packed),
             "draft": None if isinstance(found, LocalspecError) else _draft(card),

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.machine.machine import this_machine
 from localspec.models.default_draft import default_draft, too_large_to_draft
-from localspec.models.drafter_cards import MTP, DrafterCard, comes_with_mtp, trained_drafters
+from localspec.models.drafter_cards import MTP, DrafterCard, comes_with_mtp, damaged_drafters, trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, draft_form, model_of
@@ -84,6 +84,7 @@ def _installed_facts(card: TargetCard) -> Facts:
     shape = Shape.of(checkpoint.config)
     own, passed_over = default_draft(card)
     draft = own.card.name if own is not None and own.card.here else None
+    own_passed_over = passed_over or ("" if own else too_large_to_draft(card))
     return {
         "name": card.name,
         "description": card.description,
@@ -104,7 +105,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "draft": draft,
         "draft_form": draft_form(own.card) if own is not None and draft is not None else None,
         "draft_origin": own.origin if own is not None and draft is not None else None,
-        "passed_over": passed_over or ("" if own else too_large_to_draft(card)) or None,
+        "passed_over": " ".join(filter(None, [own_passed_over, *damaged_drafters(card)])) or None,
         "revision": revision(card.path),
         "sampling": sampling_words(default_sampling_of(card)),
     }

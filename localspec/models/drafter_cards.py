@@ -245,6 +245,18 @@ def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[Draft
     return [found[kind] for kind in sorted(found)]
 
 
+def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
+    """Return a sentence for each trained drafter of a model that is left out because it cannot be read."""
+    found = []
+    for path, content in drafter_directories(card, paths):
+        if content.get("kept", True) is not False:
+            try:
+                read_drafter(path)
+            except LocalspecError as trouble:
+                found.append(f"A drafter of {card.name} is left out. {trouble}")
+    return found
+
+
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
     """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error.
 

@@ -8,7 +8,7 @@ from localspec.errors import LocalspecError
 from localspec.families.default_sampling import DefaultSampling, default_sampling
 from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.default_draft import default_draft
-from localspec.models.drafter_cards import DrafterCard, trained_drafters
+from localspec.models.drafter_cards import DrafterCard, damaged_drafters, trained_drafters
 from localspec.models.entries import Entry
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
@@ -28,11 +28,11 @@ class Model:
     """A target and its possible drafters. `parameters` is its exact number of parameters. `small` is its draft model.
 
     `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
-    `passed_over` is a sentence about another small model that is not used, and why; empty if there is none. `packed`
-    are the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of
-    its weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and those of
-    all experts, of which a token reads some. `temperature` is the maker's recommendation. It is 0, greedy, for a model
-    that is not here, because published figures belong to greedy replies.
+    `passed_over` says which other small model and which damaged drafters are not used, and why; it may be empty.
+    `packed` are the packings of a target whose original weights are not here, the default first. `block_bytes` are the
+    bytes of its weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and
+    those of all experts, of which a token reads some. `temperature` is the maker's recommendation. It is 0, greedy, for
+    a model that is not here, because published figures belong to greedy replies.
     """
 
     card: TargetCard
@@ -84,7 +84,7 @@ def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) ->
         small=small,
         small_here=small is not None and small.card.here,
         small_named=own is not None and own.named,
-        passed_over=passed_over,
+        passed_over=" ".join(filter(None, [passed_over, *damaged_drafters(card)])),
     )
 
 

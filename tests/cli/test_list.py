@@ -8,6 +8,8 @@ from command import called
 from golden import wording
 
 from localspec.models import drafter_cards
+from localspec.models.model import model_of
+from localspec.models.registry import TargetCard
 
 
 def register(home, text: str) -> None:
@@ -52,6 +54,14 @@ def test_drafters_that_come_with_localspec_and_the_users_own_are_listed(tmp_path
     assert "medusa, shipped" in shown()
     (row,) = (one for one in json.loads(called(tmp_path, "list", "--json").stdout) if one["name"] == "mine")
     assert row["trained"] == [{"kind": "medusa", "shipped": True}]
+    weights = tmp_path / "trained" / "mine" / "drafter.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    result, card = called(tmp_path, "list"), TargetCard("mine", model, None, "")
+    assert "shipped" not in result.stdout and wording("drafter_mine_left_out") in result.stderr
+    assert str(weights) in result.stderr and model_of(card).passed_over in result.stderr
+    weights.write_bytes(whole)
+    assert model_of(card).passed_over == ""
     for kind in ("semi", "s3d", "eagle3"):
         write_drafter(tmp_path / "data" / "drafters" / kind / "drafter", model, kind)
         if kind == "s3d":

@@ -8,14 +8,14 @@ import pytest
 import torch
 from checkpoints import CONFIG
 from each import each
-from golden import matching
+from golden import matching, wording
 from safetensors.torch import save_file
 
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models import drafter_cards
-from localspec.models.drafter_cards import file_digest, find_drafter, read_drafter, trained_drafters
+from localspec.models.drafter_cards import damaged_drafters, file_digest, find_drafter, read_drafter, trained_drafters
 from localspec.models.registry import TargetCard, cards, resolve
 from localspec.paths import Paths
 from localspec.weights.checkpoint import revision
@@ -101,6 +101,8 @@ def test_a_damaged_one_that_came_with_localspec_cannot_be_trained_again(paths, m
         with pytest.raises(LocalspecError, match=f"{shipped / file}.*{matching('install_localspec_again')}"):
             find_drafter("medusa", published, paths)
         assert trained_drafters(published, paths) == []
+        (told,) = damaged_drafters(published, paths)
+        assert str(shipped / file) in told and told.endswith(f"{wording('install_localspec_again')}.")
     (shipped / "drafter.json").unlink()
     with pytest.raises(LocalspecError, match=f"{shipped / 'drafter.json'} .*{matching('install_localspec_again')}"):
         find_drafter("medusa", published, paths)
