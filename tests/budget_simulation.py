@@ -10,7 +10,7 @@ from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Step
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 
 MOST = 8

@@ -82,8 +82,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Emulation:
     """Let kernels run on the CPU, for tensors there, as on a GPU with one multiprocessor."""
     emulation = Emulation(folder)
     monkeypatch.setattr(cuda_kernels, "_driver", lambda: emulation)
-    for module in ("row_kernels", "layer_kernels"):
-        monkeypatch.setattr(f"localspec.nn.{module}.compiled", emulation.compiled)
+    monkeypatch.setattr(row_kernels, "compiled", emulation.compiled)
     monkeypatch.setattr(row_kernels, "_multiprocessors", lambda device: 1)
     monkeypatch.setattr(row_kernels, "_blocks", lambda device: 2)
     monkeypatch.setattr(kernel_checks, "trouble", lambda device: None)

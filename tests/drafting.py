@@ -12,8 +12,7 @@ from tiny_models import END
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter
-from localspec.decoding.logits import Hidden
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import Hidden, NumpyHidden
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.saved import load_drafter

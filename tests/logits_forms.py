@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from localspec.decoding.logits import Logits
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import Logits, NumpyLogits
 from localspec.machine import compiled
 from localspec.native.logits import NativeLogits
 from localspec.nn.logits import TorchLogits

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from localspec.decoding.forward import ForwardOutput
-from localspec.decoding.numpy_logits import NumpyHidden, NumpyLogits
+from localspec.decoding.logits import NumpyHidden, NumpyLogits
 from localspec.decoding.tree import DraftTree
 
 

@@ -21,7 +21,7 @@ from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.machine import hardware
 from localspec.store.store import Store
-from localspec.weights.draft_role import draft_in_words
+from localspec.weights.recipe import draft_in_words
 
 
 @dataclass(frozen=True)

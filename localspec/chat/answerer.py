@@ -8,7 +8,7 @@ from localspec.events import Event, Memory, Statistics
 from localspec.models.messages import Message
 
 if TYPE_CHECKING:
-    from localspec.decoding.limits import Limits
+    from localspec.decoding.session import Limits
 
 
 class ReplySampling(Protocol):

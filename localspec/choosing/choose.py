@@ -37,8 +37,8 @@ from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard
 from localspec.quantities import distinct, gib
 from localspec.weights.checkpoint import inspect, only_packed
-from localspec.weights.draft_role import is_coarser
 from localspec.weights.packed_file import BLOCKS
+from localspec.weights.recipe import is_coarser
 
 # Packings in which a row's result does not depend, to the bit, on the rows computed with it. On CUDA localspec's
 # kernels guarantee this, and they need bf16.

@@ -20,8 +20,8 @@ from localspec.machine.machine import PACKINGS, Device
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.model import Model
 from localspec.quantities import amount, counted, distinct, gib, precision_in_words, tokens_a_second
-from localspec.weights.draft_role import as_draft, is_coarser
 from localspec.weights.packed_file import BLOCKS
+from localspec.weights.recipe import as_draft, is_coarser
 
 AUTO_NODES = 16  # the most nodes of a tree if the settings name none; a reply drafts as many of them as pay
 # Twice as many nodes brought 1 to 11 % more tokens a step, so a forward with twice the rows may take this much longer.

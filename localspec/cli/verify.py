@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from localspec.cli.progress import Progress
-from localspec.engine.saved_nf4 import saved_damage
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
@@ -195,6 +194,8 @@ def _packed_problems(file: Path) -> list[str]:
     progress = Progress()
     try:
         if file.suffix == GPU_SUFFIX:
+            from localspec.engine.backends import saved_damage
+
             progress.show(f"reading {file}")
             return [clause] if (clause := saved_damage(file)) is not None else []
         return read(file).verify(lambda done, total: progress.show(f"reading {file}: {size(done)} of {size(total)}"))

@@ -118,3 +118,15 @@ class Drafter(Protocol):
 
         The drafter must hold no text.
         """
+
+
+class Textless:
+    """The part of a `Drafter` that holds no text: there is nothing to hand over and to resume."""
+
+    nbytes, target_layers = 0, ()
+
+    def hand_over(self) -> HeldText:
+        return HeldText()
+
+    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+        pass

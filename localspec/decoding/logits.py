@@ -108,7 +108,6 @@ class HeldLogits(ABC):
         return len(self.rows)
 
     def argmax(self) -> list[int]:
-        """Return the likeliest token of each row."""
         likeliest: list[int] = self.rows.argmax(-1).tolist()
         return likeliest
 
@@ -119,7 +118,6 @@ class HeldLogits(ABC):
         return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target uses."""
         return self._noisiest(row, position, sampling, stream)
 
     @abstractmethod
@@ -153,3 +151,87 @@ def choose_candidates(
         tokens, confidence = np.take_along_axis(tokens, best, -1), weights / weights.sum(-1, keepdims=True)
     rows = [zip(*row, strict=True) for row in zip(tokens.tolist(), confidence.tolist(), strict=True)]
     return [[(token, chance) for token, chance in row if not math.isnan(chance)] for row in rows]
+
+
+class NumpyHidden:
+    """Hidden states [rows, hidden_size] in main memory."""
+
+    def __init__(self, rows: npt.NDArray[np.floating]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Sequence[int]) -> "NumpyHidden":
+        return NumpyHidden(self.rows[list(rows)])
+
+    def part(self, start: int, stop: int) -> "NumpyHidden":
+        return NumpyHidden(self.rows[:, start:stop])
+
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.rows).all())
+
+
+class NumpyLogits(HeldLogits):
+    """Logits [rows, vocab_size] in main memory, as `Logits` describes them."""
+
+    rows: npt.NDArray[np.float32]
+
+    def __init__(self, rows: npt.NDArray[np.floating]) -> None:
+        self.rows = rows.astype(np.float32, copy=False)
+
+    def take(self, rows: Sequence[int]) -> "NumpyLogits":
+        return NumpyLogits(self.rows[list(rows)])
+
+    def numpy(self) -> npt.NDArray[np.float32]:
+        return self.rows
+
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.rows).all())
+
+    def finite_rows(self, sampling: Sampling) -> int:
+        with np.errstate(over="ignore"):
+            finite = np.isfinite(self.rows.max(-1) / np.float32(sampling.temperature)).tolist()
+        return finite.index(False) if False in finite else len(finite)
+
+    def candidates(
+        self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
+    ) -> list[list[Candidate]]:
+        scores = self.rows if sampling.proposes_likeliest else _cooled(self.rows, sampling)
+        likely = np.argsort(-scores, -1, kind="stable")[:, : candidates_shown(sampling, count, scores.shape[-1])]
+        confidence = np.take_along_axis(_softmax(scores), likely, -1)
+        return choose_candidates(likely if ids is None else ids[likely], confidence, positions, count, sampling)
+
+    def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
+        scores, ids = self._survivors(row, sampling)
+        chances = np.zeros(self.rows.shape[-1])
+        chances[ids] = _softmax(scores.astype(np.float64))
+        return chances
+
+    def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
+        scores, ids = _cooled(self.rows[row], sampling), np.arange(self.rows.shape[-1])
+        if sampling.top_k and sampling.top_k < len(scores):
+            kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]
+            scores, ids = scores[kept], ids[kept]
+        if sampling.top_p < 1:
+            order = np.argsort(-scores, kind="stable")
+            chances = _softmax(scores[order])
+            order = order[np.cumsum(chances) - chances < sampling.top_p]
+            scores, ids = scores[order], ids[order]
+        if sampling.min_p:
+            chances = _softmax(scores)
+            kept = chances >= sampling.min_p * chances.max(initial=0.0)
+            scores, ids = scores[kept], ids[kept]
+        return scores, ids
+
+
+def _cooled(rows: npt.NDArray[np.float32], sampling: Sampling) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return rows / np.float32(sampling.temperature)
+
+
+def _softmax(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+    with np.errstate(invalid="ignore", over="ignore"):
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        chances: npt.NDArray[np.floating] = weights / weights.sum(-1, keepdims=True)
+    return chances

@@ -13,12 +13,11 @@ import numpy as np
 
 from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
-from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import are_places
-from localspec.drafters.features import Features
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, ParallelDrafter
+from localspec.drafters.trained import QUIET, Features, ParallelDrafter
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
@@ -168,6 +167,7 @@ class Drafter(ParallelDrafter):
     Options = DFlashOptions
     FIRST: ClassVar[int] = 1  # row of the block that predicts the token after the root
     options: DFlashOptions
+    _features: Features
 
     def __init__(self, target: DraftableModel[Any], options: DFlashOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
@@ -218,11 +218,6 @@ class Drafter(ParallelDrafter):
         """Bytes of weights, keys, values and features."""
         return sum(int(one.nbytes) for one in (*self._layers, self._features, self._norm))
 
-    @property
-    def target_layers(self) -> Sequence[int]:
-        """The states from which features are made."""
-        return self._features.layers
-
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
@@ -235,16 +230,6 @@ class Drafter(ParallelDrafter):
         self._forget_rows(length)
         self._features.truncate(length)
         self.forget_draft()
-
-    def hand_over(self) -> HeldText:
-        """Return the features, from which keys and values are computed again."""
-        features = self._features.hand_over()
-        self.rewind(0)
-        return HeldText(features=features)
-
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from features that `hand_over` returned."""
-        self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

@@ -17,12 +17,11 @@ import numpy as np
 
 from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
-from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, DraftVocabulary, TrainedDrafter, draft_vocabulary
+from localspec.drafters.trained import QUIET, DraftVocabulary, Features, TrainedDrafter, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
@@ -216,6 +215,7 @@ class Drafter(TrainedDrafter):
     kind = "eagle3"
     Options = Eagle3Options
     options: Eagle3Options
+    _features: Features
 
     def __init__(self, target: DraftableModel[Any], options: Eagle3Options, tensors: Mapping[str, Array]) -> None:
         """Build the drafter. Raises the errors of `DraftVocabulary`."""
@@ -274,11 +274,6 @@ class Drafter(TrainedDrafter):
         held = [self._layer, self._features, self._norm, self._head]
         return sum(int(one.nbytes) for one in [*held, *([] if self._embedding is None else [self._embedding])])
 
-    @property
-    def target_layers(self) -> Sequence[int]:
-        """The states from which features are made."""
-        return self._features.layers
-
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
@@ -291,16 +286,6 @@ class Drafter(TrainedDrafter):
         self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
-
-    def hand_over(self) -> HeldText:
-        """Return the features, from which keys and values are computed again."""
-        features = self._features.hand_over()
-        self.rewind(0)
-        return HeldText(features=features)
-
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from features that `hand_over` returned."""
-        self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

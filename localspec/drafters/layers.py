@@ -8,7 +8,7 @@ from typing import Any
 
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import DraftableModel
-from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.drafter import Context, Step, Textless
 from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.models.drafter_cards import RANKS
@@ -20,7 +20,7 @@ FIXED = 4  # tokens of a draft in a tree of a fixed size, if its ranks can fill 
 REMEMBERED = 24  # drafts in the averages of accuracy and seconds
 
 
-class Layers:
+class Layers(Textless):
     """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
 
     Each draft forward reads one row through the kept layers and adds the likeliest next tokens to the tree. The next
@@ -35,8 +35,6 @@ class Layers:
     many tokens as fill the tree. The drafter holds no weights and no text. `measured` lists the layers that it reads,
     and how often they were right.
     """
-
-    nbytes, target_layers = 0, ()
 
     def __init__(self, target: DraftableModel[Any], measured: MeasuredLayers, fixed: bool = False) -> None:
         self.target, self.compute = target, target.compute
@@ -75,13 +73,6 @@ class Layers:
     def rewind(self, length: int) -> None:
         """Discard the last draft; the drafter holds no text."""
         self._forget_draft()
-
-    def hand_over(self) -> HeldText:
-        """Return an empty state: the drafter holds no text."""
-        return HeldText()
-
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Do nothing: the drafter holds no text."""
 
     def _forget_draft(self) -> None:
         self._levels, self._chain = [], []

@@ -7,7 +7,7 @@ the previous forward come closer to the model's real text.
 import random
 from collections.abc import Collection, Sequence
 
-from localspec.decoding.drafter import Context, Drafter, HeldText, Step
+from localspec.decoding.drafter import Context, Drafter, Step, Textless
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.phrases import WithPhrases
@@ -17,7 +17,7 @@ SOURCE = "window"
 COLUMNS, PHRASE = 8, 4  # of the window of a target: most columns, tokens of a phrase
 
 
-class Lookahead:
+class Lookahead(Textless):
     """Lookahead decoding's window (Fu et al. 2024, §3.1): probe nodes that give a pool phrases of `phrase` tokens.
 
     The window has `columns` columns and `phrase` - 1 levels, one below the other; level 0 is a chain below the root.
@@ -29,8 +29,6 @@ class Lookahead:
 
     Until all levels are there, a forward adds one and gives no phrase.
     """
-
-    nbytes, target_layers = 0, ()
 
     def __init__(self, pool: PhrasePool, special: Collection[int], columns: int, phrase: int) -> None:
         assert columns > 0 and phrase > 1, "a phrase has at least two tokens"
@@ -61,13 +59,6 @@ class Lookahead:
 
     def rewind(self, length: int) -> None:
         """Keep the window: it holds guesses, which may be wrong anyway."""
-
-    def hand_over(self) -> HeldText:
-        """Return an empty state: the drafter holds no text."""
-        return HeldText()
-
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Do nothing: the drafter holds no text."""
 
     def draft(self, context: Context) -> DraftTree:
         """Return the root, and below it as many columns of the window as there are nodes for."""

@@ -158,7 +158,6 @@ class Drafter(ParallelDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the heads."""
         return self._draft_heads.nbytes + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:

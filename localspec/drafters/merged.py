@@ -90,12 +90,10 @@ class Merged:
             drafter.rewind(length)
 
     def hand_over(self) -> HeldText:
-        """Return the states of all drafters."""
         self._proposed = _Proposals(0)
         return HeldText(inner=[drafter.hand_over() for drafter in self.drafters])
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Let each drafter continue from its state."""
         for drafter, part in zip(self.drafters, held.inner, strict=True):
             drafter.resume(part, tokens)
 

@@ -8,7 +8,7 @@ has not read the nodes below the root. There the layer's own state takes the pla
     predicts         root t     …
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,20 +17,19 @@ from typing import Any, Self
 import numpy as np
 
 from localspec.choosing.fit import CHUNK
-from localspec.decoding.compute import Array, DraftableModel, Rows
-from localspec.decoding.drafter import Context, HeldText, Step
-from localspec.decoding.forward import brought_back, set_aside
+from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.forward import ParkableCache
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.features import Features
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, OfModel, TrainedDrafter
+from localspec.drafters.trained import QUIET, Features, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
 from localspec.families.ahead import ahead_config, ahead_features, ahead_gguf_map, ahead_map
 from localspec.models.drafter_cards import mtp_layer
 from localspec.weights.checkpoint import inspect, is_packed
 from localspec.weights.gguf_weights import registered_ahead
-from localspec.weights.stored import StoredTensor, damaged, find_stored
+from localspec.weights.stored import LazyTensors, StoredTensor, damaged, find_stored
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,9 @@ class Drafter(TrainedDrafter, OfModel):
     kind = "mtp"
     Options = MtpOptions
     options: MtpOptions
+    _features: Features
+    _model: RowModel
+    _cache: ParkableCache
 
     def __init__(self, target: DraftableModel[Any], options: MtpOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
@@ -65,8 +67,8 @@ class Drafter(TrainedDrafter, OfModel):
             for name in ("embedding_norm", "state_norm")
         }
         self._fc = compute.linear(tensors["fc.weight"])
-        self._layer = compute.model(ahead_config(own), None, tensors)
-        self._cache = self._layer.cache(0)
+        self._model = compute.model(ahead_config(own), None, tensors)
+        self._cache = self._model.cache(0)
         self._features = Features(compute)
         self._trees = PathTrees(self, chain=True)
 
@@ -81,12 +83,12 @@ class Drafter(TrainedDrafter, OfModel):
         options = MtpOptions() if depth is None else MtpOptions(min(max(depth, 1), 16))
         if is_packed(path):
             names = {ours: parts[0][0] for ours, parts in ahead_gguf_map(sizes).items()}
-            return cls(target, options, _Read(names, registered_ahead(path, sizes)))
+            return cls(target, options, _tensors(names, registered_ahead(path, sizes)))
         made_of = ahead_map(sizes)
         stored = find_stored(inspect(path), made_of, lambda name: ahead_features(name, sizes))
         names = {ours: parts[0][0] for ours, parts in made_of.items()}
         return cls(
-            target, options, _Read(names, {ours: [stored[part] for part, _ in made_of[ours]] for ours in made_of})
+            target, options, _tensors(names, {ours: [stored[part] for part, _ in made_of[ours]] for ours in made_of})
         )
 
     @classmethod
@@ -101,7 +103,7 @@ class Drafter(TrainedDrafter, OfModel):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and states."""
-        held = [*self._norms.values(), self._fc, self._layer, self._cache, self._features]
+        held = [*self._norms.values(), self._fc, self._model, self._cache, self._features]
         return sum(int(one.nbytes) for one in held)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
@@ -116,19 +118,6 @@ class Drafter(TrainedDrafter, OfModel):
         self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()
-
-    def hand_over(self) -> HeldText:
-        """Return the layer's keys and values, and the target's states that it read."""
-        cache, self._cache = set_aside(self._cache, self._layer.cache)
-        held = HeldText(cache, self._features.hand_over())
-        self.rewind(0)
-        return held
-
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from the state that `hand_over` returned."""
-        assert held.cache is not None
-        self._cache = brought_back(held.cache, self._cache)
-        self._features.resume(held.features)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:
@@ -165,30 +154,22 @@ class Drafter(TrainedDrafter, OfModel):
         """Read tokens and the states before them, [tokens, hidden_size]; return the layer's states, of that shape."""
         pair = (("embedding_norm", self.compute.target.embed(tokens)), ("state_norm", before))
         normed = [self.compute.rms_norm(x, self._eps) * self._norms[name] for name, x in pair]
-        states = self._layer.read_rows(self._fc(self.compute.concat(normed, 1)), self._cache)
+        states = self._model.read_rows(self._fc(self.compute.concat(normed, 1)), self._cache)
         self._cache.keep(range(len(tokens)))
         return states
 
 
-class _Read(Mapping[str, Array]):
-    """The layer's tensors under localspec's names. Each is read and stacked when it is accessed, as fp32."""
+def _tensors(names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> LazyTensors:
+    """Return the layer's tensors under localspec's names, each stacked from its parts in the files, as fp32.
 
-    def __init__(self, names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> None:
-        """Store where the parts of each tensor are in the files. `names` gives their names there, for errors."""
-        self._names, self._stored = names, stored
+    `names` gives their names in the files, for errors.
+    """
 
-    def __getitem__(self, name: str) -> Array:
-        parts = self._stored[name]
+    def read(name: str) -> Array:
+        parts = stored[name]
         whole = np.concatenate([part.floats(0, prod(part.shape)).reshape(part.shape) for part in parts])
         if not np.isfinite(whole).all():
-            raise damaged(parts[0].file, f"'{self._names[name]}' has NaN or inf")
+            raise damaged(parts[0].file, f"'{names[name]}' has NaN or inf")
         return whole
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._stored  # Mapping's default would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
+    return LazyTensors(stored, read)

@@ -12,8 +12,8 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardOutput
+from localspec.decoding.logits import NumpyHidden, NumpyLogits
 from localspec.decoding.measuring import Measuring, MeasuringProgress
-from localspec.decoding.numpy_logits import NumpyHidden, NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel

@@ -9,7 +9,7 @@ A mask's row does not know which token a tree has at its position. A low-rank co
 logits by a few channels of the token and of the row.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -18,21 +18,20 @@ import numpy as np
 
 from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, Compute, DraftableModel, RowModel, Rows
-from localspec.decoding.drafter import Context, HeldText, Step
-from localspec.decoding.forward import brought_back, set_aside
+from localspec.decoding.drafter import Context, Step
+from localspec.decoding.forward import ParkableCache
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.features import Features, MappedFeatures
 from localspec.drafters.paths import PathTrees
-from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import DraftVocabulary, OfModel, ParallelDrafter, draft_vocabulary
+from localspec.drafters.tensors import StoredTensors, TensorSpec
+from localspec.drafters.trained import DraftVocabulary, Features, OfModel, ParallelDrafter, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
 from localspec.models.stored_names import stored_name
-from localspec.models.target_map import target_map
+from localspec.models.target_map import BIAS, WEIGHT, TargetMap, target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.checkpoint import inspect
-from localspec.weights.stored import read_config
+from localspec.weights.stored import LazyTensors, read_config
 
 FORMS = ("medusa", "eagle", "model")
 BEGINNINGS = ("last", "first", "fresh")
@@ -112,6 +111,36 @@ def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> Transf
     )  # fmt: skip
 
 
+class MappedFeatures(Features):
+    """States of some of the target's layers, mapped to a small model's width by a matrix in its files (PARD-2).
+
+    The mapped states are stored: one row of the small model's width instead of several of the target's.
+    """
+
+    def __init__(self, target: DraftableModel[Any], described: TargetMap) -> None:
+        """Load the map. Raises UsageMistake if it is for another target, and LocalspecError for a damaged file."""
+        sizes, compute = target.compute.target.sizes, target.compute
+        self.layers = described.for_target(sizes.num_layers, sizes.hidden_size)
+        tensors, scale = StoredTensors(described.file), np.float32(described.scale)
+        bias = tensors[BIAS] * scale if described.has_bias else None
+        self._map, self._states = compute.linear(tensors[WEIGHT] * scale, bias), described.states
+        super().__init__(compute)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix and of stored rows."""
+        return self._map.nbytes + super().nbytes
+
+    def of(self, step: Step) -> Rows:
+        """Return the mapped states of a step, [rows, the small model's channels]."""
+        assert step.inner is not None
+        return self._map(step.inner.rows)
+
+    def zeros(self, rows: int) -> Rows:
+        """Return the result of the map for zeros: its bias, if it has one."""
+        return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))
+
+
 @dataclass(frozen=True)
 class Published:
     """A published small language model, its mask token, and bool [vocab_size] of ids that are never drafted.
@@ -136,6 +165,8 @@ class Drafter(ParallelDrafter, OfModel):
     Options = ParallelSpecOptions
     BEFORE: ClassVar[Mapping[str, Any]] = {"correction": 0, "begin": "fresh", "vocabulary": 0}
     options: ParallelSpecOptions
+    _model: RowModel
+    _cache: ParkableCache
 
     def __init__(
         self,
@@ -167,8 +198,9 @@ class Drafter(ParallelDrafter, OfModel):
         if self.options.form == "model":
             described = MaskedModel.of(self.options.config, self.target.context)
             sizes, rope = described.sizes, described.rope
-        names = {name: f"model.{stored_name(name)}" for name in weight_map(sizes)}
-        return self.compute.model(sizes, rope, Renamed(tensors, names))
+        stored = {name: f"model.{stored_name(name)}" for name in weight_map(sizes)}
+        names = {name: one for name, one in stored.items() if one in tensors}
+        return self.compute.model(sizes, rope, LazyTensors(names, lambda name: tensors[names[name]]))
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
@@ -232,11 +264,6 @@ class Drafter(ParallelDrafter, OfModel):
         held += [one for one in (self._joined, self._never, self._correction, self._features) if one is not None]
         return sum(int(one.nbytes) for one in held) + self._vocabulary.nbytes
 
-    @property
-    def target_layers(self) -> Sequence[int]:
-        """The states that the map of a published model reads."""
-        return () if self._features is None else self._features.layers
-
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
@@ -252,20 +279,6 @@ class Drafter(ParallelDrafter, OfModel):
             self._features.truncate(length)
         self.forget_draft()
         self._trees.forget()
-
-    def hand_over(self) -> HeldText:
-        """Return the drafter's cache and the features."""
-        cache, self._cache = set_aside(self._cache, self._model.cache)
-        held = HeldText(cache, self._features.hand_over() if self._features is not None else ())
-        self.rewind(0)
-        return held
-
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from the state that `hand_over` returned."""
-        assert held.cache is not None
-        self._cache = brought_back(held.cache, self._cache)
-        if self._features is not None:
-            self._features.resume(held.features)
 
     def draft(self, context: Context) -> DraftTree:
         """Return the tree of one forward over the masks and the tokens that are new to the drafter's cache,
@@ -357,20 +370,3 @@ class Correction:
         """Return the correction of the logits [rows, draft vocabulary] after tokens with these embeddings."""
         compute = self._compute
         return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))
-
-
-class Renamed(Mapping[str, Array]):
-    """Tensors under other names. Each is loaded when it is accessed."""
-
-    def __init__(self, tensors: Mapping[str, Array], names: Mapping[str, str]) -> None:
-        self._tensors = tensors
-        self._names = {name: stored for name, stored in names.items() if stored in tensors}
-
-    def __getitem__(self, name: str) -> Array:
-        return self._tensors[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

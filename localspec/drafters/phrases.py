@@ -147,7 +147,6 @@ class WithPhrases:
                 self.pool.mark_used(stored)
 
     def rewind(self, length: int) -> None:
-        """Discard text after the first `length` tokens."""
         self.inner.rewind(length)
         if not self._read_only:
             self.pool.rewind(length)
@@ -159,7 +158,6 @@ class WithPhrases:
         return HeldText(inner=[held])
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from the state that `hand_over` returned."""
         self.inner.resume(held.inner[0], tokens)
         if not self._read_only:
             self.pool.extend(tokens)

@@ -149,7 +149,6 @@ class Averaged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
         return self._inner.nbytes + self._outer.nbytes + 4 * len(self._alpha)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
@@ -169,7 +168,6 @@ class Recurrent:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
         return sum(cell.nbytes for cell in self._cells)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
@@ -277,7 +275,6 @@ class Drafter(TrainedDrafter):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the drafter."""
         layers = (self._recent, self._far, self._near, self._mixed, self._out, self._vocabulary)
         return sum(layer.nbytes for layer in layers if layer is not None)
 

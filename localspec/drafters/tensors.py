@@ -1,6 +1,6 @@
 """A drafter's tensors: the list that its files must contain, and reading them one at a time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from localspec.decoding.compute import Array
 from localspec.errors import LocalspecError, cannot_read
 from localspec.models.drafter_cards import FACTORS, GROUP, INT4, TRAIN_AGAIN, remedy, stored_shape
 from localspec.weights.checkpoint import tensor_headers, tensor_start
+from localspec.weights.stored import LazyTensors
 
 FLOATS = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # By the names of types in files: the types that drafters have, and those that numpy reads.
@@ -54,7 +55,7 @@ def _named(names: list[str]) -> str:
     return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
 
 
-class StoredTensors(Mapping[str, Array]):
+class StoredTensors(LazyTensors):
     """The tensors of a safetensors file. Each is read when it is accessed; floating-point numbers become fp32.
 
     A byte of a tensor in int4 (`research/ship_drafter.py` writes them) holds two integers from 0 to 15, the lower four
@@ -72,6 +73,7 @@ class StoredTensors(Mapping[str, Array]):
             factors, shape = self._factors[name], [*outer, -(-inner // GROUP)]
             if not entry["shape"] or not factors or factors["dtype"] != "F16" or factors["shape"] != shape:
                 raise LocalspecError(f"'{name}' of {file} has no valid scale factors; {remedy(self._file)}.")
+        super().__init__(self._entries, self._whole)
 
     def specs(self) -> dict[str, TensorSpec]:
         """Return the shapes and types that the file states."""
@@ -80,16 +82,16 @@ class StoredTensors(Mapping[str, Array]):
             for name, entry in self._entries.items()
         }
 
-    def __getitem__(self, name: str) -> Array:
-        numbers = self._read(name, self._entries[name])
+    def _whole(self, name: str) -> Array:
+        numbers = self._stored(name, self._entries[name])
         if (factors := self._factors.get(name)) is None:
             return numbers
         integers = np.stack((numbers & 15, numbers >> 4), -1).reshape(*numbers.shape[:-1], -1).astype(np.float32) - 8
-        factor_of_each = np.repeat(self._read(name + FACTORS, factors), GROUP, -1)[..., : integers.shape[-1]]
+        factor_of_each = np.repeat(self._stored(name + FACTORS, factors), GROUP, -1)[..., : integers.shape[-1]]
         product: Array = integers * factor_of_each
         return product
 
-    def _read(self, name: str, entry: Mapping[str, Any]) -> Array:
+    def _stored(self, name: str, entry: Mapping[str, Any]) -> Array:
         first, end = entry["data_offsets"]
         type_: Any = np.dtype(_READ_AS[entry["dtype"]])
         try:
@@ -106,12 +108,3 @@ class StoredTensors(Mapping[str, Array]):
             if not np.isfinite(numbers).all():
                 raise LocalspecError(f"'{name}' has NaN or inf; {remedy(self._file)}.")
         return numbers
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries  # Mapping's default would read the tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)

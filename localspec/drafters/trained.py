@@ -1,4 +1,4 @@
-"""The base of drafters with weights: options, tensors, and trees of drafts made in parallel."""
+"""The base of drafters with weights: options, tensors, stored states, and trees of drafts made in parallel."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ import numpy as np
 
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.compute import Array, DraftableModel, LinearLayer, Rows
+from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, RowModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.forward import ParkableCache, brought_back, set_aside
 from localspec.decoding.logits import Candidate, Logits
 from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
 from localspec.drafters.tensors import TensorSpec
@@ -83,16 +84,72 @@ class DraftVocabulary:
         return self._target.compute.at_columns(logits, self.ids, self._target.vocab_size)
 
 
+class Features:
+    """A store of the target's states after the final norm, one per token (EAGLE).
+
+    A token's feature is the state that predicted it, one position before it. The first token's feature is zeros.
+    """
+
+    layers: Sequence[int] = ()  # layers whose states are read in addition to the last, as in `Drafter.target_layers`
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute, self._rows = compute, list[Rows]()
+        self._first = self.zeros(1)  # of the first token
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored rows."""
+        return sum(int(row.nbytes) for row in self._rows)
+
+    def observe(self, step: Step) -> None:
+        """Store the states of the rows that are now in the target's cache."""
+        rows = self.of(step)
+        self._rows += [rows[row : row + 1] for row in range(len(rows))]
+
+    def of(self, step: Step) -> Rows:
+        """Return the rows [rows, channels] that are stored for a step."""
+        return step.hidden.rows
+
+    def truncate(self, length: int) -> None:
+        """Discard the features of tokens after the first `length`."""
+        del self._rows[length:]
+
+    def hand_over(self) -> Sequence[Rows]:
+        """Return the stored rows and store none afterwards."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def resume(self, rows: Sequence[Rows]) -> None:
+        """Store these rows, which another instance handed over."""
+        self._rows = list(rows)
+
+    def of_tokens(self, start: int, count: int) -> Rows:
+        """Return the features of the tokens [start, start + count), [count, channels]."""
+        first = [self._first] if start == 0 else []
+        return self._compute.concat([*first, *self._rows[max(start - 1, 0) : start + count - 1]])
+
+    def zeros(self, rows: int) -> Rows:
+        """Return features of zeros, [rows, channels]."""
+        return self._compute.rows(np.zeros((rows, self._compute.target.sizes.hidden_size), np.float32))
+
+
 class TrainedDrafter(ABC):
     """A drafter with weights, made for one target. `Options` is a frozen dataclass of its options.
 
     It computes in the precision of the target's activations, on the target's backend. `accuracies` [depth][rank] is how
-    often the token of that rank was right on held-out text, if that was measured.
+    often the token of that rank was right on held-out text, if that was measured. A drafter may store states of the
+    target in `_features`, and it may have a `_model` of its own that reads the text, with a `_cache`.
     """
 
     kind: ClassVar[str]
     Options: ClassVar[type]
     BEFORE: ClassVar[Mapping[str, Any]] = {}  # values for files written before the option existed
+    _features: Features | None = None
+    _model: RowModel | None = None
+    _cache: ParkableCache | None = None
 
     def __init__(self, target: DraftableModel[Any], options: Any, tensors: Mapping[str, Array]) -> None:
         """Build the drafter. `tensors` are those that `tensor_specs` lists, in fp32 if floating-point; each is read
@@ -117,7 +174,7 @@ class TrainedDrafter(ABC):
     @property
     def target_layers(self) -> Sequence[int]:
         """The target's states that the drafter reads, as in `Drafter.target_layers`; mostly only the last."""
-        return ()
+        return () if self._features is None else self._features.layers
 
     @property
     @abstractmethod
@@ -139,14 +196,22 @@ class TrainedDrafter(ABC):
     def hand_over(self) -> HeldText:
         """Return the state for the text, as `Drafter.hand_over` does.
 
-        It is empty for most drafters, which hold only a draft.
+        It is empty for most drafters, which hold only a draft. Other states are computed again from the features.
         """
+        cache = None
+        if self._model is not None and self._cache is not None:
+            cache, self._cache = set_aside(self._cache, self._model.cache)
+        held = HeldText(cache, () if self._features is None else self._features.hand_over())
         self.rewind(0)
-        return HeldText()
+        return held
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
         """Continue from a state, as `Drafter.resume` does."""
-        assert held.cache is None, "a drafter with a cache must restore it"
+        if self._cache is not None:
+            assert held.cache is not None
+            self._cache = brought_back(held.cache, self._cache)
+        if self._features is not None:
+            self._features.resume(held.features)
 
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from localspec.choosing.choice import LoadSpec, StepForm
 from localspec.decoding.compute import DraftableModel
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.measuring import Measuring
-from localspec.engine.saved_nf4 import load_saved
 from localspec.events import Reporter
 from localspec.families.model_config import ModelConfig
 from localspec.models.chat_tokenizer import ChatTokenizer
@@ -68,7 +68,19 @@ def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
         exact=choice.exact,
         threshold=choice.threshold,
     )
-    return load_saved(choice, lambda kept: load(kept=kept), reporter) if choice.quantize == "nf4" else load()
+    if choice.quantize != "nf4":
+        return load()
+    from localspec.nn.nf4_file import load_saved
+
+    return load_saved(choice, lambda kept: load(kept=kept), reporter)
+
+
+def saved_damage(file: Path) -> str | None:
+    """Return a clause about the damage of weights that were saved packed for a GPU; None if all agree with their
+    digest."""
+    from localspec.nn.nf4_file import damage
+
+    return damage(file)
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:

@@ -27,8 +27,8 @@ from localspec.events import Reporter, Statistics
 from localspec.machine.machine import this_machine
 from localspec.models.shape import Shape
 from localspec.quantities import duration
-from localspec.weights.draft_role import as_draft
 from localspec.weights.fingerprint import Identity
+from localspec.weights.recipe import as_draft
 
 CHECKING = "checking that drafts are exact (once)"
 TIMING, TIMING_DRAFT = "timing this model (once)", "timing the draft model (once)"

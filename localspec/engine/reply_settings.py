@@ -7,7 +7,7 @@ from typing import Any
 from localspec.config import TYPED, Settings
 from localspec.decoding.sampling import Sampling
 from localspec.errors import UsageMistake
-from localspec.families.default_sampling import default_sampling
+from localspec.families.generation_config import default_sampling
 from localspec.models.chat_tokenizer import ChatTokenizer
 
 

@@ -5,8 +5,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from localspec.errors import LocalspecError
-from localspec.families.default_sampling import DefaultSampling, default_sampling
-from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
+from localspec.families.generation_config import (
+    GENERATION,
+    DefaultSampling,
+    default_sampling,
+    generation_config,
+    read_generation_config,
+)
 from localspec.models.default_draft import default_draft
 from localspec.models.drafter_cards import DrafterCard, damaged_drafters, trained_drafters
 from localspec.models.entries import Entry
@@ -14,10 +19,9 @@ from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
 from localspec.quantities import precision_in_words
 from localspec.weights.checkpoint import CAN_BE_PACKED, inspect, is_packed, packings
-from localspec.weights.draft_role import draft_bytes, draft_in_words, head_tokens
 from localspec.weights.packed_file import BLOCKS, forms
 from localspec.weights.packed_file import read as read_packed
-from localspec.weights.recipe import read_bytes
+from localspec.weights.recipe import draft_bytes, draft_in_words, head_tokens, read_bytes
 
 # bits of a weight outside of the experts, by type of file: there gpt-oss is in Q8_0
 _WITHOUT_EXPERTS = {"MXFP4": 8.5}

@@ -26,6 +26,7 @@ COMPILE = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti"),
     *("-fno-threadsafe-statics", "-fvisibility=hidden", "-fPIC", "-pthread", "-g0", "-Wall", "-Wextra", "-c"),
 )
+KERNELS = ("C", "NEON", "AVX2", "AVX_VNNI", "AVX512")  # instruction sets: kernels.cpp is compiled for each
 LINK = ("-shared", "-pthread", "-s")
 LINK_ON_LINUX = ("-Wl,-z,defs",)  # otherwise the linker accepts undefined symbols
 
@@ -131,18 +132,20 @@ def replace(made: Path, place: Path) -> None:
     made.replace(place)
 
 
-def compiled(source: Path, using: Compiler, folder: Path, headers: str) -> Path:
-    """Return the object file of a source.
+def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels: str = "") -> Path:
+    """Return the object file of a source, or of its `kernels` for an instruction set.
 
     Compile it unless there is one with the same text, headers, flags and compiler.
     """
-    key = digest(source.read_bytes(), headers, *using.compile, using.version, *COMPILE)
-    place = folder / f"{source.stem}-{key[:16]}.o"
+    flags = (*COMPILE, f"-DLS_KERNELS_{kernels}") if kernels else COMPILE
+    name = f"{source.stem}_{kernels.lower()}" if kernels else source.stem
+    key = digest(source.read_bytes(), headers, *using.compile, using.version, *flags)
+    place = folder / f"{name}-{key[:16]}.o"
     if not place.is_file():
         part = folder / f"{place.name}.{os.getpid()}.partial.o"
-        said = run([*using.compile, *COMPILE, source.name, "-o", str(part)], f"Compiling {source.name}")
+        said = run([*using.compile, *flags, source.name, "-o", str(part)], f"Compiling {source.name}")
         sys.stderr.write(said)
-        for old in folder.glob(f"{source.stem}-{'[0-9a-f]' * 16}.o"):
+        for old in folder.glob(f"{name}-{'[0-9a-f]' * 16}.o"):
             old.unlink(missing_ok=True)
         replace(part, place)
     return place
@@ -162,7 +165,8 @@ def build(target: Platform, output: Path | None = None, objects: Path = OBJECTS)
     folder.mkdir(parents=True, exist_ok=True)
     headers = digest(*(part for file in sorted(SOURCES.glob("*.h")) for part in (file.name, file.read_bytes())))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = list(pool.map(lambda source: compiled(source, using, folder, headers), sources))
+        units = [(one, kernels) for one in sources for kernels in (KERNELS if one.stem == "kernels" else ("",))]
+        made = list(pool.map(lambda unit: compiled(unit[0], using, folder, headers, unit[1]), units))
     link = [*using.link, *LINK, *(LINK_ON_LINUX if target.name.startswith("linux-") else ()), *map(str, made)]
     linked_from = digest(using.version, *link)
     stamp = folder / "linked"

@@ -32,12 +32,10 @@ class NativeCache:
 
     @property
     def length(self) -> int:
-        """The number of committed tokens."""
         return self._length
 
     @property
     def capacity(self) -> int:
-        """The number of tokens that the cache has room for now."""
         return self._capacity
 
     @property
@@ -79,10 +77,6 @@ class NativeCache:
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":
-        """Return a cache with the first `length` tokens and room for `slots`.
-
-        `length` must be one that the cache can be cut back to exactly. Raises MemoryError.
-        """
         other = NativeCache.__new__(NativeCache)
         other._hold(self._library.ls_cache_copy(self.handle, length, slots))
         return other

@@ -52,7 +52,6 @@ class NativeCompute:
         return values
 
     def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> NativeLinear:
-        """Return a layer of weight [out, in] and bias [out]."""
         return NativeLinear(self._pack(weight), bias, self.target.threads, silu)
 
     def draft_heads(self, weights: HeadWeights, head: NativeLinear | None) -> NativeHeads:
@@ -90,7 +89,6 @@ class NativeCompute:
         return NativeModel(sizes, rope, weights, self.target.threads, cache_format(self._precision))
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Array:
-        """Convert integers [rows, n] to an array."""
         return np.array(numbers, np.int64)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
@@ -98,41 +96,32 @@ class NativeCompute:
         return function
 
     def logits(self, rows: Floats) -> NativeLogits:
-        """Wrap `rows` [rows, tokens] as logits."""
         return NativeLogits(np.ascontiguousarray(rows))
 
     def concat(self, arrays: Sequence[Floats], axis: int = 0) -> Floats:
-        """Return arrays joined along `axis`."""
         return np.concatenate(arrays, axis)
 
     def repeated(self, row: Floats, count: int) -> Floats:
-        """Return a row [1, channels] repeated, [count, channels]."""
         return np.repeat(row, count, 0)
 
     def at_columns(self, rows: Floats, ids: Array, width: int) -> Floats:
-        """Return an array [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
         whole = np.full((len(rows), width), -np.inf, np.float32)
         whole[:, ids] = rows
         return whole
 
     def silu(self, x: Floats) -> Floats:
-        """x σ(x)."""
         with np.errstate(invalid="ignore"):
             return x * self.sigmoid(x)
 
     def sigmoid(self, x: Floats) -> Floats:
-        """σ(x)."""
         with np.errstate(over="ignore"):  # the exponential of large numbers is infinite, and σ is 0
             return np.float32(1) / (np.float32(1) + np.exp(-x))
 
     def tanh(self, x: Floats) -> Floats:
-        """tanh(x)."""
         return np.tanh(x)
 
     def rms_norm(self, x: Floats, eps: float = EPS) -> Floats:
-        """Return rows divided by the root of their mean square."""
         return rms_norm(x, eps)
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeAttention:
-        """Return the attention of a layer of these sizes."""
         return NativeAttention(sizes, rope or self.target.rope, weights)

@@ -92,11 +92,9 @@ class NativeHeads:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, without a vocabulary matrix that the heads share."""
         return sum(layer.nbytes for layer in self._layers)
 
     def __call__(self, state: Floats, root: int, count: int) -> Floats:
-        """Return the logits [count, tokens] of the first `count` heads for a state [1, hidden_size] and a root's id."""
         state = np.ascontiguousarray(state, np.float32)
         assert state.shape == (1, self._model.sizes.hidden_size), state.shape
         logits = np.empty((count, self._tokens), np.float32)

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.decoding.logits import Candidate, Picks, PicksOnRequest, candidates_shown
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import Candidate, NumpyLogits, Picks, PicksOnRequest, candidates_shown
 from localspec.decoding.sampling import Ids, Sampling
 from localspec.errors import LocalspecError
 from localspec.machine import library as native
@@ -36,7 +35,6 @@ class NativeLogits(NumpyLogits):
         self._tokens, self._vocab_size = tokens, vocab_size
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
-        """Return the logits of these rows, in this order."""
         known = self._likeliest and [self._likeliest[row] for row in rows]
         return NativeLogits(self.rows[list(rows)], known, self._tokens, self._vocab_size)
 
@@ -60,7 +58,6 @@ class NativeLogits(NumpyLogits):
         return PicksOnRequest(lambda row: self._pick(row, positions[row], _struct(sampling)))
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        """Sample a token from a row, with noise that no pick of the target uses."""
         given = _struct(sampling)
         other = native.Sampling(given.temperature, given.top_p, given.min_p, sampling.stream_seed(stream), given.top_k)
         return self._pick(row, position, other)
@@ -76,7 +73,6 @@ class NativeLogits(NumpyLogits):
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Return the tokens to propose for the position of each row."""
         vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
         # Both functions need room for all tokens that they consider.
         tokens, chances, found = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
@@ -95,7 +91,6 @@ class NativeLogits(NumpyLogits):
         return rows
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return the probabilities that a token is sampled from, [vocab_size]."""
         chances = np.empty(self.rows.shape[1], np.float64)
         check(library().ls_probabilities(self._at(row), len(chances), _struct(sampling), address(chances)))
         return self._of_all(chances, 0.0)

@@ -36,8 +36,8 @@ from localspec.native.linear import NativeLinear
 from localspec.native.logits import NativeLogits
 from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
-from localspec.weights.draft_role import HEAD_BLOCKS
 from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
+from localspec.weights.recipe import HEAD_BLOCKS
 
 # A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.
 Weights = Mapping[str, Any]
@@ -61,7 +61,6 @@ class NativeAdapters:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the adapters."""
         return sum(array.nbytes for array in self._arrays)
 
 
@@ -217,7 +216,6 @@ class NativeModel:
         return sum(weight.nbytes for weight in {id(weight): weight for weight in self.weights.values()}.values())
 
     def cache(self, slots: int) -> NativeCache:
-        """Return an empty cache with room for `slots` tokens."""
         return NativeCache(self.handle, slots)
 
     # -- forwards -----------------------------------------------------------------------------------------------------
@@ -279,7 +277,6 @@ class NativeModel:
         return NativeLogits(logits, argmax.tolist()), hidden
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> NativeAdapters:
-        """Convert adapters to the form that `read_rows` takes."""
         return NativeAdapters(self.sizes.num_layers, adapters)
 
     def read_rows(
@@ -333,7 +330,6 @@ class NativeModel:
         return rows
 
     def head(self, states: Floats) -> Floats:
-        """Return the logits [rows, vocab_size] of states after the final norm."""
         rows = self._rows(states)
         logits = np.empty((len(rows), self.sizes.vocab_size), np.float32)
         check(self._library.ls_head(self.handle, self.threads.handle, len(rows), address(rows), address(logits), None))

@@ -22,7 +22,7 @@ from localspec.weights.opened import PackedModel
 from localspec.weights.opening import CannotWrite, once, write_with_room
 from localspec.weights.packed_file import FORMAT, SUFFIX, Header, Origin, Section, Tensor
 from localspec.weights.source import fill_panels, is_finite
-from localspec.weights.stored import StoredTensor
+from localspec.weights.stored import LazyTensors, StoredTensor
 
 LARGE = 2**20  # weights of a tensor that is packed
 MATTERS = 2**25  # weights of all of them from which a file pays: packing them takes a core a tenth of a second
@@ -61,27 +61,6 @@ class StoredMatrix(NDArrayOperatorsMixin):
         return (self[index] for index in range(len(self)))
 
 
-class PackedTensors(Mapping[str, Array]):
-    """A drafter's tensors, the large ones with their packed forms."""
-
-    def __init__(self, tensors: Mapping[str, Array], packed: Mapping[str, list[PackedMatrix]]) -> None:
-        self._tensors, self._packed = tensors, packed
-
-    def __getitem__(self, name: str) -> Array:
-        if name not in self._packed:
-            return self._tensors[name]
-        return cast("Array", StoredMatrix(lambda: self._tensors[name], self._packed[name], _interleaved(name)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
 def packed_tensors(
     file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int, reporter: Reporter
 ) -> Mapping[str, Array]:
@@ -118,7 +97,13 @@ def packed_tensors(
         reporter.notice(f"{error} Until then the drafter is packed again each time it is loaded.")
         return tensors
     packed = {name: [_matrix(model, f"{name} {n}") for n in range(len(parts))] for name, parts in large.items()}
-    return PackedTensors(tensors, packed)
+
+    def read(name: str) -> Array:
+        if name not in packed:
+            return tensors[name]
+        return cast("Array", StoredMatrix(lambda: tensors[name], packed[name], _interleaved(name)))
+
+    return LazyTensors(tensors, read)
 
 
 def _matrix(model: PackedModel, name: str) -> PackedMatrix:

@@ -32,11 +32,9 @@ class NativeAttention:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
         return self._kept.nbytes
 
     def truncate(self, length: int) -> None:
-        """Discard all but the first `length` rows."""
         self.length = min(self.length, length)
 
     def seats(
@@ -45,14 +43,12 @@ class NativeAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Seats]:
-        """Make room for the keys and values of new rows."""
         first = self.length
         self._reserve(first + len(positions))
         self.length = first + len(positions)
         return (Seats(first, positions, seen, window),)
 
     def __call__(self, qkv: Floats, seats: Seats) -> Floats:
-        """Return the attention output of rows, and store their keys and values."""
         (first, positions, seen, window), sizes, rows = seats, self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
         turned, slots = self._cos_sin(positions), first + rows

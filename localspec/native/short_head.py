@@ -7,9 +7,9 @@ import numpy as np
 
 from localspec.errors import LocalspecError
 from localspec.native.logits import NativeLogits
-from localspec.weights.draft_role import FIRST_TOKENS, HEAD_BLOCKS, READ_TOKENS
 from localspec.weights.matrices import BlockMatrix, BlockStack
 from localspec.weights.packed_file import BLOCK_PANEL
+from localspec.weights.recipe import FIRST_TOKENS, HEAD_BLOCKS, READ_TOKENS
 from localspec.weights.stored import Floats, RowsOf
 
 _PIECE = 256 * BLOCK_PANEL  # rows read at a time

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from localspec.decoding.forward import ForwardOutput
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 from localspec.environment import home
 from localspec.events import Reporter
@@ -28,10 +28,10 @@ from localspec.native.short_head import ShortHead
 from localspec.native.threads import Threads
 from localspec.paths import Paths
 from localspec.weights.checkpoint import is_packed, read_texts
-from localspec.weights.draft_role import head_tokens
 from localspec.weights.matrices import BlockStack, PackedMatrix
 from localspec.weights.opened import PackedModel
 from localspec.weights.opening import load
+from localspec.weights.recipe import head_tokens
 
 
 class NativeTarget:
@@ -123,7 +123,6 @@ class NativeTarget:
 
     @property
     def branches(self) -> bool:
-        """Whether the model computes trees. Recurrent layers read only chains."""
         return self.model.sizes.delta is None
 
     @cached_property
@@ -132,7 +131,6 @@ class NativeTarget:
         return NativeCompute(self.model, self.precision)
 
     def cache(self, slots: int) -> NativeCache:
-        """Return an empty cache with room for `slots` tokens."""
         return self.model.cache(slots)
 
     def set_threads(self, count: int) -> None:
@@ -179,12 +177,10 @@ class NativeTarget:
         return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
         return self.chat.decode(tokens)
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Ids that do not stand for text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from localspec.choosing.fit import BUCKET
-from localspec.nn.layer_kernels import Placing
+from localspec.nn.row_kernels import Placing
 from localspec.nn.transfer import uploaded
 
 
@@ -128,7 +128,6 @@ class KVCache:
             self._slots[place[0]][place[1], :, :, self.length : self.length + rows] = 0
 
     def truncate(self, length: int) -> None:
-        """Discard everything after the first `length` tokens."""
         assert 0 <= length <= self.length
         self.length = length
 

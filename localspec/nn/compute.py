@@ -26,13 +26,12 @@ from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.rope import Rope
 from localspec.nn import kernel_checks
 from localspec.nn.cache import KVCache, LentKeys
-from localspec.nn.draft_layers import PackedLayer, PackedLayers, TorchHeadRows, TorchHeads, TorchLinear, TorchLinears
+from localspec.nn.draft_layers import FrozenLayer, FrozenLayers, TorchHeads, TorchLinear, TorchLinears
 from localspec.nn.linear import Linear, PackedLinear
 from localspec.nn.linear_bitsandbytes import NF4Linear
 from localspec.nn.logits import TorchLogits
 from localspec.nn.packing import linear_class, lm_head_class
-from localspec.nn.recorded_rows import RecordedRows
-from localspec.nn.recording import Recorder
+from localspec.nn.recording import RecordedRows, Recorder
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.row_attention import TorchAttention
 from localspec.nn.states import StateCache, cache_of
@@ -64,7 +63,6 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the adapters."""
         return sum(one.a.nbytes + one.b.nbytes for layer in self.values() for one in layer.values())
 
 
@@ -81,12 +79,10 @@ class TorchRowModel:
 
     @property
     def sizes(self) -> TransformerConfig:
-        """The family of the model and the sizes of its layers."""
         return self._transformer.config
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights."""
         return self._transformer.nbytes
 
     @property
@@ -94,16 +90,13 @@ class TorchRowModel:
         return self._transformer.embed_tokens.device
 
     def cache(self, slots: int) -> KVCache:
-        """Return an empty cache with room for `slots` tokens."""
         return cache_of(self.sizes, slots, self._transformer.computes_in, self._device)
 
     def embed(self, tokens: Sequence[int] | torch.Tensor) -> torch.Tensor:
-        """Return the input embeddings of token ids, [tokens, hidden_size]."""
         ids = tokens if isinstance(tokens, torch.Tensor) else uploaded(tokens, self._device)
         return self._transformer.embed(ids).detach()
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
-        """Convert adapters to the form that `read_rows` takes."""
         return TorchAdapters(
             {layer: {name: self._adapter(one) for name, one in some.items()} for layer, some in adapters.items()}
         )
@@ -120,7 +113,6 @@ class TorchRowModel:
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> torch.Tensor:
-        """Read a chain of rows after the committed tokens; return their states after the final norm."""
         assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
         rows = len(inputs)
         if self.static is not None and self.static.reads(cache, rows) and not isinstance(cache, StateCache):
@@ -133,8 +125,6 @@ class TorchRowModel:
 
     @torch.inference_mode()
     def read_borrowed(self, inputs: torch.Tensor, cache: TokenCache, position: int) -> torch.Tensor:
-        """Read inputs, all at this position, with another model's keys and values; return their states after the
-        final norm."""
         assert isinstance(cache, KVCache)
         positions = torch.full((len(inputs),), position, device=self._device)
         nothing = torch.zeros(len(inputs), 0, dtype=torch.bool, device=self._device)
@@ -152,12 +142,10 @@ class TorchRowModel:
 
     @torch.inference_mode()
     def head(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the logits [rows, vocab_size] of states after the final norm."""
         return self._transformer.head(states.to(self._transformer.computes_in))
 
-    def head_rows(self, ids: Sequence[int]) -> TorchHeadRows:
-        """Return the part of the head for the logits of these tokens."""
-        return TorchHeadRows(*self._transformer.head_of(torch.tensor(ids, device=self._device)))
+    def head_rows(self, ids: Sequence[int]) -> FrozenLayer:
+        return FrozenLayer(*self._transformer.head_of(torch.tensor(ids, device=self._device)))
 
 
 class TorchCompute:
@@ -196,30 +184,30 @@ class TorchCompute:
         as fast."""
         return self._transformer.linear_class is NF4Linear and kernel_checks.trouble(self._device) is None
 
-    def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> PackedLayer | None:
+    def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> FrozenLayer | None:
         """Return a layer in NF4; None if nothing is packed, or if the layer is too small to become faster."""
         if not self._packs or min(weight.shape) < LEAST_SIDE or weight.size < LEAST_WEIGHTS:
             return None
-        return PackedLayer(NF4Linear(self.rows(weight), None if bias is None else self.rows(bias)), silu)
+        layer = NF4Linear(self.rows(weight), None if bias is None else self.rows(bias))
+        return FrozenLayer(layer, layer.nbytes, silu)
 
-    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear | PackedLayer:
-        """Return a layer of weight [out, in] and bias [out]."""
+    def linear(self, weight: Floats, bias: Floats | None = None, silu: bool = False) -> TorchLinear | FrozenLayer:
         if (packed := self._packed(weight, bias, silu)) is not None:
             return packed
         return TorchLinear(self.rows(weight), None if bias is None else self.rows(bias), silu)
 
-    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | PackedLayers:
+    def linears(self, weights: Floats, biases: Floats | None = None, silu: bool = False) -> TorchLinears | FrozenLayers:
         """Return n layers with weights [n, out, in] and biases [n, out], one layer per row."""
         of_each = [None] * len(weights) if biases is None else biases
         packed = [self._packed(weight, bias, silu) for weight, bias in zip(weights, of_each, strict=True)]
         if found := [one for one in packed if one is not None]:  # all have one size
-            return PackedLayers(found)
+            return FrozenLayers(found)
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
-    def draft_heads(self, weights: HeadWeights, head: TorchHeadRows | None) -> TorchHeads:
+    def draft_heads(self, weights: HeadWeights, head: FrozenLayer | None) -> TorchHeads:
         """Return draft heads that compute on the device."""
 
-        def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | PackedLayer:
+        def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | FrozenLayer:
             """Return the layers of all heads as one layer.
 
             Its outputs are those of the first head, then of the second, ….
@@ -266,20 +254,16 @@ class TorchCompute:
         return TorchRowModel(transformer, self.draft_recorder, self.step_form)
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return integers [rows, n] on the device."""
         return uploaded(numbers, self._device)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return the function; if steps are recorded, one call to the device computes it."""
         own = [one for one in attentions if isinstance(one, TorchAttention)]
         return RecordedRows(function, self.draft_recorder, own)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
-        """Wrap `rows` [rows, tokens] as logits."""
         return TorchLogits(rows)
 
     def concat(self, arrays: Sequence[torch.Tensor], axis: int = 0) -> torch.Tensor:
-        """Return tensors joined along `axis`."""
         return torch.cat(list(arrays), axis)
 
     def repeated(self, row: torch.Tensor, count: int) -> torch.Tensor:
@@ -287,28 +271,22 @@ class TorchCompute:
         return row.expand(count, -1)
 
     def at_columns(self, rows: torch.Tensor, ids: Array, width: int) -> torch.Tensor:
-        """Return a tensor [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
         whole = rows.new_full((len(rows), width), float("-inf"))
         return whole.index_copy_(1, torch.from_numpy(ids).to(rows.device), rows)
 
     def silu(self, x: torch.Tensor) -> torch.Tensor:
-        """x σ(x)."""
         return F.silu(x)
 
     def sigmoid(self, x: torch.Tensor) -> torch.Tensor:
-        """σ(x)."""
         return x.sigmoid()
 
     def tanh(self, x: torch.Tensor) -> torch.Tensor:
-        """tanh(x)."""
         return x.tanh()
 
     def rms_norm(self, x: torch.Tensor, eps: float = EPS) -> torch.Tensor:
-        """Return rows divided by the root of their mean square."""
         return F.rms_norm(x, (x.shape[-1],), eps=eps)
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> TorchAttention:
-        """Return the attention of a layer of these sizes."""
         rotary = self._transformer.rotary if rope is None else RotaryEmbedding(rope, self._device)
         norms = {name: self.rows(np.asarray(weights[name])) for name in ("q_norm", "k_norm") if name in weights}
         like = torch.empty(0, dtype=self._transformer.computes_in, device=self._device)

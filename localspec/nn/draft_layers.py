@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from localspec.decoding.compute import LinearLayer
-from localspec.nn.linear_bitsandbytes import NF4Linear
 
 if TYPE_CHECKING:
     from localspec.nn.compute import TorchCompute
@@ -24,7 +23,6 @@ class TorchLinear:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weight and bias."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,16 +47,12 @@ class TorchLinears(TorchLinear):
 
 
 @dataclass(frozen=True)
-class PackedLayer:
-    """A layer y = x Wᵀ + b with a weight in NF4."""
+class FrozenLayer:
+    """A layer without gradients, such as one in NF4, or some rows of a head in the class of the head."""
 
-    layer: NF4Linear
-    silu: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weight and bias."""
-        return self.layer.nbytes
+    layer: Callable[[torch.Tensor], torch.Tensor]
+    nbytes: int
+    silu: bool = False
 
     @torch.inference_mode()
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -68,32 +62,18 @@ class PackedLayer:
 
 
 @dataclass(frozen=True)
-class PackedLayers:
+class FrozenLayers:
     """Several layers in NF4, one for each row."""
 
-    layers: Sequence[PackedLayer]
+    layers: Sequence[FrozenLayer]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights and biases."""
         return sum(layer.nbytes for layer in self.layers)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply the first n layers to n rows, one layer per row."""
         return torch.cat([layer(x[row : row + 1]) for row, layer in enumerate(self.layers[: len(x)])])
-
-
-@dataclass(frozen=True)
-class TorchHeadRows:
-    """Some rows of a head, as a layer of the same class as the head."""
-
-    layer: Callable[[torch.Tensor], torch.Tensor]
-    nbytes: int
-
-    @torch.inference_mode()
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits of these rows for some states."""
-        return self.layer(x)
 
 
 @dataclass(frozen=True)
@@ -115,14 +95,12 @@ class TorchHeads:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the heads."""
         layers: list[LinearLayer | None] = [self.first, self.path, *self.blocks, self.vocabulary]
         if self.change:
             layers += self.change[:2]
         return sum(layer.nbytes for layer in layers if layer is not None)
 
     def __call__(self, state: torch.Tensor, root: int, count: int) -> torch.Tensor:
-        """Return the logits [count, tokens] of the first `count` heads."""
         if self.path is None:
             x = self.compute.repeated(state, count) + self.first(state).reshape(-1, state.shape[1])[:count]
         else:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.errors import first_line, out_of_memory
-from localspec.nn import layer_kernels, row_kernels
+from localspec.nn import row_kernels
 from localspec.nn.rotary import apply_rope
 
 LEAST_CAPABILITY = (8, 0)  # of a GPU: older ones do not multiply bf16
@@ -124,19 +124,19 @@ def _between(device: torch.device) -> Trials:
     def placed(rows: slice) -> torch.Tensor:
         slots = qkv.new_zeros(2, 1, 16, 32)
         some, start = qkv[rows].contiguous(), torch.full((1,), 3, device=device)
-        placing = layer_kernels.Placing(slots, 16, start, 2)
-        turned = layer_kernels.rotate_and_place(some, cos[rows].contiguous(), sin[rows].contiguous(), 2, 1, placing)
+        placing = row_kernels.Placing(slots, 16, start, 2)
+        turned = row_kernels.rotate_and_place(some, cos[rows].contiguous(), sin[rows].contiguous(), 2, 1, placing)
         kept = slots[:, 0, 5 : 5 + len(some)]
         return torch.cat([*turned.view(2, len(some), 32), *kept], -1)
 
     turned = apply_rope(qkv[None, :, :3], cos[None], sin[None])[0]
     return {
         "a norm": (
-            lambda rows: layer_kernels.add_norm(x[rows], given[rows], weight, 1.0, 1e-5)[1],
+            lambda rows: row_kernels.add_norm(x[rows], given[rows], weight, 1.0, 1e-5)[1],
             F.rms_norm(wide, (96,), weight.float() + 1.0, 1e-5),
         ),
         "a gate": (
-            lambda rows: layer_kernels.gated(x[rows], "silu"), F.silu(x[:, :48].float()) * x[:, 48:].float(),
+            lambda rows: row_kernels.gated(x[rows], "silu"), F.silu(x[:, :48].float()) * x[:, 48:].float(),
         ),
         "a rotation": (placed, torch.cat([turned, qkv[:, 3:]], 1).flatten(1).float()),
     }  # fmt: skip

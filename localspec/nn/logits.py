@@ -36,15 +36,12 @@ class TorchHidden:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> "TorchHidden":
-        """Return the states of these rows, in this order."""
         return TorchHidden(selected(self.rows, rows))
 
     def part(self, start: int, stop: int) -> "TorchHidden":
-        """Return the states' channels [start, stop)."""
         return TorchHidden(self.rows[:, start:stop])
 
     def finite(self) -> bool:
-        """Return whether all states are finite numbers."""
         return bool(self.rows.isfinite().all())
 
 
@@ -55,33 +52,27 @@ class TorchLogits(HeldLogits):
         self.rows = rows.detach()
 
     def take(self, rows: Sequence[int]) -> "TorchLogits":
-        """Return the logits of these rows, in this order."""
         return TorchLogits(selected(self.rows, rows))
 
     def numpy(self) -> npt.NDArray[np.float32]:
-        """Return all logits in main memory."""
         return _numpy(self.rows.float())
 
     def finite(self) -> bool:
-        """Return whether all logits are finite numbers."""
         return bool(self.rows.isfinite().all())
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count the rows before the first that cannot be sampled, because it has NaN or no possible token."""
         finite = (self.rows.float().amax(-1) / sampling.temperature).isfinite().tolist()
         return finite.index(False) if False in finite else len(finite)
 
     def candidates(
         self, positions: Sequence[int], count: int, sampling: Sampling, ids: Ids | None = None
     ) -> list[list[Candidate]]:
-        """Return the tokens to propose for the position of each row."""
         scores = self.rows.float() if sampling.proposes_likeliest else self.rows.float() / sampling.temperature
         likely = scores.softmax(-1).topk(candidates_shown(sampling, count, scores.shape[-1]))
         tokens, confidence = brought(likely.indices, likely.values)
         return choose_candidates(tokens if ids is None else ids[tokens], confidence, positions, count, sampling)
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
-        """Return the probabilities that a token is sampled from, [vocab_size]."""
         scores, ids = (part.cpu() for part in survivors(self.rows[row], sampling))  # not every device has float64
         chances = torch.zeros(self.rows.shape[-1], dtype=torch.float64)
         return _numpy(chances.index_put_((ids,), scores.double().softmax(0)))

@@ -6,7 +6,7 @@ import torch
 
 from localspec.choosing.fit import BUCKET, STATIC_ROWS
 from localspec.nn.cache import KVCache
-from localspec.nn.layer_kernels import Placing
+from localspec.nn.row_kernels import Placing
 from localspec.nn.states import Advance, HeldStates
 
 
@@ -46,7 +46,6 @@ class PlacedRows:
         return both[0, :, : self._visible], both[1, :, : self._visible]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Return the places where `write` puts the rows."""
         return Placing(self._cache.slots_of(layer), self._visible, self._places, 0)
 
 

@@ -36,11 +36,9 @@ class TorchAttention:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
         return self._kept.nbytes
 
     def truncate(self, length: int) -> None:
-        """Discard all but the first `length` rows."""
         self.length = min(self.length, length)
 
     def seats(
@@ -68,7 +66,6 @@ class TorchAttention:
 
     @torch.inference_mode()
     def __call__(self, qkv: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the attention output of rows, and store their keys and values."""
         sizes, (rows, slots) = self._sizes, mask.shape
         heads, keys = sizes.num_heads, sizes.num_kv_heads
         q, kv = torch.split(qkv, [heads * sizes.head_dim, 2 * keys * sizes.head_dim], 1)

@@ -250,7 +250,6 @@ class StateCache(KVCache):
         super().truncate(self.reachable(length))
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave."""
         length = min(length, self.length)
         while (least := min(one.reachable(length) for one in self._states.values())) < length:
             length = least

@@ -17,14 +17,12 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import out_of_memory
 from localspec.nn.cache import KVCache
-from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.layers.llama import LayerAdapters
 from localspec.nn.layers.qwen35 import Qwen35Layer
 from localspec.nn.placed_rows import PlacedChain, PlacedRows, filled_rows, filled_slots
-from localspec.nn.recorded_rows import RecordedRows
-from localspec.nn.recording import Function, Recorder, Recording
+from localspec.nn.recording import Function, RecordedRows, Recorder, Recording
 from localspec.nn.states import Advance, HeldStates, StateCache
-from localspec.nn.step_logits import summary
+from localspec.nn.step_logits import Contenders, contenders, summary
 from localspec.nn.transfer import signed, uploaded
 from localspec.nn.transformer import Transformer
 

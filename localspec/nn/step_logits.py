@@ -1,16 +1,165 @@
-"""Logits and states of a step of static shape. Everything that decoding needs comes to main memory in one copy."""
+"""Logits and states of a step of static shape. Everything that decoding needs comes to main memory in one copy.
 
+A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits between
+devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between them, with the same
+result as for all ids. If that is uncertain, the result says so.
+"""
+
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
+from localspec.decoding import sampling as host
 from localspec.decoding.logits import Candidate, Picks, PicksOnRequest
 from localspec.decoding.sampling import Ids, Sampling
-from localspec.nn.contenders import SHOWN, Contenders, contenders, findable, keys_of, narrows
 from localspec.nn.logits import TorchHidden, TorchLogits, selected
-from localspec.nn.transfer import brought, uploaded
+from localspec.nn.transfer import brought, signed, uploaded
+
+SHOWN = 8  # contenders per row
+NARROW = 1024  # likeliest ids, among which top-k and top-p are applied
+CLOSE = 1e-3  # more than the fp32 errors of scores, noise and sums of chances; smaller differences are not certain
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """The ids that may be the pick of each row, best first, each [rows, SHOWN], on a device or in main memory."""
+
+    ids: Any
+    scores: Any  # at the temperature
+    before: Any  # the chance of all likelier ids, for top-p; of equal ids, that before the last of them
+    noisy: Any  # scores with noise, in fp32; -inf for no candidate, NaN in rows that are not certain
+
+    def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
+        """Return the picked token of a row; None if that is uncertain and needs all logits."""
+        noisy: npt.NDArray[np.float32] = self.noisy[row]
+        there = np.flatnonzero(noisy != -np.inf)
+        if not len(there) or not np.isfinite(noisy[there]).all():
+            return None
+        ids = self.ids[row, there]
+        exact = self.scores[row, there].astype(np.float64) + sampling.noise(position, ids)
+        best = int(exact.argmax())
+        if len(there) == SHOWN and exact[best] < noisy[-1] + CLOSE:  # one that is not shown might win
+            return None
+        if sampling.top_p < 1 and self.before[row, there[best]] > sampling.top_p - CLOSE:
+            return None
+        return int(ids[best])
+
+    def candidates(self, row: int, count: int) -> list[Candidate] | None:
+        """Return the candidates of a row, as `choose_candidates` does; None if they are uncertain and need all
+        logits."""
+        noisy: npt.NDArray[np.float64] = self.noisy[row].astype(np.float64)
+        best = np.flatnonzero(noisy != -np.inf)[:count]
+        if not len(best) or not np.isfinite(noisy[best]).all():
+            return None
+        weights = np.exp(noisy[best] - noisy[best[0]])
+        return list(zip(self.ids[row, best].tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
+    """Return for each position the number from which its noise is hashed, as a signed integer."""
+    return [signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
+
+
+def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+    """Find the contenders of logits [rows, vocab_size] for keys [rows], without waiting for the device.
+
+    Raises ValueError if truncation leaves too many ids, as `findable` says.
+    """
+    if not findable(sampling):
+        raise ValueError(sampling)
+    scores = logits.float() / sampling.temperature
+    if narrows(sampling):
+        return _of_the_likeliest(scores, keys, sampling)
+    ids = torch.arange(scores.shape[1], device=scores.device).expand_as(scores)
+    noisy = scores + _noise(keys, ids)
+    if sampling.min_p:
+        least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        noisy = noisy.masked_fill(scores < least, float("-inf"))
+    return Contenders(*_best(ids, scores, torch.zeros_like(scores), noisy))
+
+
+def findable(sampling: Sampling) -> bool:
+    """Return whether contenders can be found on the device with this sampling."""
+    return sampling.top_k < NARROW
+
+
+def narrows(sampling: Sampling) -> bool:
+    """Return whether top-k or top-p leave few ids. Otherwise noise for all ids takes many passes over a row."""
+    return sampling.top_k > 0 or sampling.top_p < 1
+
+
+def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
+    """Find contenders if truncation leaves few ids: top-k first, then top-p, then min-p."""
+    width = scores.shape[1]
+    count = min(NARROW, width)
+    likely = scores.topk(count)
+    values, ids = likely.values, likely.indices
+    kept = torch.ones_like(values, dtype=torch.bool)
+    certain = values.isfinite().all(-1, keepdim=True)
+    total = scores.logsumexp(-1, keepdim=True)
+    if 0 < sampling.top_k < width:
+        kept = values >= values[:, sampling.top_k - 1 : sampling.top_k]
+        total = values.masked_fill(~kept, float("-inf")).logsumexp(-1, keepdim=True)
+        if count < width:
+            certain = certain & ~kept[:, -1:]  # there may be more equal ids
+    chances = (values - total).exp()
+    before = chances.cumsum(-1) - chances
+    if sampling.top_p < 1:
+        first, before = _of_equals(values, before)
+        kept = kept & (first < sampling.top_p + CLOSE)
+        if count < width:
+            certain = certain & ~kept[:, -1:]
+    if sampling.min_p:
+        kept = kept & (values >= values[:, :1] + math.log(sampling.min_p))
+    noisy = (values + _noise(keys, ids)).masked_fill(~kept, float("-inf"))
+    ids, values, before, noisy = _best(ids, values, before, noisy)
+    return Contenders(ids, values, before, noisy.masked_fill(~certain, float("nan")))
+
+
+def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sums `before` the first and before the last of each run of equal values, whose order is arbitrary."""
+    places = torch.arange(values.shape[1], device=values.device).expand_as(values)
+    ends = torch.ones_like(values, dtype=torch.bool)
+    ends[:, :-1] = values[:, :-1] != values[:, 1:]
+    starts = torch.ones_like(ends)
+    starts[:, 1:] = ends[:, :-1]
+    first = places.masked_fill(~starts, 0).cummax(-1).values
+    last = places.masked_fill(~ends, values.shape[1] - 1).flip(-1).cummin(-1).values.flip(-1)
+    return before.gather(1, first), before.gather(1, last)
+
+
+def _best(
+    ids: torch.Tensor, scores: torch.Tensor, before: torch.Tensor, noisy: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    best = noisy.topk(min(SHOWN, noisy.shape[1]))
+    return ids.gather(1, best.indices), scores.gather(1, best.indices), before.gather(1, best.indices), best.values
+
+
+def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the noise of `gumbel` for ids [rows, n] in fp32, exact to a few units in the last place of the noise or of
+    1."""
+    bits = _shifted(_mixed(ids * signed(host.STEP) + keys[:, None]), 11)
+    below = (bits.float() + 0.5) * 2.0**-53
+    above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding error
+    waited = torch.where(below < 0.5, -below.log(), -(-above).log1p())
+    return -waited.log()
+
+
+def _mixed(z: torch.Tensor) -> torch.Tensor:
+    z = (z ^ _shifted(z, 30)) * signed(host.FIRST)
+    z = (z ^ _shifted(z, 27)) * signed(host.SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift an int64 to the right as if it were unsigned."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
 
 LIKELIEST, STATES_FINITE, LOGITS_FINITE = range(3)  # columns of a summary
 
@@ -56,7 +205,6 @@ class StepHidden(TorchHidden):
         return StepHidden(selected(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
 
     def finite(self) -> bool:
-        """Return whether all states are finite numbers."""
         return self._all_finite(range(len(self)))
 
 
@@ -73,11 +221,9 @@ class StepLogits(TorchLogits):
         self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # the index of the contenders of a row
 
     def finite(self) -> bool:
-        """Return whether all logits are finite numbers."""
         return bool(self._numbers[0][self._first :, LOGITS_FINITE].all())
 
     def argmax(self) -> list[int]:
-        """Return the likeliest token of each row."""
         likeliest: list[int] = self._numbers[0][self._first :, LIKELIEST].tolist()
         return likeliest
 

@@ -190,7 +190,6 @@ class Target:
 
     @property
     def branches(self) -> bool:
-        """Whether the model computes trees. Recurrent layers read only chains."""
         return self.transformer.config.delta is None
 
     @property
@@ -249,7 +248,6 @@ class Target:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all except the embedding, of which it reads only a few rows."""
         transformer = self.transformer
         shared = isinstance(transformer.lm_head, Linear) and transformer.lm_head.weight is transformer.embed_tokens
         return self.nbytes - (0 if shared else transformer.embed_tokens.nbytes)
@@ -261,12 +259,10 @@ class Target:
         return self.chat.encode(messages, self.vocab_size, think)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
         return self.chat.decode(tokens)
 
     @cached_property
     def special_tokens(self) -> frozenset[int]:
-        """Ids that do not stand for text: role marks, ends, padding."""
         return self.tokenizer.special_ids | self.stop_tokens
 
     def free(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
 from localspec.machine.hardware import physical_cores
-from localspec.weights.stored import StoredTensor
+from localspec.weights.stored import LazyTensors, StoredTensor
 
 PIECE = 2**18  # numbers read at a time if they change type or device
 BLOCK_PIECE = 2**20  # numbers unpacked from blocks at a time, in whole rows
@@ -52,7 +52,7 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
             piece.copy_(buffer)
 
 
-class Weights(Mapping[str, torch.Tensor]):
+class Weights(LazyTensors):
     """localspec's parameters by name. Each is built from tensors in files when it is accessed, and not stored here.
 
     So a model that is quantized while it is read is never in memory as a whole, and no other model is in memory twice.
@@ -68,8 +68,9 @@ class Weights(Mapping[str, torch.Tensor]):
     ) -> None:
         self._made_of, self._config, self._dtype, self._device = made_of, config, dtype, device
         self._rows = {name: sum(rows for _, rows in parts) for name, parts in weight_map(config).items()}
+        super().__init__(self._rows, self._whole)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def _whole(self, name: str) -> torch.Tensor:
         columns = in_features(name, self._config)
         shape = (self._rows[name],) if columns is None else stored_shape(name, self._rows[name], columns)
         whole = torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -79,12 +80,6 @@ class Weights(Mapping[str, torch.Tensor]):
         for part, slot in zip(parts, torch.split(whole, [part.shape[0] for part in parts]), strict=True):
             read_stored(part, slot)
         return whole
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
 
 @contextmanager

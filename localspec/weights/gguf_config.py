@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.errors import LocalspecError
-from localspec.families.default_sampling import NAME
 from localspec.families.family import Family, Gguf
-from localspec.families.generation_config import possible
+from localspec.families.generation_config import NAME, possible
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES, OF_GGUF
 from localspec.published_heads import why_not_in_gguf

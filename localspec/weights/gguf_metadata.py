@@ -201,85 +201,12 @@ SAME: Mapping[str, str] = {
 
 # -- other keys --------------------------------------------------------------------------------------------------------
 
-USED_ELSEWHERE = (
-    "general.architecture", "general.alignment", "general.name", "general.basename", "general.license",
-    "general.sampling.temp", "general.sampling.top_k", "general.sampling.top_p", "general.sampling.min_p",
-    "split.count", "split.tensors.count",
-    "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
-    "tokenizer.ggml.scores", "tokenizer.ggml.merges", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id", "tokenizer.ggml.unknown_token_id",
-    "tokenizer.ggml.padding_token_id", "tokenizer.ggml.fim_pad_token_id", "tokenizer.ggml.fim_rep_token_id",
-    "tokenizer.ggml.fim_sep_token_id", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token",
-    "tokenizer.ggml.add_space_prefix", "tokenizer.chat_template",
-)  # fmt: skip
 # Samplers that the model's maker recommends and localspec lacks, and the values that switch them off. A notice says
 # that any other value is ignored.
 TASTE: Mapping[str, tuple[Any, ...]] = {
     "general.sampling.xtc_probability": (0,), "general.sampling.penalty_repeat": (0, 1),
     "general.sampling.mirostat": (0,),
 }  # fmt: skip
-_CARD = "it describes the model to people"
-_OTHER_KIND = "llama.cpp uses it for other kinds of tokenizers"
-_FILL = "a prompt that fills in the middle spells these marks"
-# Keys that are ignored, and the reason. A name that ends in "." stands for all keys that begin with it.
-NEUTRAL_ELSEWHERE: Mapping[str, str] = {
-    "general.type": "the tensors show whether it is a model",
-    "general.quantization_version": "each tensor names its type",
-    "general.file_type": "each tensor names its type",
-    **dict.fromkeys(
-        (
-            "general.author",
-            "general.version",
-            "general.organization",
-            "general.finetune",
-            "general.description",
-            "general.quantized_by",
-            "general.size_label",
-            "general.license.name",
-            "general.license.link",
-            "general.url",
-            "general.doi",
-            "general.uuid",
-            "general.repo_url",
-            "general.source.",
-            "general.base_model.",
-            "general.dataset.",
-            "general.tags",
-            "general.languages",
-            "general.datasets",
-        ),
-        _CARD,
-    ),
-    "general.sampling.sequence": "the samplers of localspec have a fixed order",
-    "general.sampling.xtc_threshold": "xtc_probability turns XTC on or off",
-    "general.sampling.penalty_last_n": "penalty_repeat turns the penalty on or off",
-    "general.sampling.mirostat_tau": "mirostat turns Mirostat on or off",
-    "general.sampling.mirostat_eta": "mirostat turns Mirostat on or off",
-    "general.tensor_extra.": "it describes how tensors were made",
-    "split.no": "the name of a file says which part it is",
-    "tokenizer.chat_templates": "it lists the names of further templates",
-    "tokenizer.chat_template.": "further templates are for tools, and only the first one is used",
-    "tokenizer.ggml.added_tokens": "the types of tokens show which were added",
-    "tokenizer.ggml.token_type_count": _OTHER_KIND,
-    "tokenizer.ggml.cls_token_id": _OTHER_KIND,
-    "tokenizer.ggml.mask_token_id": _OTHER_KIND,
-    "tokenizer.ggml.seperator_token_id": _OTHER_KIND,
-    "tokenizer.ggml.separator_token_id": _OTHER_KIND,
-    "tokenizer.ggml.add_sep_token": _OTHER_KIND,
-    "tokenizer.ggml.remove_extra_whitespaces": _OTHER_KIND,
-    "tokenizer.ggml.precompiled_charsmap": _OTHER_KIND,
-    "tokenizer.ggml.normalizer.lowercase": _OTHER_KIND,
-    "tokenizer.ggml.normalizer.strip_accents": _OTHER_KIND,
-    "tokenizer.ggml.suppress_tokens": "llama.cpp offers the list to programs, but no program of llama.cpp uses it",
-    "tokenizer.huggingface.json": "the keys of tokenizer.ggml say the same",
-    "tokenizer.rwkv.world": _OTHER_KIND,
-    "tokenizer.ggml.fim_pre_token_id": _FILL,
-    "tokenizer.ggml.fim_suf_token_id": _FILL,
-    "tokenizer.ggml.fim_mid_token_id": _FILL,
-    "tokenizer.ggml.prefix_token_id": _FILL,
-    "tokenizer.ggml.suffix_token_id": _FILL,
-    "tokenizer.ggml.middle_token_id": _FILL,
-}
 
 
 class Metadata:

@@ -16,11 +16,10 @@ from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
 from localspec.machine.library import FORMATS, Packing, address, check, library
 from localspec.weights.checkpoint import Checkpoint, inspect, read_texts
-from localspec.weights.draft_role import head_tokens
 from localspec.weights.gguf_model import GgufTensor
 from localspec.weights.matrices import BlockMatrix
 from localspec.weights.packed_file import BLOCK_PANEL, BLOCKS, PANEL, Header, Origin, Section, Tensor
-from localspec.weights.recipe import Recipe, part_rows
+from localspec.weights.recipe import Recipe, head_tokens, part_rows
 from localspec.weights.stored import RowsOf, StoredTensor, read_config, rows_in_file, stored_parts, stored_sizes
 
 _SOURCES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}  # types that the library packs without a conversion

@@ -1,7 +1,7 @@
 """The tensors in a model's safetensors files: their places, and a check that they fit config.json."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import FileIO
 from math import prod
@@ -57,6 +57,27 @@ class StoredTensor:
         if self.dtype == "BF16":
             return (numbers.astype(np.uint32) << 16).view(np.float32)
         return numbers.astype(np.float32, copy=False)
+
+
+class LazyTensors(Mapping[str, Any]):
+    """Tensors by name. Each is read when it is accessed, and not stored here."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = names, read
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # Mapping's default would read the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def damaged(file: Path, what: str) -> LocalspecError:

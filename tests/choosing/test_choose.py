@@ -27,7 +27,7 @@ from localspec.models.entries import PublishedDrafter, PublishedLength
 from localspec.models.model import Model, model_of, small_model_of
 from localspec.models.registry import NOWHERE, TargetCard, resolve
 from localspec.models.shape import Shape
-from localspec.weights.draft_role import as_draft
+from localspec.weights.recipe import as_draft
 
 CARD = unfetched(SEVEN)
 NORMS = (2 * SEVEN.num_layers + 1) * SEVEN.hidden_size  # numbers that are in fp32 on a processor

@@ -39,8 +39,8 @@ from localspec.machine.hardware import physical_cores
 from localspec.models.registry import TargetCard, resolve
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
-from localspec.weights.draft_role import as_draft
 from localspec.weights.fingerprint import Identity
+from localspec.weights.recipe import as_draft
 
 SUMS = [200.0, 100.0, 400.0, 2.0, 10.0, 1.0, 3e9, 1e9]
 LENGTH = Quantity("length", lambda value: value if isinstance(value, int) else None, int)

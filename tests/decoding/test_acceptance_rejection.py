@@ -9,8 +9,7 @@ from logits_forms import Form, every_form, in_numpy
 from tiny_models import stock_distribution
 
 from localspec.decoding.acceptance import walk_by_rejection
-from localspec.decoding.logits import Logits
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import Logits, NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree, sampled_tree
 

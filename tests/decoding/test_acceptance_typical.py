@@ -5,7 +5,7 @@ import torch
 from golden import matching
 
 from localspec.decoding.acceptance import walk_by_typicality
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import UsageMistake

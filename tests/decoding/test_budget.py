@@ -33,8 +33,7 @@ from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import DECLINED, ENOUGH, LATEST, LOSS, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
-from localspec.decoding.logits import PicksOnRequest
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import NumpyHidden, PicksOnRequest
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree

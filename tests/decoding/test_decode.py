@@ -17,7 +17,7 @@ from tiny_models import Tiny, prompt_ids, stock_logits
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.errors import LocalspecError

@@ -10,10 +10,9 @@ from each import each
 
 from localspec.choosing.cost import ForwardCostModel
 from localspec.decoding.acceptance import walk
-from localspec.decoding.budget import Budget
+from localspec.decoding.budget import CHANGE, ENOUGH, FRESH, Budget, ObservedCosts
 from localspec.decoding.drafter import Step
-from localspec.decoding.numpy_logits import NumpyHidden
-from localspec.decoding.observed_costs import CHANGE, ENOUGH, FRESH, ObservedCosts
+from localspec.decoding.logits import NumpyHidden
 
 QUIET = Curve({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.05, 16: 1.8})
 TREES_ALONE = Curve({1: 1.1, 2: 2.0, 4: 3.0, 8: 5.0, 16: 9.0})  # a job keeps the other core busy

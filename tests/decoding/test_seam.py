@@ -20,7 +20,7 @@ from table_model import TableModel
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Limits, Session
 from localspec.decoding.tree import DraftTree, sampled_tree

@@ -7,7 +7,7 @@ import pytest
 from each import each
 from scripted_drafters import path_to, random_tree
 
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.tree import DraftTree, best_first_tree, depth_first
 
 #  10─11─12

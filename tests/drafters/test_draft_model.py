@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.forward import ForwardOutput, TokenCache, common_prefix
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree

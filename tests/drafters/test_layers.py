@@ -11,8 +11,8 @@ from tiny_models import END, FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Step
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.measuring import MeasuringProgress, finished
-from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree

@@ -15,7 +15,7 @@ from tiny_models import FAMILIES, Tiny, prompt_ids, stock_logits, stock_reply
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Step
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree

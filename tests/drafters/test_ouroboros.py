@@ -21,8 +21,8 @@ from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.measuring import MeasuringProgress, finished
-from localspec.decoding.numpy_logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree

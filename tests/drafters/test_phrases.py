@@ -16,7 +16,7 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
-from localspec.decoding.numpy_logits import NumpyHidden
+from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree

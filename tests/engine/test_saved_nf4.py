@@ -19,12 +19,11 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.tree import DraftTree
-from localspec.engine import saved_nf4
 from localspec.engine.backends import open_target
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.models.registry import resolve
-from localspec.nn import packing
+from localspec.nn import nf4_file, packing
 from localspec.nn import target as target_module
 from localspec.nn.linear import Linear
 from localspec.nn.linear_bitsandbytes import NF4Linear
@@ -186,7 +185,7 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = here(BIASES)
-    monkeypatch.setattr(saved_nf4, "free_memory", lambda: 10_000)
+    monkeypatch.setattr(nf4_file, "free_memory", lambda: 10_000)
     for _ in range(2):
         model.load()
         assert model.packed > 0 and wording("much_main_memory_while_written") in model.notices[0]
@@ -208,7 +207,7 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
             wording("packed_model_cannot_kept_there"),
         ),
         (
-            "localspec.engine.saved_nf4.private_directory",
+            "localspec.nn.nf4_file.private_directory",
             PermissionError(13, "Permission denied"),
             wording("packed_model_cannot_kept"),
         ),
@@ -245,7 +244,7 @@ def test_weights_that_change_while_they_are_packed_are_not_kept(
     here: Callable[[str], Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, looks = here(BIASES), iter(range(9))
-    monkeypatch.setattr(saved_nf4, "stamps", lambda files: next(looks))
+    monkeypatch.setattr(nf4_file, "stamps", lambda files: next(looks))
     model.load()
     assert model.notices == [wording("packed_model_cannot_kept_weights")] and model.files == []
 

@@ -3,7 +3,7 @@
 import numpy as np
 from each import each
 
-from localspec.families.default_sampling import DEFAULT, FILE, DefaultSampling, default_sampling
+from localspec.families.generation_config import DEFAULT, FILE, DefaultSampling, default_sampling
 from localspec.weights.gguf_config import Metadata, generation_config
 
 GREEDY = DefaultSampling()

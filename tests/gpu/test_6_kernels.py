@@ -15,7 +15,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.models.drafter_kinds import kinds
-from localspec.nn import cuda_kernels, kernel_checks, layer_kernels, row_kernels
+from localspec.nn import cuda_kernels, kernel_checks, row_kernels
 from localspec.nn.attention import invariant
 from localspec.nn.exactness import measure
 from localspec.nn.linear_bitsandbytes import NF4Linear, PackedNF4
@@ -111,9 +111,9 @@ def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
 def test_a_norm_of_some_heads(cuda: str) -> None:
     """Heads lie next to each other only if there is one row."""
     heads, weight = gaussian(5, 4, 64, seed=1).to(cuda)[:, 1:3], gaussian(64, seed=2).to(cuda)
-    both = layer_kernels.add_norm(heads, None, weight, 0.0, 1e-6)[1]
+    both = row_kernels.add_norm(heads, None, weight, 0.0, 1e-6)[1]
     assert error(both, F.rms_norm(heads, (64,), weight, 1e-6)) < 1e-6
-    assert torch.equal(layer_kernels.add_norm(heads[:1], None, weight, 0.0, 1e-6)[1], both[:1])
+    assert torch.equal(row_kernels.add_norm(heads[:1], None, weight, 0.0, 1e-6)[1], both[:1])
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_what_was_compiled_is_read_by_the_next_process(
     def again() -> torch.Tensor:
         cuda_kernels.compiled.cache_clear()
         cuda_kernels._module.cache_clear()
-        return layer_kernels.gated(torch.arange(96, device=cuda).view(2, 48).bfloat16(), "silu")
+        return row_kernels.gated(torch.arange(96, device=cuda).view(2, 48).bfloat16(), "silu")
 
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     first = again()

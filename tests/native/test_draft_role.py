@@ -22,7 +22,7 @@ from weights.test_gguf_weights import numbers, open_blocks, registered
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
@@ -44,9 +44,9 @@ from localspec.native.target import NativeTarget
 from localspec.native.threads import Threads
 from localspec.nn.target import Target
 from localspec.paths import Paths
-from localspec.weights import draft_role
-from localspec.weights.draft_role import draft_bytes, draft_in_words, head_tokens
+from localspec.weights import recipe
 from localspec.weights.packed_file import BLOCKS
+from localspec.weights.recipe import draft_bytes, draft_in_words, head_tokens
 
 FIRST, READ, NODES = 40, 24, 6
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 256, "num_key_value_heads": 2}
@@ -62,7 +62,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
 
 
 def few(patch: pytest.MonkeyPatch, first: int, read: int) -> None:
-    for module in (draft_role, short_head):
+    for module in (recipe, short_head):
         patch.setattr(module, "FIRST_TOKENS", first)
         patch.setattr(module, "READ_TOKENS", read)
 
@@ -170,7 +170,7 @@ def test_a_registered_draft_model_is_coarser_and_its_head_short(directory, tmp_p
 
 
 def test_smaller_blocks_and_short_vocabularies_stay_as_they_are(directory, tmp_path, paths, monkeypatch):
-    monkeypatch.setattr(draft_role, "FIRST_TOKENS", 10**6)
+    monkeypatch.setattr(recipe, "FIRST_TOKENS", 10**6)
     found = in_file(directory(False), tmp_path / "tiny.gguf", paths, "Q4_1")
     whole = NativeTarget.open(found.path, packing=BLOCKS, threads=Threads(1))
     small = NativeTarget.open(found.path, packing=BLOCKS, threads=Threads(1), drafts=True)

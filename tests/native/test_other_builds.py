@@ -60,14 +60,13 @@ def test_the_library_that_another_compiler_makes(tmp_path, monkeypatch):
     if encoded and "avx_vnni" in idle:
         idle.remove("avx_vnni")
 
-    def compiled_so(source, using, *rest):
+    def compiled_so(source, using, folder, headers, kernels):
         if encoded and FLAG in source.read_text("utf-8"):
             using = replace(using, compile=(*using.compile, f"-D{FLAG}"))
-        name = source.stem.removeprefix("kernels_")
-        if name != source.stem:
+        if name := kernels.lower():
             level = "-O1" if name == "c" or (name == "avx_vnni" and name not in idle) else "-O0"
             using = replace(using, compile=(*using.compile, level))
-        return compiled_as_ever(source, using, *rest)
+        return compiled_as_ever(source, using, folder, headers, kernels)
 
     def run_so(command, task):
         return run_as_ever([word for word in command if word != "-O3" or not LEVELS & {*command}], task)

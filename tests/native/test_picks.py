@@ -7,7 +7,7 @@ import pytest
 from each import each
 from native.engine import isas, using
 
-from localspec.decoding.numpy_logits import NumpyLogits
+from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
 from localspec.machine.library import Sampling as Settings
 from localspec.machine.library import address, check, int32, library

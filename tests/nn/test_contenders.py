@@ -8,10 +8,19 @@ import torch
 from each import each
 
 from localspec.decoding.sampling import Sampling
-from localspec.nn import contenders as module
-from localspec.nn.contenders import NARROW, SHOWN, Contenders, contenders, findable, keys_of
+from localspec.nn import step_logits as module
 from localspec.nn.logits import TorchLogits, survivors
-from localspec.nn.step_logits import StepLogits, StepNumbers, summary
+from localspec.nn.step_logits import (
+    NARROW,
+    SHOWN,
+    Contenders,
+    StepLogits,
+    StepNumbers,
+    contenders,
+    findable,
+    keys_of,
+    summary,
+)
 from localspec.nn.transfer import brought
 
 SAMPLINGS = [

@@ -13,7 +13,7 @@ from golden import wording
 from quantized_layers import error, gaussian
 
 from localspec.decoding.tree import DraftTree
-from localspec.nn import cuda_kernels, kernel_checks, layer_kernels, row_kernels
+from localspec.nn import cuda_kernels, kernel_checks, row_kernels
 from localspec.nn.draft_layers import TorchLinear
 from localspec.nn.linear import Linear
 from localspec.nn.linear_bitsandbytes import NF4Linear
@@ -103,12 +103,12 @@ def test_attention_of_any_sizes(dtype, sizes):
 def test_what_stands_between_products(dtype):
     x, given = (gaussian(3, 2056, seed=seed).to(DTYPES[dtype]) for seed in (1, 2))
     weight = gaussian(2056, seed=3).to(DTYPES[dtype])
-    total, normed = layer_kernels.add_norm(x, given, weight, 1.0, 1e-6)
+    total, normed = row_kernels.add_norm(x, given, weight, 1.0, 1e-6)
     assert torch.equal(total, x + given)
     assert error(normed, F.rms_norm(total.double(), (2056,), weight.double() + 1, 1e-6)) < NEAR[dtype]
     gate, up = torch.split(x[:, :272].contiguous(), 136, -1)
     for name, activation in (("silu", F.silu), ("gelu", lambda one: F.gelu(one, approximate="tanh"))):
-        found = layer_kernels.gated(torch.cat([gate, up], -1), name)
+        found = row_kernels.gated(torch.cat([gate, up], -1), name)
         assert error(found, activation(gate.double()) * up.double()) < 2 * NEAR[dtype]
 
 
@@ -119,8 +119,8 @@ def test_rows_are_rotated_and_put_in_their_places(start, sizes):
     heads, kv_heads, width, rotary = sizes
     qkv, angles = gaussian(3, heads + 2 * kv_heads, width, seed=1), gaussian(3, 1, rotary, seed=2)
     slots = torch.zeros(2, kv_heads, 20, width)
-    placing = layer_kernels.Placing(slots, 16, start, 4 if start is None else 0)
-    queries = layer_kernels.rotate_and_place(qkv, angles.cos(), angles.sin(), heads, kv_heads, placing)
+    placing = row_kernels.Placing(slots, 16, start, 4 if start is None else 0)
+    queries = row_kernels.rotate_and_place(qkv, angles.cos(), angles.sin(), heads, kv_heads, placing)
     turned = apply_rope(qkv[None, :, : heads + kv_heads], angles.cos()[None], angles.sin()[None])[0]
     grouped = turned[:, :heads].view(3, kv_heads, -1, width).permute(1, 2, 0, 3).reshape(kv_heads, -1, width)
     expected = torch.zeros_like(slots)

@@ -10,7 +10,7 @@ from recorded_operations import Graph
 from tiny_models import FAMILIES, Tiny
 
 from localspec.families.architecture import TransformerConfig
-from localspec.nn.recorded_rows import MOST_RECORDINGS
+from localspec.nn.recording import MOST_RECORDINGS
 from localspec.nn.row_attention import TorchAttention
 from localspec.nn.target import Target
 

@@ -17,9 +17,8 @@ from localspec.decoding.compute import LowRank
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.nn.cache import KVCache
-from localspec.nn.contenders import Contenders
 from localspec.nn.static_forward import MOST_RECORDINGS, StaticForward, visible_slots
-from localspec.nn.step_logits import StepLogits
+from localspec.nn.step_logits import Contenders, StepLogits
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]

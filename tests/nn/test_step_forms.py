@@ -14,9 +14,9 @@ from tiny_models import FAMILIES, RECURRENT, Tiny
 from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.sampling import Sampling
 from localspec.nn import placed_rows, recording, static_forward, step_logits
-from localspec.nn.contenders import Contenders, contenders
 from localspec.nn.static_forward import StaticForward
 from localspec.nn.step_forms import find_step_form
+from localspec.nn.step_logits import Contenders, contenders
 from localspec.nn.target import Target
 
 Make = Callable[[str], Tiny]

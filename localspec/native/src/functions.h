@@ -19,7 +19,7 @@ void pack(const ls_packing& packing, uint8_t* target, int from_panel, int to_pan
 void unpack(const ls_matrix& matrix, bool interleave, float* weights);
 void read_row(const ls_matrix& matrix, int row, int from, int to, float* weights);  // weights [from, to) of a row; of blocks, too
 
-// blocks.cpp, rounding.cpp: blocks transposed into panels: those of a GGUF file, and those that weights are rounded to.
+// blocks.cpp: blocks transposed into panels: those of a GGUF file, and those that weights are rounded to.
 int pack_blocks(const ls_blocks_packing& p, uint8_t* target, int from_panel, int to_panel);  // -> a row with a scale that is not finite, or -1
 constexpr int NO_ROOM = -2;
 bool can_round_to(int type);

@@ -20,7 +20,7 @@ const Kernels* (*const TABLES[COUNT])() = {c_kernels, neon_kernels, avx2_kernels
 bool bit(unsigned word, int number) { return word >> number & 1; }
 
 bool cpu_has(int isa) {
-#if defined(LS_TEST_VNNI_AS_AVX512)  // see kernels_avx_vnni.cpp
+#if defined(LS_TEST_VNNI_AS_AVX512)  // see kernels.cpp
     if (isa == LS_AVX_VNNI) isa = LS_AVX512_VNNI;
 #endif
     unsigned a, b, c, d, a7, b7, c7, d7, low, high;

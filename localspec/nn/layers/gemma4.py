@@ -30,7 +30,6 @@ class Gemma4Layer(LlamaLayer):
             self.layer_scalar = self.vector("layer_scalar")
 
     def forward(self, x: torch.Tensor, rows: LayerRows) -> torch.Tensor:
-        """Return the states of rows [batch, n, hidden_size] after the layer."""
         x = super().forward(x, rows)
         if rows.own_input is not None:
             gate = self.activation(self.per_layer_input_gate(x))
@@ -38,7 +37,6 @@ class Gemma4Layer(LlamaLayer):
         return x * self.layer_scalar if self.config.layer_scalars else x
 
     def self_attention(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
-        """Return the attention output of rows, [batch, n, heads * head_dim]."""
         sizes, heads = self.sizes, self.config.num_heads
         cos, sin, _ = rows.position_embeddings
         own = sizes.num_kv_heads if sizes.keys_of is None else 0

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import use_stored_names
-from localspec.nn import kernel_checks, layer_kernels
+from localspec.nn import kernel_checks, row_kernels
 from localspec.nn.attention import ACTIVATIONS, Attention, clamped_gate, fastest, invariant, with_sinks
 from localspec.nn.cache import KVCache, LentKeys, TextPrefix
 from localspec.nn.experts import Experts
@@ -33,9 +33,9 @@ def added_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x plus `given`, if there is one, and the norm of that sum."""
     others = (weight,) if given is None else (weight, given)
-    same_dtype = all(one.dtype == x.dtype for one in others) and layer_kernels.fits(x)
+    same_dtype = all(one.dtype == x.dtype for one in others) and row_kernels.fits(x)
     if kernel_checks.serve(x, *others) and same_dtype:
-        return layer_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
+        return row_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
     x = x if given is None else x + given
     if not config.norm_offset:
         return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
@@ -176,7 +176,7 @@ class LlamaLayer(nn.Module):
         plain = self.rotate is apply_rope and not self.config.qk_norm and factors is None
         if plain and cached_in_slots(cache) and kernel_checks.serve(qkv):
             placing = cache.placing(self.index, h.shape[1])  # type: ignore[union-attr]
-            grouped = layer_kernels.rotate_and_place(qkv[0], cos, sin, heads, kv_heads, placing)[None]
+            grouped = row_kernels.rotate_and_place(qkv[0], cos, sin, heads, kv_heads, placing)[None]
             k, v = placing.slots[:, None, :, : placing.visible]
             return self.attend(grouped, k, v, rows)
         qk, v = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
@@ -244,8 +244,8 @@ class LlamaLayer(nn.Module):
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         """Return the product of the second half of the channels and the activation of the first half."""
-        if kernel_checks.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in layer_kernels.SMALL:
-            return layer_kernels.gated(both.contiguous(), self.config.activation)
+        if kernel_checks.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in row_kernels.SMALL:
+            return row_kernels.gated(both.contiguous(), self.config.activation)
         return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
 
     def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
