@@ -92,11 +92,6 @@ def draft_of(step: Step) -> Draft:
     return Draft(tree.tokens, tree.parents, tree.source, tree.probe, step.path)
 
 
-def count_sources(sources: Sequence[str]) -> dict[str, int]:
-    """Count the tokens of each source. The target is always listed."""
-    return {"target": 0, **Counter(sources)}
-
-
 SMALL_CHUNK = CHUNK // 4  # prompt tokens per forward if CHUNK of them take too much memory
 Result = TypeVar("Result")
 
@@ -428,7 +423,7 @@ class _Reply:
             acceptance_by_depth=self.tally.acceptance_by_depth,
             drafted=self.tally.drafted,
             accepted=self.tally.accepted,
-            sources=count_sources(self.sources[:reply_tokens]),
+            sources={"target": 0, **Counter(self.sources[:reply_tokens])},  # the target is always listed
             off_reason=session.budget.off_reason,
             memory=session.memory,
             rows=dict(self.tally.rows),

@@ -43,7 +43,7 @@ class DraftTree:
         return cls(tokens, range(-1, len(tokens) - 1), None if source is None else [source] * len(tokens))
 
     def subtree(self, nodes: Sequence[int]) -> "DraftTree":
-        """Return the tree of these nodes, which are in ascending order and include the root and all their parents."""
+        """Return the tree of these nodes in this order: the root first, and each node after its parent."""
         number = {node: index for index, node in enumerate(nodes)}
         return DraftTree(
             tokens=[self.tokens[node] for node in nodes],
@@ -143,7 +143,7 @@ def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int
         offer(len(tokens) - 1, -worth, depth + 1, 0)
     order = depth_first(parents)
     tree = DraftTree(tokens, parents, [source] * len(tokens), chance=chances)
-    return tree if order == list(range(len(tokens))) else _reordered(tree, order)
+    return tree if order == list(range(len(tokens))) else tree.subtree(order)
 
 
 def caterpillar(
@@ -211,7 +211,7 @@ def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, s
         [sources[node] for node in best],
         chance=[found[node][3] for node in best],
     )
-    return _reordered(tree, depth_first(tree.parents))
+    return tree.subtree(depth_first(tree.parents))
 
 
 def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, position: int, source: str) -> DraftTree:
@@ -246,15 +246,3 @@ def depth_first(parents: Sequence[int]) -> list[int]:
         order.append(node := stack.pop())
         stack += reversed(below[node])
     return order
-
-
-def _reordered(tree: DraftTree, order: Sequence[int]) -> DraftTree:
-    number = {node: index for index, node in enumerate(order)}
-    parents = [number[tree.parents[node]] if node else -1 for node in order]
-    assert tree.source and tree.chance
-    return DraftTree(
-        [tree.tokens[node] for node in order],
-        parents,
-        [tree.source[node] for node in order],
-        chance=[tree.chance[node] for node in order],
-    )

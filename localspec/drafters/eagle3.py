@@ -337,7 +337,8 @@ class Drafter(TrainedDrafter):
 
     def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:
         """Return states and logits of nodes [rows, 2]: their tokens, and the row of each parent's state in `above`."""
-        states = self._layer(self._embed(nodes[:, 0]), self._fed_back(above)[nodes[:, 1]], *seats)
+        features = self._normed(above) if self.options.output else above
+        states = self._layer(self._embed(nodes[:, 0]), features[nodes[:, 1]], *seats)
         return states, *self._root_logits(states)
 
     def _root_logits(self, states: Rows) -> tuple[Rows, ...]:
@@ -348,6 +349,3 @@ class Drafter(TrainedDrafter):
 
     def _normed(self, states: Rows) -> Rows:
         return self.compute.rms_norm(states, self._eps) * self._norm
-
-    def _fed_back(self, states: Rows) -> Rows:
-        return self._normed(states) if self.options.output else states

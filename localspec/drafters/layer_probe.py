@@ -1,7 +1,6 @@
 """Finds the layers with which a target predicts its own text best, without training (S3D, §5.3)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,27 +37,18 @@ def probe(
     return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 
 
-@dataclass(frozen=True)
-class ProbeSchedule:
-    """A schedule for a probe with a limited number of reads, which are forwards of up to `ROWS` tokens.
+def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
+    """Return the most thorough schedule of a probe with at most `most` reads, each a forward of up to `ROWS` tokens.
 
-    Each round removes `together` layers. All rounds make `tries` comparisons, of `reads` reads each.
+    Return how many comparisons all rounds make, how many layers a round removes, and how many reads a comparison has:
+    no more than the `available` ones, for which the replies are long enough.
     """
-
-    tries: int
-    together: int
-    reads: int
-
-    @classmethod
-    def of(cls, layers: int, most: int, available: int) -> "ProbeSchedule":
-        """Return the most thorough schedule of at most `most` reads, if the replies are long enough for `available`
-        reads."""
-        for together in range(1, layers + 1):
-            counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
-            tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
-            if tries * LEAST_READS <= most:
-                break
-        return cls(tries, together, max(1, min(available, most // tries)))
+    for together in range(1, layers + 1):
+        counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
+        tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
+        if tries * LEAST_READS <= most:
+            break
+    return tries, together, max(1, min(available, most // tries))
 
 
 def reads_in(replies: Sequence[Text]) -> int:
@@ -72,9 +62,9 @@ def probing_layers(
     """Do the same as `probe`, one forward at a time. Yield after each forward that reads with some of the layers."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
-    plan = ProbeSchedule.of(count, NO_BOUND if most is None else most, available)
-    replies, done = _first_reads(replies, plan.reads), 0
-    work = max(1, plan.tries * reads_in(replies))
+    tries, together, reads = schedule(count, NO_BOUND if most is None else most, available)
+    replies, done = _first_reads(replies, reads), 0
+    work = max(1, tries * reads_in(replies))
     kept: tuple[int, ...] = tuple(range(count))
     order, found = list(kept), []
 
@@ -92,7 +82,7 @@ def probing_layers(
 
     while len(kept) > least:
         tried = order if len(kept) == count else order[:TRIED]
-        going = min(plan.together, len(kept) - least)
+        going = min(together, len(kept) - least)
         without = {layer: tuple(other for other in kept if other != layer) for layer in tried}
         alone = yield from measured([*without.values()])
         right = [one.agreement for one in alone]

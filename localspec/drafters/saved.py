@@ -38,30 +38,25 @@ def load_drafter(
     LocalspecError if the drafter is damaged, missing, or does not fit the target. A published small language model that
     does not fit raises UsageMistake. Problems with a cached packed form go to the `reporter`.
     """
-    class_ = drafter_class(card.kind)
+    class_, file = drafter_class(card.kind), card.path / WEIGHTS
     drafter: TrainedDrafter
     if issubclass(class_, OfModel) and not (card.path / CARD).is_file():  # a published language model
         drafter = class_.from_model(card.path, target, depth)
     else:
-        drafter = _read(card, target, reporter or Reporter())
+        tensors = StoredTensors(file)
+        try:
+            options = class_.parse_options({**class_.BEFORE, **card.options})
+            # A few bytes of drafter.json can ask for any amount of memory: check before allocating.
+            check_tensors(class_.tensor_specs(target, options), tensors.specs(), remedy(file))
+            if (kept := tensors.get("kept")) is not None:
+                check_vocabulary(int(kept.min()), int(kept.max()), target.vocab_size, remedy(file))
+            stored = target.compute.stored(file, tensors, card.revision, reporter or Reporter())
+            drafter = class_(target, options, stored)
+        except UsageMistake as mistake:
+            raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
+        except LocalspecError as error:
+            raise LocalspecError(f"{file} does not fit: {error}") from None
+        drafter.accuracies = card.about.get("accuracy_by_depth", ())
     if calibration is not None:
         drafter.calibration = calibration
-    return drafter
-
-
-def _read(card: DrafterCard, target: DraftableModel[Any], reporter: Reporter) -> TrainedDrafter:
-    file, class_ = card.path / WEIGHTS, drafter_class(card.kind)
-    tensors = StoredTensors(file)
-    try:
-        options = class_.parse_options({**class_.BEFORE, **card.options})
-        # A few bytes of drafter.json can ask for any amount of memory: check before allocating.
-        check_tensors(class_.tensor_specs(target, options), tensors.specs(), remedy(file))
-        if (kept := tensors.get("kept")) is not None:
-            check_vocabulary(int(kept.min()), int(kept.max()), target.vocab_size, remedy(file))
-        drafter = class_(target, options, target.compute.stored(file, tensors, card.revision, reporter))
-    except UsageMistake as mistake:
-        raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
-    except LocalspecError as error:
-        raise LocalspecError(f"{file} does not fit: {error}") from None
-    drafter.accuracies = card.about.get("accuracy_by_depth", ())
     return drafter

@@ -71,7 +71,9 @@ def fit_conversation(
     prompt = read(0) if not turns or length <= (longest if whole else LIKELY * room) else None
     if turns and (prompt is None or len(prompt) + reply > room):
         if whole:
-            raise _overlong(target)
+            raise Overlong(
+                f"The conversation is longer than the model's context of {target.context} tokens; send less of it."
+            )
         head, sizes = sum(map(count, messages[:first])), [*map(count, messages[first:])]
         for share in range(STEPS, -1, -1):  # a smaller share if the template adds more than FRAME
             dropped = turns_left_out(head, sizes, turns, (steady - reply) * share // STEPS)
@@ -80,10 +82,6 @@ def fit_conversation(
                 break
     assert prompt is not None
     return prompt, dropped, _within(target, prompt, limits, room)
-
-
-def _overlong(target: Target) -> Overlong:
-    return Overlong(f"The conversation is longer than the model's context of {target.context} tokens; send less of it.")
 
 
 def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list[int], Limits]:

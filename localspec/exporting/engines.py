@@ -36,21 +36,6 @@ ENGINES = {
 }
 
 
-@dataclass(frozen=True)
-class ExportedModel:
-    """The model that a command serves, and its drafter.
-
-    The model is named by its repository with a `revision`, or by its directory.
-    """
-
-    model: str
-    revision: str
-    drafter: Path
-    form: Form
-    tokens: int  # of a draft
-    tensor_parallel: int
-
-
 def engine_named(name: str) -> OtherEngine:
     """Return the engine of this name. Raises UsageMistake for an engine whose layouts are not known."""
     if name not in ENGINES:
@@ -58,21 +43,27 @@ def engine_named(name: str) -> OtherEngine:
     return ENGINES[name]
 
 
-def command(engine: OtherEngine, served: ExportedModel) -> list[str]:
-    """Return the words of the command that serves a model with its drafter."""
-    parallel, revision = served.tensor_parallel, ["--revision", served.revision] if served.revision else []
+def command(
+    engine: OtherEngine, form: Form, model: str, revision: str, drafter: Path, tokens: int, parallel: int
+) -> list[str]:
+    """Return the words of the command that serves a model with its drafter, whose drafts have some `tokens`.
+
+    The model is named by its repository with a `revision`, or by its directory. `parallel` is the number of GPUs that
+    work together.
+    """
+    of_revision = ["--revision", revision] if revision else []
     if engine.name == "sglang":
-        words = ["python", "-m", "sglang.launch_server", "--model-path", served.model, *revision]
-        algorithm = "EAGLE3" if served.form == "eagle3 head" else "STANDALONE"
-        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(served.drafter)]
-        words += ["--speculative-num-steps", str(served.tokens), "--speculative-eagle-topk", "1"]
-        words += ["--speculative-num-draft-tokens", str(served.tokens + 1)]  # including the one before them
+        words = ["python", "-m", "sglang.launch_server", "--model-path", model, *of_revision]
+        algorithm = "EAGLE3" if form == "eagle3 head" else "STANDALONE"
+        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(drafter)]
+        words += ["--speculative-num-steps", str(tokens), "--speculative-eagle-topk", "1"]
+        words += ["--speculative-num-draft-tokens", str(tokens + 1)]  # including the one before them
         return words + (["--tp-size", str(parallel)] if parallel > 1 else [])
-    method = {"medusa heads": "medusa", "eagle3 head": "eagle3"}.get(served.form, "draft_model")
-    config: dict[str, Any] = {"method": method, "model": str(served.drafter), "num_speculative_tokens": served.tokens}
-    if served.form == "parallel draft model":
+    method = {"medusa heads": "medusa", "eagle3 head": "eagle3"}.get(form, "draft_model")
+    config: dict[str, Any] = {"method": method, "model": str(drafter), "num_speculative_tokens": tokens}
+    if form == "parallel draft model":
         config["parallel_drafting"] = True
-    words = ["vllm", "serve", served.model, *revision]
+    words = ["vllm", "serve", model, *of_revision]
     if parallel > 1:
         words += ["--tensor-parallel-size", str(parallel)]
         config["draft_tensor_parallel_size"] = parallel  # vLLM refuses another value for a draft model

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from localspec.environment import home
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake, first_line
 from localspec.exporting.counterparts import counterpart
-from localspec.exporting.engines import ExportedModel, Form, check_heads, check_path, command, engine_named
+from localspec.exporting.engines import Form, check_heads, check_path, command, engine_named
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.registry import TargetCard, resolve
@@ -61,7 +61,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
         found.write(directory)
     repository, revision = _served_as(card)
     tokens = found.tokens or named.tokens
-    words = command(named, ExportedModel(repository, revision, out, found.form, tokens, tensor_parallel))
+    words = command(named, found.form, repository, revision, out, tokens, tensor_parallel)
     sizes = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
     return Exported(
         engine, found.form, card.name, out, tuple(sizes), sum(sizes.values()), tokens, tuple(words), found.notes
@@ -94,14 +94,6 @@ def _served_as(card: TargetCard) -> tuple[str, str]:
     return str(card.path), ""
 
 
-def _remains(out: Path) -> Iterator[Path]:
-    """Yield the unfinished directories that killed exports left next to this one, but not those of running exports."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):
-        process = left.name.split(".")[-2]
-        if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
-            yield left
-
-
 @contextmanager
 def _whole(out: Path) -> Iterator[Path]:
     """Yield a directory that replaces `out` after it is completely written, and is removed on failure.
@@ -112,8 +104,10 @@ def _whole(out: Path) -> Iterator[Path]:
     try:
         with private_files():
             out.parent.mkdir(parents=True, exist_ok=True)
-            for left in _remains(out):
-                shutil.rmtree(left, ignore_errors=True)
+            for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):  # by killed exports, not by running ones
+                process = left.name.split(".")[-2]
+                if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
+                    shutil.rmtree(left, ignore_errors=True)
             new = out.parent / f".{out.name}.{os.getpid()}.new"
             new.mkdir()
             yield new

@@ -1,7 +1,6 @@
 """Attention over the rows of a draft with their own keys and values, in numpy, for a drafter's own layers."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -10,15 +9,6 @@ from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
 
 _PIECE = 2**22  # scores that are in memory at once
-
-
-class Seats(NamedTuple):
-    """The places of new rows: how many rows are before them, and which rows each of them sees."""
-
-    first: int
-    positions: Sequence[int]
-    seen: Sequence[Sequence[int]] | None
-    window: int | None
 
 
 class NativeAttention:
@@ -42,14 +32,21 @@ class NativeAttention:
         positions: Sequence[int],
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
-    ) -> tuple[Seats]:
+    ) -> tuple[int, Sequence[int], Sequence[Sequence[int]] | None, int | None]:
         first = self.length
         self._reserve(first + len(positions))
         self.length = first + len(positions)
-        return (Seats(first, positions, seen, window),)
+        return first, positions, seen, window
 
-    def __call__(self, qkv: Floats, seats: Seats) -> Floats:
-        (first, positions, seen, window), sizes, rows = seats, self._sizes, len(qkv)
+    def __call__(
+        self,
+        qkv: Floats,
+        first: int,
+        positions: Sequence[int],
+        seen: Sequence[Sequence[int]] | None,
+        window: int | None,
+    ) -> Floats:
+        sizes, rows = self._sizes, len(qkv)
         heads, width = sizes.num_heads, sizes.head_dim
         turned, slots = self._cos_sin(positions), first + rows
         q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *turned)

@@ -89,7 +89,10 @@ def cross_entropies(
     of a label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]
-    guesses = [_sorted(guess, order) for guess, order in zip(guesses, orders, strict=True)]
+    guesses = [
+        Guess(guess.states[order], guess.head, guess.labels[order])
+        for guess, order in zip(guesses, orders, strict=True)
+    ]
     device = guesses[0].states.device
     used = torch.unique(torch.cat([guess.labels for guess in guesses]))
     vocabulary = max(guess.head(guess.states[:0]).shape[-1] for guess in guesses)
@@ -119,11 +122,6 @@ def cross_entropies(
         DepthLoss(loss, hit, len(guess.states), right)
         for loss, hit, guess, right in zip(losses, hits, guesses, first, strict=True)
     ]
-
-
-def _sorted(guess: Guess, order: torch.Tensor) -> Guess:
-    """Return a guess in the order of its labels."""
-    return Guess(guess.states[order], guess.head, guess.labels[order])
 
 
 def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:

@@ -27,13 +27,14 @@ class InvariantLinear(Linear):
         if kernel_checks.serve(rows, self.weight) and row_kernels.multiplies(rows) and rows.dtype == self.weight.dtype:
             y = row_kernels.dense(rows, self.weight, self.bias)
         else:
-            y = torch.cat([self._of_part(part) for part in torch.split(rows, ROWS)])
+            y = torch.cat(
+                [
+                    F.linear(F.pad(part, (0, 0, 0, ROWS - len(part))), self.weight, self.bias)[: len(part)]
+                    for part in torch.split(rows, ROWS)
+                ]
+            )
         y = y.view(*x.shape[:-1], -1)
         return y if adapter is None else y + adapter(x).to(y.dtype)
-
-    def _of_part(self, rows: torch.Tensor) -> torch.Tensor:
-        filled = F.pad(rows, (0, 0, 0, ROWS - len(rows)))
-        return F.linear(filled, self.weight, self.bias)[: len(rows)]
 
     def rows(self, channels: torch.Tensor) -> "Linear":
         return InvariantLinear(self.weight.detach()[channels])

@@ -149,7 +149,14 @@ class Transformer(nn.Module):
         """
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
         computed = range(len(self.layers)) if layers is None else layers
-        kinds = {index: (self.config.sliding_windows[index], self._group(index)) for index in computed}
+        # The window of a layer, and how many query heads share one key head.
+        kinds = {
+            index: (
+                self.config.sliding_windows[index],
+                self.config.num_heads // self.config.sizes_of(index).num_kv_heads,
+            )
+            for index in computed
+        }
         masks = {kind: self._additive_mask(mask, positions, *kind, cache) for kind in set(kinds.values())}
         inputs = None
         if self.config.per_layer_inputs[0]:
@@ -184,10 +191,6 @@ class Transformer(nn.Module):
             missing = next(place for place in places if found[place] is None)
             raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.layers)}.")
         return torch.cat(states, -1)
-
-    def _group(self, layer: int) -> int:
-        """Return how many query heads share one key head in a layer."""
-        return self.config.num_heads // self.config.sizes_of(layer).num_kv_heads
 
     def _additive_mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, group: int, cache: CacheLike | None

@@ -276,13 +276,10 @@ def revision(path: Path) -> str:
         content = _bytes(path / name) if os.path.isfile(path / name) else b""
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for file in weight_files(path):
-        digest.update(f"{file.name} ".encode() + _header_and_samples(file))
+        header = _header(file)
+        digest.update(f"{file.name} {file.stat().st_size} {len(header)}\n".encode())
+        digest.update(header + _samples(file, 8 + len(header)))
     return digest.hexdigest()[:40]
-
-
-def _header_and_samples(file: Path) -> bytes:
-    header = _header(file)
-    return f"{file.stat().st_size} {len(header)}\n".encode() + header + _samples(file, 8 + len(header))
 
 
 def read_config(path: Path) -> dict[str, Any]:

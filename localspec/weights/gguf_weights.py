@@ -178,9 +178,10 @@ def gguf_recipe(source: PackingSource, packing: str, drafts: bool = False) -> Re
 
     In int8, Q8_0 keeps its groups of 32, so that packing reproduces its numbers.
     """
-    kept = (name for name, parts in source.made_of.items() if all(_is_q8_0(part) for part in parts))
-    return Recipe(packing, frozenset(kept), drafts)
 
+    def is_q8_0(part: StoredTensor) -> bool:
+        return isinstance(part, GgufTensor) and part.block.name == "Q8_0"
 
-def _is_q8_0(part: object) -> bool:
-    return isinstance(part, GgufTensor) and part.block.name == "Q8_0"
+    return Recipe(
+        packing, frozenset(name for name, parts in source.made_of.items() if all(map(is_q8_0, parts))), drafts
+    )

@@ -270,7 +270,10 @@ def make(
         return of_the_commit and made_of.files == origin.files
 
     def make_it(file: Path) -> None:
-        _make(path, file, packing, origin, threads, reporter)
+        source = PackingSource.open(path)
+        made_of = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
+        header = source.header(made_of, packing, Recipe(packing))
+        write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
         if stamps(weight_files(path)) != before:
             file.unlink(missing_ok=True)
             raise LocalspecError(f"The weights of {origin.name} in {path} changed while they were packed; try again.")
@@ -345,13 +348,6 @@ def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header],
         except LocalspecError as error:
             reporter.notice(str(error))
     return None
-
-
-def _make(path: Path, file: Path, packing: str, origin: Origin, threads: int, reporter: Reporter) -> None:
-    source = PackingSource.open(path)
-    origin = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
-    header = source.header(origin, packing, Recipe(packing))
-    write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
 
 
 def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progress: Progress) -> None:

@@ -423,12 +423,8 @@ def _damaged(file: Path, what: str) -> DamagedFile:
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly
 def _parsed(text: bytes) -> Header:
-    """Return the parsed text of a header. Raises the errors of `_header`."""
-    return _header(parse_json(text))
-
-
-def _header(said: Any) -> Header:
     """Return the parsed header. Raises ValueError and similar errors for an impossible header, or UnreadableFormat."""
+    said: Any = parse_json(text)
     first = 2 if said["packing"] == "int4" else 1  # int4 of format 1 lies in panels that no kernel computes
     for name, known in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(said[name]) not in known:
