@@ -51,7 +51,9 @@ class ObservedCosts:
     def wants_plain(self) -> bool:
         """Whether the time of trees has changed so much that plain steps should be timed again."""
         return any(
-            not _alike(self._deviation(size), self._then[size]) for size in self._then if size and self._fresh(size)
+            max(self._deviation(size), then) >= CHANGE * min(self._deviation(size), then)
+            for size, then in self._then.items()
+            if size and self._fresh(size)
         )
 
     def observe(self, rows: int, context: int, seconds: float) -> None:
@@ -85,10 +87,6 @@ class ObservedCosts:
 def _size(rows: int) -> int:
     """Return a class of forwards that have about as many rows: kernels compute four, eight or sixteen rows at once."""
     return max((rows - 1).bit_length(), 2) if rows > 1 else 0
-
-
-def _alike(one: float, other: float) -> bool:
-    return one < CHANGE * other and other < CHANGE * one
 
 
 WARM = 3  # steps of an engine, after which memory and caches are warm

@@ -6,7 +6,7 @@ file. `post_attention_layernorm` always precedes the MLP.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.delta_net import DeltaNet
@@ -79,31 +79,21 @@ class TransformerConfig:
             )
         windowed = tuple(one is not None for one in config.sliding_windows)
         usual = {
+            **{
+                one.name: getattr(config, one.name) for one in fields(cls) if hasattr(config, one.name)
+            },  # as named there
             "family": config.model_type,
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
             "num_heads": config.num_attention_heads,
             "num_kv_heads": config.num_key_value_heads,
-            "head_dim": config.head_dim,
-            "rms_norm_eps": config.rms_norm_eps,
-            "sliding_windows": config.sliding_windows,
             "tied": config.tie_word_embeddings,
             "qkv_bias": config.attention_bias,
             "o_bias": config.attention_bias,
-            "mlp_bias": config.mlp_bias,
             "qk_norm": False,
             "embed_scale": config.embedding_multiplier,
             "query_scalar": config.query_pre_attn_scalar,
             "residual_scale": config.residual_multiplier,
             "logit_scale": 1.0 / config.logits_scaling,
             "local_layers": config.unrotated if config.local_rope_parameters is None else windowed,
-            "layer_sizes": config.layer_sizes,
-            "per_layer_inputs": config.per_layer_inputs,
-            "logit_cap": config.logit_cap,
-            "delta": config.delta,
-            "experts": config.experts,
-            "gate_limit": config.gate_limit,
         }
         return cls(**{**usual, **arithmetic})
 

@@ -64,10 +64,6 @@ class GgufFile(Protocol):
         """Return the numbers of a small tensor."""
 
 
-def _as_usual(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class LayerSizes:
     """The sizes of one layer in channels, if the layers of a model differ.
@@ -99,7 +95,7 @@ class Gguf:
     """
 
     architecture: str
-    config: Callable[[Mapping[str, Any], GgufFile], dict[str, Any]] = _as_usual
+    config: Callable[[Mapping[str, Any], GgufFile], dict[str, Any]] = lambda content, file: {}
     keys: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     own: tuple[str, ...] = ()
     tensors: Names = field(default_factory=lambda: IN_GGUF)
@@ -123,10 +119,6 @@ class Sampled:
     answering: tuple[float, float, int] | None = None
 
 
-def _no_fields(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Family:
     """A family of models.
@@ -144,7 +136,7 @@ class Family:
     not_read: tuple[str, ...] = ()  # keys of other families in converted models; the Hugging Face model ignores them
     keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's key
     leaves_out: bool = False  # published files leave out sizes, so the defaults count
-    read: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_fields
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda found: {}
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False  # `partial_rotary_factor` counts even without scaling of positions
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)

@@ -104,7 +104,7 @@ def config(
         "attention_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "sliding_window": window,
-        "rope_parameters": _rotation(family, form, head_dim, number, metadata, shapes, factors),
+        "rope_parameters": _rotation(family, form, file, head_dim, number),
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
     }
@@ -123,16 +123,9 @@ def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
         raise ValueError(f"it does not say its {missing}")
 
 
-def _rotation(
-    family: Family,
-    form: Gguf,
-    head_dim: int,
-    number: Callable[[str], Any],
-    metadata: Metadata,
-    shapes: Mapping[str, Sequence[int]],
-    factors: Callable[[str], list[float]],
-) -> dict[str, Any]:
+def _rotation(family: Family, form: Gguf, file: _File, head_dim: int, number: Callable[[str], Any]) -> dict[str, Any]:
     """Return rope_parameters: how positions are rotated."""
+    metadata, shapes = file.metadata, file.shapes
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
     rotated = number("rope.dimension_count") or head_dim
     if rotated != head_dim:
@@ -165,7 +158,7 @@ def _rotation(
         return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}
 
     def divided(name: str) -> list[float]:
-        return [each * factor for each in factors(name)]
+        return [each * factor for each in file.factors(name)]
 
     rope |= {"attention_factor": scaling} if by_channel or scaling != 1 else {}
     if "rope_freqs.weight" in shapes:  # llama3's frequencies, channel by channel

@@ -85,15 +85,14 @@ def load(
     name = name or path.name
     if is_packed(path):
         return _all_there_is(path, packing, threads, reporter, paths or Paths(home()), drafts)
-    if packing not in FILED:
-        return _in_memory(PackingSource.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter)
-    try:
-        origin = Origin(name, revision(path))
-        return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
-    except (CannotWrite, DoesNotFit) as error:
-        return _in_memory(
-            PackingSource.open(path), Recipe(packing), packing, Origin(name, ""), threads, reporter, error
-        )
+    no_file: LocalspecError | None = None
+    if packing in FILED:
+        try:
+            origin = Origin(name, revision(path))
+            return _opened_or_again(lambda: make(path, packing, origin, threads, reporter, paths), reporter)
+        except (CannotWrite, DoesNotFit) as error:
+            no_file = error
+    return _in_memory(PackingSource.open(path), Recipe(packing), Origin(name, ""), threads, reporter, no_file)
 
 
 def _opened(file: Path) -> PackedModel:
@@ -152,7 +151,7 @@ def _all_there_is(
         except (CannotWrite, DoesNotFit) as error:
             no_file = error
     recipe = gguf_recipe(source, packing, drafts)
-    return _in_memory(source, recipe, packing, registered.header.origin, threads, reporter, no_file)
+    return _in_memory(source, recipe, registered.header.origin, threads, reporter, no_file)
 
 
 def _registration(path: Path) -> PackedFile | None:
@@ -221,7 +220,7 @@ def pack_gguf(
     and LocalspecError if the GGUF files change meanwhile.
     """
     files = source.checkpoint.weight_files
-    before, header = stamps(files), source.header(origin, packing, gguf_recipe(source, packing))
+    before, header = stamps(files), source.header(origin, gguf_recipe(source, packing))
 
     def make(file: Path) -> None:
         write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
@@ -272,7 +271,7 @@ def make(
     def make_it(file: Path) -> None:
         source = PackingSource.open(path)
         made_of = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
-        header = source.header(made_of, packing, Recipe(packing))
+        header = source.header(made_of, Recipe(packing))
         write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
         if stamps(weight_files(path)) != before:
             file.unlink(missing_ok=True)
@@ -366,7 +365,6 @@ def write_with_room(file: Path, header: Header, fill: Fill, threads: int, progre
 def _in_memory(
     source: PackingSource,
     recipe: Recipe,
-    packing: str,
     origin: Origin,
     threads: int,
     reporter: Reporter,
@@ -377,7 +375,7 @@ def _in_memory(
     `no_file` is the reason why no file can be written. It is raised if memory is too small too, since a mapped file
     might have fitted.
     """
-    header, files = source.header(origin, packing, recipe), source.checkpoint.weight_files
+    packing, header, files = recipe.packing, source.header(origin, recipe), source.checkpoint.weight_files
     if no_file and header.section_bytes > usable(free_memory(), total_memory()):
         raise no_file
     if no_file:

@@ -52,7 +52,7 @@ class PackingSource:
         made_of.setdefault("lm_head.weight", made_of["embed_tokens"])
         return cls(checkpoint, config, sizes, made_of, read_texts(path))
 
-    def header(self, origin: Origin, packing: str, recipe: Recipe) -> Header:
+    def header(self, origin: Origin, recipe: Recipe) -> Header:
         """Return the header of a packed file of this model. An embedding that is also the head is stored only once."""
         tensors: dict[str, Tensor] = {}
         for name, parts in self.made_of.items():
@@ -66,7 +66,7 @@ class PackingSource:
                 as_held = replace(recipe, drafts=False) if table else recipe
                 tensors |= as_held.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
-        return Header.plan(origin, packing, self.checkpoint.parameters, tensors, texts)
+        return Header.plan(origin, recipe.packing, self.checkpoint.parameters, tensors, texts)
 
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
         """Return a function that reads rows of the head from the model's file; None if the head is packed.

@@ -92,7 +92,7 @@ def test_a_packed_file_holds_what_is_predicted(packing: str) -> None:
     source = PackingSource.open(DEMO)
     shape = Shape.of(source.config.content)
     assert shape is not None
-    header = source.header(Origin("demo", ""), packing, Recipe(packing))
+    header = source.header(Origin("demo", ""), Recipe(packing))
     held = sum(section.bytes for section in header.tensors.values())
     dtype, quantize = (packing, "none") if packing in ITEM else ("bf16", packing)
     assert weights(shape, dtype, quantize, "native", source.checkpoint.parameters) == held

@@ -326,7 +326,7 @@ def test_a_packed_model_holds_what_is_predicted(tiny, name, packing):
     source = PackingSource.open(model.path)
     shape = Shape.of(source.config.content)
     assert shape is not None and shape.matrices + (not shape.tied) * shape.embedding < source.checkpoint.parameters
-    header = source.header(Origin(name, ""), packing, Recipe(packing))
+    header = source.header(Origin(name, ""), Recipe(packing))
     padding = 0
     for one in header.tensors.values():
         assert one.tensor is not None

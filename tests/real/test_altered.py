@@ -189,7 +189,7 @@ def altered(header: Header, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 def packed(published: Callable[[str], Path]) -> PackedModel:
     source = gguf_source(GgufModel.open(published("smollm2")))
     return PackedModel.in_memory(
-        source.header(Origin("a", "0" * 40), "int8", gguf_recipe(source, "int8")), source.filler({}), 2, lambda *_: None
+        source.header(Origin("a", "0" * 40), gguf_recipe(source, "int8")), source.filler({}), 2, lambda *_: None
     )
 
 

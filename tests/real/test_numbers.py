@@ -80,7 +80,7 @@ def exact(
 def in_fp32(file: Path) -> NativeModel:
     """Return the model in fp32, which is not offered for GGUF files."""
     source = gguf_source(GgufModel.open(file))
-    header = source.header(Origin("a", "0" * 40), "fp32", gguf_recipe(source, "fp32"))
+    header = source.header(Origin("a", "0" * 40), gguf_recipe(source, "fp32"))
     held = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
     return NativeModel(held.sizes, Rope.of(source.config, 1024), held.tensors, Threads(1), cache_format("fp32"))
 

@@ -106,7 +106,7 @@ def test_another_file_in_its_place_is_noticed_though_it_is_as_large_and_as_old(m
 
 def test_files_that_were_touched_or_copied_are_read_once_and_not_packed_again(model, paths, monkeypatch):
     load(model, "int8", "tiny", 1, quiet(), paths)
-    monkeypatch.setattr(opening, "_make", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr(opening, "write_with_room", lambda *_: pytest.fail("packed again"))
     os.utime(model / "model.safetensors")
     assert load(model, "int8", "tiny", 1, quiet(), paths)
     assert load(copied(model, model.parent / "copy"), "int8", "tiny", 1, quiet(), paths)
@@ -134,7 +134,7 @@ def test_what_was_packed_before_a_digest_was_known_serves_after_it(model, paths,
     file = model / "model.safetensors"
     look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)
     assert known_digests([file], paths)
-    monkeypatch.setattr(opening, "_make", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr(opening, "write_with_room", lambda *_: pytest.fail("packed again"))
     load(model, "int8", "tiny", 1, quiet(), paths)
 
 
@@ -145,20 +145,20 @@ def test_what_an_earlier_version_packed_by_its_digest_serves_after_one_reading(m
     (packed,) = packed_files(paths)
     assert packed.header.origin.files == {file.name: (file.stat().st_size, digest[file.name])}
     (paths.packed / "digests.json").unlink()
-    monkeypatch.setattr(opening, "_make", lambda *_: pytest.fail("packed again"))
+    monkeypatch.setattr(opening, "write_with_room", lambda *_: pytest.fail("packed again"))
     load(model, "int8", "tiny", 1, quiet(), paths)
     monkeypatch.setattr(module, "_read", lambda files, *_: pytest.fail("read") if files else {})
     load(model, "int8", "tiny", 1, quiet(), paths)
 
 
 def test_a_change_while_it_is_packed_is_said_and_nothing_is_kept(model, paths, monkeypatch):
-    make = opening._make
+    make = opening.write_with_room
 
     def meanwhile(*given):
         make(*given)
         change(model)
 
-    monkeypatch.setattr(opening, "_make", meanwhile)
+    monkeypatch.setattr(opening, "write_with_room", meanwhile)
     with pytest.raises(LocalspecError, match=matching("changed_while_they_packed_try")):
         load(model, "int8", "tiny", 1, quiet(), paths)
     assert packed_files(paths) == []

@@ -155,7 +155,7 @@ def dequantised(path: Path, kind: str, to: Path) -> Path:
 
 
 def packed(source: PackingSource, packing: str, recipe: Any) -> PackedModel:
-    header = source.header(Origin("a", "0" * 40), packing, recipe)
+    header = source.header(Origin("a", "0" * 40), recipe)
     return PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
 
 

@@ -231,7 +231,7 @@ def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_pa
     (old,) = packed_files(paths)
     for module in (packed_file, packed_files_module):
         monkeypatch.setattr(module, "FORMAT", packed_file.FORMAT + 1)
-    monkeypatch.setattr(opening, "_make", lambda *given: pytest.fail("it is made again"))
+    monkeypatch.setattr(opening, "write_with_room", lambda *given: pytest.fail("it is made again"))
     assert in_all_formats(old.header.origin, "int8", paths)[0] != old.path
     assert load(path, "int8", "", 1, Reporter(pytest.fail), paths).header == old.header
     assert load(old.path, "int8", "", 1, Reporter(pytest.fail), paths).header == old.header
@@ -378,7 +378,7 @@ def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_
     config = {**source.config.content, "intermediate_size": 41}
     texts = {**source.texts, "config.json": content or json.dumps(config).encode()}
     source = PackingSource(source.checkpoint, source.config, source.sizes, source.made_of, texts)
-    header = source.header(packed_file.Origin("tiny", "a" * 40), "int8", opening.Recipe("int8"))
+    header = source.header(packed_file.Origin("tiny", "a" * 40), opening.Recipe("int8"))
     model = PackedModel.in_memory(header, source.filler({}), 1, lambda done, total: None)
     with pytest.raises(LocalspecError, match=said):
         assert model.sizes
