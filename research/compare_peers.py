@@ -32,7 +32,7 @@ from localspec.bench.prompts import message
 from localspec.bench.turns import in_turns
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.engine.forward_timing import picks_after
+from localspec.engine.model_profile import picks_after
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.registry import resolve
 

@@ -81,7 +81,7 @@ def run(path: Path, form: str) -> dict[str, float]:
     from localspec.choosing.choose import choose
     from localspec.choosing.cost import Estimate, Rates
     from localspec.decoding.measuring import finished
-    from localspec.engine.forward_timing import timing_forwards
+    from localspec.engine.model_profile import timing_forwards
     from localspec.machine.hardware import memory_bandwidth
     from localspec.machine.library import library
     from localspec.machine.machine import this_machine

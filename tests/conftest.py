@@ -176,9 +176,9 @@ def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the cost of a forward by the fewest repetitions, for tests that do not ask how fast a model is."""
-    from localspec.engine import forward_timing
+    from localspec.engine import model_profile
 
-    monkeypatch.setattr(forward_timing, "ENOUGH_SECONDS", 0.0)
+    monkeypatch.setattr(model_profile, "ENOUGH_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 from localspec.choosing.cost import linear
 from localspec.engine.backends import Target
-from localspec.engine.forward_timing import ROWS, picks_after
+from localspec.engine.model_profile import ROWS, picks_after
 from localspec.events import Statistics, possible
 
 CONTEXT = 256  # tokens before a timed forward, if the model can hold as many

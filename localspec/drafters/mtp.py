@@ -25,7 +25,7 @@ from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import TensorSpec
 from localspec.drafters.trained import QUIET, Features, OfModel, TrainedDrafter
 from localspec.errors import UsageMistake
-from localspec.families.ahead import ahead_config, ahead_features, ahead_gguf_map, ahead_map
+from localspec.families.architecture import ahead_config, ahead_features, ahead_gguf_map, ahead_map
 from localspec.models.drafter_cards import mtp_layer
 from localspec.weights.checkpoint import inspect, is_packed
 from localspec.weights.gguf_weights import registered_ahead

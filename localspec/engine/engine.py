@@ -35,7 +35,6 @@ from localspec.engine.assemble import (
 )
 from localspec.engine.backends import Target
 from localspec.engine.fit_context import fit_conversation, fit_text
-from localspec.engine.forward_timing import SpillWatch
 from localspec.engine.loading import (
     calibrated,
     known_exactness,
@@ -54,6 +53,7 @@ from localspec.engine.model_profile import (
     TIMING_DRAFT,
     ModelProfile,
     ProgressTexts,
+    SpillWatch,
     progress_texts,
 )
 from localspec.engine.reply_settings import requested_sampling, requested_thinking

@@ -9,7 +9,7 @@ as `gate_up_proj`. `o_norm` and `down_norm` are norms of the outputs of attentio
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 # Our parameter -> the tensors that are stacked for it, without the prefix of a layer.
 Names = Mapping[str, tuple[str, ...]]
@@ -47,21 +47,18 @@ Change = Literal["pairs", "plus one", "-exp"]
 PAIRS: Mapping[str, Change] = {"attn_q": "pairs", "attn_k": "pairs"}  # since llama.cpp rotates neighbours in a `llama`
 
 
-class GgufFile(Protocol):
-    """A GGUF file as a family reads it. Keys do not have the prefix of the architecture."""
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file as a family reads it. Keys do not have the prefix of the architecture.
 
-    @property
-    def shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shapes of tensors, by name."""
+    `number` returns a number, and `by_layer` a number per layer; both return None for a missing key. `number` raises
+    ValueError for an array of different numbers. `factors` returns the numbers of a small tensor.
+    """
 
-    def number(self, key: str) -> Any:
-        """Return a number; None if the key is missing. Raises ValueError for an array of different numbers."""
-
-    def by_layer(self, key: str) -> list[Any] | None:
-        """Return a number per layer; None if the key is missing."""
-
-    def factors(self, name: str) -> list[float]:
-        """Return the numbers of a small tensor."""
+    shapes: Mapping[str, Sequence[int]]  # of tensors, by name
+    number: Callable[[str], Any]
+    by_layer: Callable[[str], list[Any] | None]
+    factors: Callable[[str], list[float]]
 
 
 @dataclass(frozen=True)

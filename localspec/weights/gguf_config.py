@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from localspec.errors import LocalspecError
-from localspec.families.family import Family, Gguf
+from localspec.families.family import Family, Gguf, GgufFile
 from localspec.families.generation_config import NAME, possible
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES, OF_GGUF
@@ -38,24 +37,6 @@ def _family(metadata: Metadata) -> Family:
     return OF_GGUF[named]
 
 
-@dataclass(frozen=True)
-class _File:
-    """The metadata of one file, as a family reads it; see `families.family.GgufFile`."""
-
-    metadata: Metadata
-    named: str
-    shapes: Mapping[str, Sequence[int]]
-    factors: Callable[[str], list[float]]
-
-    def number(self, key: str) -> Any:
-        """Return the number stored under a key."""
-        return self.metadata.number(f"{self.named}.{key}")
-
-    def by_layer(self, key: str) -> list[Any] | None:
-        """Return the numbers stored under a key, one for each layer."""
-        return self.metadata.by_layer(f"{self.named}.{key}")
-
-
 def config(
     metadata: Metadata, shapes: Mapping[str, Sequence[int]], factors: Callable[[str], list[float]]
 ) -> dict[str, Any]:
@@ -65,7 +46,10 @@ def config(
     clause. Raises LocalspecError for anything that localspec does not support.
     """
     family, form = _family(metadata), architecture(metadata)
-    file = _File(metadata, form.architecture, shapes, factors)
+    named = form.architecture
+    file = GgufFile(
+        shapes, lambda key: metadata.number(f"{named}.{key}"), lambda key: metadata.by_layer(f"{named}.{key}"), factors
+    )
     check(metadata, form.architecture, form.keys)
 
     def number(key: str) -> Any:
@@ -104,7 +88,7 @@ def config(
         "attention_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "sliding_window": window,
-        "rope_parameters": _rotation(family, form, file, head_dim, number),
+        "rope_parameters": _rotation(family, form, metadata, file, head_dim, number),
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
     }
@@ -123,9 +107,11 @@ def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
         raise ValueError(f"it does not say its {missing}")
 
 
-def _rotation(family: Family, form: Gguf, file: _File, head_dim: int, number: Callable[[str], Any]) -> dict[str, Any]:
+def _rotation(
+    family: Family, form: Gguf, metadata: Metadata, file: GgufFile, head_dim: int, number: Callable[[str], Any]
+) -> dict[str, Any]:
     """Return rope_parameters: how positions are rotated."""
-    metadata, shapes = file.metadata, file.shapes
+    shapes = file.shapes
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
     rotated = number("rope.dimension_count") or head_dim
     if rotated != head_dim:

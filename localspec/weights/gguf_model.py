@@ -15,8 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import LocalspecError, NotHere
-from localspec.families.ahead import ahead_config, ahead_features, ahead_gguf_map
-from localspec.families.architecture import TransformerConfig, gguf_map, in_features, stored_shape, unread, weight_map
+from localspec.families.architecture import (
+    TransformerConfig,
+    ahead_config,
+    ahead_features,
+    ahead_gguf_map,
+    gguf_map,
+    in_features,
+    stored_shape,
+    unread,
+    weight_map,
+)
 from localspec.families.model_config import ModelConfig
 from localspec.outside_files import parse_json
 from localspec.text import LONGEST_LICENSE, one_line

@@ -6,8 +6,14 @@ from math import prod
 from pathlib import Path
 
 from localspec.errors import LocalspecError, NotHere, first_line
-from localspec.families.ahead import ahead_features, ahead_gguf_map
-from localspec.families.architecture import TransformerConfig, gguf_map, in_features, weight_map
+from localspec.families.architecture import (
+    TransformerConfig,
+    ahead_features,
+    ahead_gguf_map,
+    gguf_map,
+    in_features,
+    weight_map,
+)
 from localspec.families.model_config import ModelConfig, least_parameters
 from localspec.families.rope import Rope
 from localspec.machine.library import BLOCK_TYPES

@@ -42,7 +42,7 @@ _MAGIC, _ALIGNMENT = b"LSPACKED", 4096
 _HEADER_LIMIT, _LARGEST = 2**26, 2**26  # bytes of a header; channels of a tensor
 _MOST_PIECES = 2**20  # of a section
 _ITEM_BITS = {"fp32": 32, "bf16": 16, "int8": 8}
-# By type of blocks: inputs, and lines of 64 bytes, of a record of 16 rows (localspec/native/src/block_layout.h).
+# By type of blocks: inputs, and lines of 64 bytes, of a record of 16 rows (localspec/native/src/layout.h).
 RECORDS = {
     "Q4_0": (64, 9), "Q4_1": (32, 5), "Q5_0": (64, 11), "Q5_1": (32, 6), "Q8_0": (64, 17), "Q2_K": (256, 21),
     "Q3_K": (256, 28), "Q4_K": (256, 36), "Q5_K": (256, 44), "Q6_K": (256, 53), "IQ4_NL": (64, 9),

@@ -14,7 +14,7 @@ from gpu_stages.invented import HYBRID, LLAMA2, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import held_bytes, seconds_each, watch_peak
 from localspec.decoding.tree import DraftTree
-from localspec.engine.forward_timing import picks_after
+from localspec.engine.model_profile import picks_after
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import free_memory
 from localspec.nn.logits import TorchLogits

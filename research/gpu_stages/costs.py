@@ -11,7 +11,7 @@ from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, random_target
 from gpu_stages.record import Record, failure
 from gpu_stages.timing import copy_bandwidth, runtime_calls
 from localspec.decoding.measuring import finished
-from localspec.engine.forward_timing import picks_after, timing_forwards
+from localspec.engine.model_profile import picks_after, timing_forwards
 from localspec.machine.hardware import memory_bandwidth
 from localspec.nn.target import Target
 

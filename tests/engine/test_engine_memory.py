@@ -16,7 +16,7 @@ from localspec.config import Settings
 from localspec.decoding.session import Limits
 from localspec.engine import engine as module
 from localspec.engine.engine import Engine
-from localspec.engine.forward_timing import SPILL_FACTOR, SpillWatch
+from localspec.engine.model_profile import SPILL_FACTOR, SpillWatch
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.events import Done, Reporter
 from localspec.models.registry import resolve

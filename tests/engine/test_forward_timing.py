@@ -14,8 +14,8 @@ from localspec.choosing.cost import ForwardCosts
 from localspec.choosing.fit import STATIC_ROWS
 from localspec.decoding.measuring import finished
 from localspec.decoding.tree import DraftTree
-from localspec.engine import forward_timing
-from localspec.engine.forward_timing import FILLED_UP, ROWS, timing_forwards
+from localspec.engine import model_profile
+from localspec.engine.model_profile import FILLED_UP, ROWS, timing_forwards
 from localspec.nn.cache import KVCache
 from localspec.nn.target import Target
 
@@ -23,7 +23,7 @@ from localspec.nn.target import Target
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(forward_timing, "time", clock)
+    monkeypatch.setattr(model_profile, "time", clock)
     return clock
 
 
@@ -115,7 +115,7 @@ def test_what_is_measured_fits_the_model(clock: Clock, context: int, contexts: t
 def test_a_long_context_that_would_take_the_memory_is_left_out(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = Model(clock, flat_then_linear).cache(1).nbytes
     for free, contexts in ((17 * bucket, (256,)), (19 * bucket, (256, 2048))):
-        monkeypatch.setattr(forward_timing, "free_memory", lambda device, free=free: free)
+        monkeypatch.setattr(model_profile, "free_memory", lambda device, free=free: free)
         assert measured(Model(clock, flat_then_linear)).contexts == contexts
 
 
@@ -126,8 +126,8 @@ def test_on_a_gpu_more_rows_are_timed_where_they_are_nearly_free(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, device: str, row: float, rows: tuple[int, ...]
 ) -> None:
     """What 65 cost is seen, too: they have no static shape."""
-    monkeypatch.setattr(forward_timing, "wait_for", lambda device: None)
-    monkeypatch.setattr(forward_timing, "free_memory", lambda device: 1 << 40)
+    monkeypatch.setattr(model_profile, "wait_for", lambda device: None)
+    monkeypatch.setattr(model_profile, "free_memory", lambda device: 1 << 40)
 
     def cost(rows: int, context: int, _: int = 0) -> float:
         return 0.002 + row * rows + (0.003 if rows > 64 else 0.0)
@@ -164,7 +164,7 @@ def test_every_shape_is_recorded_once_while_costs_are_measured(
     tiny: Callable[[str], Tiny], recorded: type[Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If fewer recordings were kept, each would be made again every time, and the clock would include that."""
-    monkeypatch.setattr(forward_timing, "NEAR", 100)
+    monkeypatch.setattr(model_profile, "NEAR", 100)
     target = Target.load(tiny(FAMILIES[0]).path)
     target.use_step_form("captured")
     costs = finished(timing_forwards(target))

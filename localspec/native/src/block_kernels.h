@@ -1,4 +1,4 @@
-// A linear layer whose weights are blocks (block_layout.h): 16 output channels, a lane each, for up to 8 rows.
+// A linear layer whose weights are blocks (layout.h): 16 output channels, a lane each, for up to 8 rows.
 //
 // Every output is computed in this order, whatever rows are computed with it: acc = 0, then for each group of 32 inputs
 //   one scale     acc = fma(float(i) * scale, s, acc); acc = fma(minimum, s * sum, acc)

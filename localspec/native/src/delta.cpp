@@ -1,7 +1,5 @@
 #include "functions.h"
 
-#include "numbers.h"
-
 namespace ls {
 
 int check_delta(const ls_delta_sizes& s) {

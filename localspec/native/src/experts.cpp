@@ -1,7 +1,5 @@
 #include "functions.h"
 
-#include "numbers.h"
-
 namespace ls {
 namespace {
 

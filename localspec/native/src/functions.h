@@ -1,6 +1,6 @@
 // The functions of each source file that others call.
 #pragma once
-#include "block_layout.h"
+#include "layout.h"
 #include "cache.h"
 #include "linear.h"
 #include "model.h"

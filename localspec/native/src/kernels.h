@@ -1,9 +1,7 @@
 // The functions that are compiled for each instruction set, as a table, and the plain structs that they take.
 // kernels_*.cpp compile the same sources (vector.h, tile.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
-#include "block_layout.h"
 #include "layout.h"
-#include "numbers.h"
 #include "states.h"
 
 namespace ls {

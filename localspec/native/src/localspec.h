@@ -43,7 +43,7 @@ enum { /* types of blocks, by ggml's numbers */
     LS_Q4_0 = 2, LS_Q4_1 = 3, LS_Q5_0 = 6, LS_Q5_1 = 7, LS_Q8_0 = 8, LS_Q2_K = 10, LS_Q3_K = 11, LS_Q4_K = 12, LS_Q5_K = 13,
     LS_Q6_K = 14, LS_IQ4_NL = 20, LS_IQ4_XS = 23, LS_MXFP4 = 39
 };
-typedef struct { /* some rows of a matrix, transposed in panels of 16 (block_layout.h) */
+typedef struct { /* some rows of a matrix, transposed in panels of 16 (layout.h) */
     const void* data;   /* ls_blocks_bytes of them, at a multiple of 64 bytes */
     int32_t type;
     int32_t out;        /* any number of rows */

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "numbers.h"
 
 namespace ls {
 namespace {
