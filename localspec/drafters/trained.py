@@ -141,7 +141,7 @@ class TrainedDrafter(ABC):
 
     It computes in the precision of the target's activations, on the target's backend. `accuracies` [depth][rank] is how
     often the token of that rank was right on held-out text, if that was measured. A drafter may store states of the
-    target in `_features`, and it may have a `_model` of its own that reads the text, with a `_cache`.
+    target in `_features`, and it may have its own `_model` that reads the text, with a `_cache`.
     """
 
     kind: ClassVar[str]
