@@ -1,8 +1,8 @@
 // The functions that are compiled for each instruction set, as a table, and the plain structs that they take.
 // kernels_*.cpp compile the same sources (vector.h, tile.h, linear_kernels.h, ...) once for each instruction set.
 #pragma once
+#include "cache.h"
 #include "layout.h"
-#include "states.h"
 
 namespace ls {
 
