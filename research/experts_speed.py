@@ -1,12 +1,13 @@
 """Write mixtures of experts with random weights in the shapes of published ones, and time localspec or llama.cpp with them.
 
     python research/experts_speed.py write 30b-a3b 30b-a3b.gguf --vocabulary MODEL.gguf [--layers 48]
-    python research/experts_speed.py ours|llama.cpp 30b-a3b.gguf [--rows 1,4,8] [--threads 2]
+    python research/experts_speed.py ours|llama.cpp 30b-a3b.gguf [--rows 1,4,8] [--threads 2] [--on-disk]
 
 `write` needs the package gguf. It takes the tokens of another GGUF file, and adds unused ones up to the number of the shape. The
 name of the file begins with the shape's. Blocks are random, with scales of usual size. Routers are random too, and embeddings are
 large, so rows choose experts nearly independently, which is the worst case for several rows. Peak memory includes the mapped
-file, so it shows how many experts were used. A figure is the median time of forwards of this number of rows after 64 tokens.
+file, so it shows how many experts were used. `--on-disk` is for a process with less memory than the file takes: localspec then
+reads the chosen experts in advance. A figure is the median time of forwards of this number of rows after 64 tokens.
 """
 
 import argparse
@@ -144,7 +145,9 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
     writer.close()
 
 
-def ours(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
+def ours(
+    file: Path, threads: int, on_disk: bool = False
+) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
     """Return a function that reads tokens from a position on, and figures: seconds of import and start, a step's GB."""
     began = time.perf_counter()
     path = import_gguf(file, Settings(), Reporter()).path
@@ -154,7 +157,7 @@ def ours(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], Any],
     )  # the first time, it also lays the file out
     laid_out = time.perf_counter() - began - imported
     began = time.perf_counter()
-    target = NativeTarget.open(path, packing=BLOCKS, context=ROOM, threads=Threads(threads))
+    target = NativeTarget.open(path, packing=BLOCKS, context=ROOM, threads=Threads(threads), on_disk=on_disk)
     cache = target.cache(0)
 
     def read(tokens: Sequence[int], start: int) -> Any:
@@ -188,11 +191,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--rows", default="1,4,8")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--on-disk", action="store_true")
     given = parser.parse_args()
     if given.what == "write":
         write(given.names[0], Path(given.names[1]), given.vocabulary, given.layers)
         return
-    read, figures = (ours if given.what == "ours" else llama_cpp)(Path(given.names[0]), given.threads)
+    file = Path(given.names[0])
+    read, figures = ours(file, given.threads, given.on_disk) if given.what == "ours" else llama_cpp(file, given.threads)
     chance = np.random.default_rng(1)
     tokens = chance.integers(1000, 100000, 4096).tolist()
     began = time.perf_counter()

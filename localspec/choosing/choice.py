@@ -29,6 +29,7 @@ class LoadSpec:
     bytes: int  # `loaded_bytes` plus cache, tree and workspace: the expected peak
     bits: float = 0.0  # average bits of a weight, if the weights are in the blocks of GGUF files
     drafts: bool = False  # loaded as a draft model, whose weights may be coarser
+    on_disk: str = ""  # a clause about experts that stay on the disk for lack of memory; "" if there are none
 
     @property
     def precision(self) -> str:
@@ -64,7 +65,6 @@ class Choice(LoadSpec):
     parts: tuple[str, ...] = ()  # the parts of Ouroboros that are switched on
     off_reason: str | None = None  # why `auto` takes no drafter, if it takes none
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
-    on_disk: str = ""  # a clause about experts that stay on the disk for lack of memory; "" if there are none
 
     def with_figures_of(self, later: "Choice") -> "Choice":
         """Return this choice with the figures and reasons of a later one."""

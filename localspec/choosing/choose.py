@@ -348,6 +348,7 @@ def _draft(
         bytes=plan.bytes,
         bits=plan.precision.bits,
         drafts=is_coarser(plan.precision.quantize, small.shape.vocab_size, plan.precision.device.engine),
+        on_disk=disk_words(plan),
     )
 
 

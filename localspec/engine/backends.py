@@ -54,6 +54,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
             name=choice.target.name,
             reporter=reporter,
             drafts=choice.drafts,
+            on_disk=bool(choice.on_disk),
         )
     from localspec.nn.packing import DTYPES
     from localspec.nn.target import Target as TorchTarget

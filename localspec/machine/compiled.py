@@ -13,7 +13,7 @@ from localspec import environment
 from localspec.config import nearest
 from localspec.errors import UsageMistake
 
-ABI = 12  # version of the functions in localspec/native/src/localspec.h
+ABI = 13  # version of the functions in localspec/native/src/localspec.h
 ISAS = ("c", "neon", "avx2", "avx_vnni", "avx512_vnni")  # by their numbers there
 SUFFIX = {"Darwin": ".dylib", "Windows": ".dll"}.get(platform.system(), ".so")
 FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"

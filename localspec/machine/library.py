@@ -114,7 +114,7 @@ class Layer(ctypes.Structure):
 class ExpertSizes(ctypes.Structure):
     """ls_expert_sizes: the sizes of a mixture of experts."""
 
-    _fields_ = (("count", c_int32), ("used", c_int32), ("size", c_int32), ("normalised", c_int32))
+    _fields_ = (("count", c_int32), ("used", c_int32), ("size", c_int32), ("normalised", c_int32), ("on_disk", c_int32))
 
 
 class LayerInputs(ctypes.Structure):

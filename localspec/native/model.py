@@ -75,11 +75,13 @@ class NativeModel:
         threads: Threads,
         cache_format: str,
         short: ShortHead | None = None,
+        on_disk: bool = False,
     ) -> None:
         """Build the model. `weights` have the names of `weight_map`; a model without tokens has neither embedding nor
         head.
 
-        A `short` head replaces the one in the weights. Raises LocalspecError for weights that do not fit the sizes.
+        A `short` head replaces the one in the weights. If some experts are `on_disk`, in a mapped file, those that a
+        forward chooses are read in advance. Raises LocalspecError for weights that do not fit the sizes.
         """
         weights = weights if short is None else {**weights, "lm_head.weight": short.stack}
         self.sizes, self.rope, self.threads, self.weights, self.short = sizes, rope, threads, weights, short
@@ -102,7 +104,8 @@ class NativeModel:
             address(norm), address(inv_freq), address(local_inv_freq), address(factors),
             0 if factors is None else len(factors), rope.query_period, ctypes.addressof(layers),
             sizes.gated, delta_sizes(sizes), 0 if local is None else local.rotary_dim, sizes.value_norm,
-            sizes.logit_cap, self._layer_inputs(), sizes.interleaved, expert_sizes(sizes), sizes.gate_limit,
+            sizes.logit_cap, self._layer_inputs(), sizes.interleaved, expert_sizes(sizes, on_disk),
+            sizes.gate_limit,
         )  # fmt: skip
         self._library = library()
         self.handle = made(self._library.ls_model_new(config))
@@ -357,11 +360,11 @@ class NativeModel:
         return rows
 
 
-def expert_sizes(sizes: TransformerConfig) -> ExpertSizes:
+def expert_sizes(sizes: TransformerConfig, on_disk: bool = False) -> ExpertSizes:
     """Return the sizes of experts for the library; zeros if there are none."""
     if (one := sizes.experts) is None:
         return ExpertSizes()
-    return ExpertSizes(one.count, one.used, one.size, one.normalised)
+    return ExpertSizes(one.count, one.used, one.size, one.normalised, on_disk)
 
 
 def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:

@@ -67,13 +67,15 @@ class NativeTarget:
         name: str = "",
         reporter: Reporter | None = None,
         drafts: bool = False,
+        on_disk: bool = False,
     ) -> "NativeTarget":
         """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
 
         `threads` may be shared with a draft model; by default there is one per core. A `tokenizer` from the same files
         shares its vocabulary. `context` is the model's own by default. With `drafts`, weights may be rounded more
-        coarsely, and a model with many tokens gets a short head. Raises the errors of `opening.load`, LocalspecError
-        for a tokenizer or settings that cannot be used, and UsageMistake for a context that the model cannot hold.
+        coarsely, and a model with many tokens gets a short head. `on_disk` says that memory has no room for some of the
+        experts in a mapped file. Raises the errors of `opening.load`, LocalspecError for a tokenizer or settings that
+        cannot be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, packing, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
@@ -85,7 +87,15 @@ class NativeTarget:
         decoded, ends = Tokenizer.decoded(texts, path, tokenizer), (config.eos_token_id, generation.get("eos_token_id"))
         short = _short_head(packed, ChatTokenizer(decoded).stop_tokens(ends)) if drafts else None
         rope = Rope.of(config, context)
-        model = NativeModel(packed.sizes, rope, packed.tensors, threads, cache_format(packing), short)
+        model = NativeModel(
+            packed.sizes,
+            rope,
+            packed.tensors,
+            threads,
+            cache_format(packing),
+            short,
+            on_disk and packed.file is not None,
+        )
         target = cls(model, config, decoded, context, generation, packed.header.packing)
         target.file = packed.file if packed.file and packed.file.parent == Paths(home()).packed else None
         return target

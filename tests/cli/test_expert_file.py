@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +16,25 @@ import gguf_families
 import pytest
 from clocks import PATIENCE
 from command import ROOT, called, environment
+from each import each
 from golden import wording
+from mappings import mappings
 
 from localspec.choosing import measure
+from localspec.choosing.choose import choices
+from localspec.choosing.named import DrafterSpec
 from localspec.config import Settings
 from localspec.decoding.decode import prefill_step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.engine import importing
+from localspec.engine.backends import open_target
 from localspec.engine.importing import import_gguf
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.events import Reporter
 from localspec.machine import compiled
+from localspec.models.model import model_of
 from localspec.models.only_copies import move_only_copies
 from localspec.models.registry import resolve
 from localspec.native.target import NativeTarget
@@ -111,6 +118,19 @@ def test_the_disk_of_the_copy_is_measured_by_its_gguf_file_only_where_it_will_be
     logits_of(path, [])
     (made,) = packed_in(Paths(fresh_home).packed)
     assert measured(disk_of=lambda place: other) == 3e8 and read_files == [mixture, made.path]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux describes mappings")
+@each("on_disk", ["", "5.0 GiB of experts have no room in memory"])
+def test_experts_are_read_in_advance_only_if_the_plan_leaves_some_of_them_on_the_disk(
+    on_disk: str, mixture: Path, fresh_home: Path
+) -> None:
+    registered(mixture, [])
+    chosen, *_ = choices(model_of(resolve("mixture")), DrafterSpec("none"), Settings(device="cpu"))
+    assert chosen.on_disk == "", "it fits"
+    target = open_target(replace(chosen, on_disk=on_disk), Reporter())
+    random = [one.random for one in mappings() if one.file == str(copy_of(fresh_home))]
+    assert target and any(random) is bool(on_disk) and not all(random)
 
 
 @pytest.fixture

@@ -78,6 +78,7 @@ class Model:
         cache: str = "fp32",
         context: int = 512,
         given: Mapping[str, Any] | None = None,
+        on_disk: bool = False,
     ) -> None:
         config = ModelConfig.of(stock.config.to_dict())
         sizes = self.sizes = TransformerConfig.of(config)
@@ -95,7 +96,9 @@ class Model:
             weights[name] = PackedMatrix.pack(weights[name], *dense, "gate_up_proj" in name)
         told: list[NativeConfig] = []
         with patch.object(native_model, "ModelConfig", lambda *given: told.append(NativeConfig(*given)) or told[-1]):
-            self.native = native_model.NativeModel(sizes, Rope.of(config, context), weights, Threads(1), cache)
+            self.native = native_model.NativeModel(
+                sizes, Rope.of(config, context), weights, Threads(1), cache, None, on_disk
+            )
         self.handle, (self.config,) = self.native.handle, told
         self.kept: list[Any] = []  # arrays of adapters, which the library reads
 

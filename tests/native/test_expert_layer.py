@@ -76,6 +76,7 @@ class Layer:
         gates, ups = numbers[0].reshape(2, COUNT, SIZE, HIDDEN)
         self._fill(layer.mlp.experts, gates, ups, numbers[1].reshape(COUNT, HIDDEN, SIZE))
         given = {f"layers.0.experts.{of}_proj.weight": one for of, one in zip(("gate_up", "down"), packed, strict=True)}
+        self.given = given
         self.model = Model(self.stock, context=512, given=given)
 
     def _packed(self, kind: str, parts: int, rows: int, inputs: int) -> tuple[Rows, Any]:

@@ -438,6 +438,9 @@ ls_model* ls_model_new(const ls_model_config* config) {
     model->config = c;
     model->config.layers = model->layers, model->config.inv_freq = inv_freq, model->config.norm = norm;
     model->config.local_inv_freq = local_inv_freq, model->config.query_factors = query_factors, model->config.layer_inputs.norm = inputs_norm;
+    for (int i = 0; c.experts.on_disk && i < c.num_layers; i++) {
+        if (c.layers[i].router.out) ls::expect_few(c.layers[i]);
+    }
     return model;
 }
 void ls_model_free(ls_model* model) { unmake(model); }

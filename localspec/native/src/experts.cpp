@@ -39,7 +39,25 @@ Inputs from_row(const Inputs& all, const ls_matrix& m, size_t row) {
     return part;
 }
 
+struct Bytes {
+    const uint8_t* first;
+    size_t count;
+};
+
+int parts_of(const ls_matrix& m) { return m.format == LS_BLOCKS ? m.num_parts : 1; }
+Bytes bytes_of(const ls_matrix& m, int part) {
+    if (m.format != LS_BLOCKS) return {(const uint8_t*)m.data, panel_bytes(m) * panels_of(m.out)};
+    const ls_blocks& blocks = m.parts[part];
+    return {(const uint8_t*)blocks.data, block_panel_bytes(*find_layout(blocks.type), m.in) * block_panels(blocks.out)};
+}
+
 }  // namespace
+
+void expect_few(const ls_layer& layer) {
+    const ls_matrix* matrices[] = {&layer.expert_gate_up, &layer.expert_down};
+    for (const ls_matrix* m : matrices)
+        for (int part = 0; part < parts_of(*m); part++) expect_random(bytes_of(*m, part).first, bytes_of(*m, part).count);
+}
 
 int check_experts(const ls_expert_sizes& s, int hidden_size) {
     if (s.count < 1 || s.count > MOST_EXPERTS) return fail(LS_WRONG, "%d experts are not possible; give 1 to %d.", s.count, MOST_EXPERTS);
@@ -105,6 +123,20 @@ void Experts::group(int rows) {
     start_[0] = 0;
 }
 
+// Request the chosen experts' parts of a matrix from the disk, those that follow each other at once.
+void Experts::request(const ls_matrix& all) {
+    for (int part = 0; part < parts_of(all); part++) {
+        Bytes range{};
+        for (int i = 0; i < num_groups_; i++) {
+            const Bytes next = bytes_of(of_expert(all, with_rows_[i], c_.experts.count), part);
+            const bool follows = range.first + range.count == next.first;
+            if (!follows) read_soon(range.first, range.count);
+            range = follows ? Bytes{range.first, range.count + next.count} : next;
+        }
+        read_soon(range.first, range.count);
+    }
+}
+
 // Multiply the rows of each expert by its matrix in `all` -> y, a row for each pair. `preparing.rows` are the rows of
 // `preparing.x` that the pairs read; if it is NULL, x has a row for each pair. With `same_row` there is only one row, so its
 // inputs are prepared once for all experts.
@@ -154,6 +186,7 @@ void Experts::mix(const ls_layer& layer, int rows, const float* x, const float* 
         for (; row < to; row++) choose(row, layer.expert_scale);
     }, 16);
     group(rows);
+    if (s.on_disk) request(layer.expert_gate_up), request(layer.expert_down);  // together, since a disk reads many pieces at once
     multiply_groups(layer.expert_gate_up, Preparing{nullptr, RowBlocks(rows), x, hidden, factors, norm, inputs_, row_}, rows == 1, gate, act_, s.size);
     multiply_groups(layer.expert_down, Preparing{nullptr, RowBlocks(rows), act_, s.size, nullptr, nullptr, inputs_, nullptr}, false, Epilogue::store, given_, hidden);
     pool_.share(rows, [&](int row, int to, int) {  // always from the largest logit on, so that a sum has one order

@@ -71,10 +71,16 @@ class Delta {
     size_t scratch_size_;
 };
 
+// mapped.cpp: advice on memory of a mapped file: its pages will be read in no order, so a missing one is read without those around
+// it; and the system shall begin to read all of them now.
+void expect_random(const void* data, size_t bytes);
+void read_soon(const void* data, size_t bytes);
+
 // experts.cpp: a mixture of experts in a layer: the choice of experts for each row, and their products. Rows are grouped by expert, so that
 // an expert's weights are read once for all rows that chose it. The result of a row depends on that row only.
 // A pair is a row and one of its `used` experts. Pairs are ordered by expert, and those of an expert by row.
 int check_experts(const ls_expert_sizes& sizes, int hidden_size);  // LS_OK if such sizes are possible
+void expect_few(const ls_layer& layer);  // of its experts, which are on the disk, a forward reads few
 
 class Experts {
   public:
@@ -93,6 +99,7 @@ class Experts {
     };
     void choose(int row, const float* scale);
     void group(int rows);
+    void request(const ls_matrix& all);
     void multiply_groups(const ls_matrix& m, Preparing preparing, bool same_row, Epilogue epilogue, float* y, int y_stride);
 
     Pool& pool_;

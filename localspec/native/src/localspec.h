@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-enum { LS_ABI = 12 };                                  /* changes with anything in this file */
+enum { LS_ABI = 13 };                                  /* changes with anything in this file */
 enum { LS_OK = 0, LS_WRONG = 1, LS_NO_MEMORY = 2 };   /* codes */
 enum { LS_FP32 = 0, LS_BF16 = 1, LS_INT8 = 2, LS_FP16 = 4, LS_BLOCKS = 5 }; /* formats; weights have no LS_FP16 */
 enum { LS_C = 0, LS_NEON = 1, LS_AVX2 = 2, LS_AVX_VNNI = 3, LS_AVX512_VNNI = 4 }; /* instruction sets */
@@ -152,6 +152,7 @@ typedef struct {
     int32_t count, used;     /* experts, and how many of them read each row; count 0: no experts */
     int32_t size;            /* channels of an expert, a multiple of 16; hidden_size is one of 32 */
     int32_t normalised;      /* 1: the weights of the chosen experts sum to 1; 0: those of all experts do */
+    int32_t on_disk;         /* 1: their matrices are in a mapped file that does not fit into memory: chosen ones are read in advance */
 } ls_expert_sizes;
 
 typedef struct { /* rows that are read by a token's id */
