@@ -17,13 +17,9 @@ TREE = 4e-5  # of a step with a tree, in addition to STEP
 DRAFT = 5e-5  # of drafting, in addition to matrix products
 OVERHEAD = 1.5  # the time of a training relative to its matrix products: losses, optimiser and checkpoints added
 TRAINING_TOKENS = 10_000_000  # of text to train a drafter on: about what the S3D paper took
-# Bytes per second of small reads from a disk, assumed if they were not measured. The disk of a cloud machine reads this
-# many (docs/figures/experts.md), and an NVMe disk several times as many.
-DISK = 0.27e9
-# How many times as long the missing experts of a token take as the same bytes read in such pieces. For each missing
-# matrix the system reads ahead, and so reads several times as many bytes, in larger and faster pieces
-# (docs/figures/experts.md).
-READ_AHEAD = 1.8
+# Bytes per second of reads of 1 MiB from a disk, assumed if they were not measured. The disk of a cloud machine reads
+# this many (docs/figures/experts.md), and an NVMe disk several times as many.
+DISK = 0.75e9
 PHRASES = 1e-4  # seconds of looking up phrases, whether any is found or not
 
 
@@ -89,8 +85,8 @@ class CurrentCosts:
 class FromDisk:
     """A cost model for a mixture of experts, of which `on_disk` bytes of experts stay on the disk.
 
-    Each forward reads the chosen ones of these, READ_AHEAD times slower than `bandwidth`. They are assumed to be chosen
-    as often as experts in memory.
+    Each forward requests the chosen ones of these in advance, and reads nothing else from the disk. They are assumed to
+    be chosen as often as experts in memory.
     """
 
     in_memory: ForwardCostModel
@@ -100,7 +96,7 @@ class FromDisk:
 
     def at(self, rows: int, context: int) -> float:
         missing = self.shape.chosen(rows) * self.on_disk
-        return self.in_memory.at(rows, context) + READ_AHEAD * missing / self.bandwidth
+        return self.in_memory.at(rows, context) + missing / self.bandwidth
 
 
 @dataclass(frozen=True)

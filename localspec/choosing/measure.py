@@ -195,7 +195,7 @@ def _layers(value: Any) -> list[MeasuredLayers] | None:
 
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
-DISK = Quantity("bandwidth of a disk", _readings, list)
+DISK = Quantity("bandwidth of a disk in pieces of 1 MiB", _readings, list)
 LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
 # steps; then the lowest peak, the drafter's bytes, and the number of replies.
