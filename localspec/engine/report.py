@@ -63,45 +63,40 @@ class Report:
 
     def figures(self, statistics: Statistics) -> dict[str, Any]:
         """Return the times of the reply, the figures of speculation, and the bytes in memory."""
-        return figures_of(statistics, self.load_seconds)
+        memory = statistics.memory
+        return {
+            "reused_tokens": statistics.reused_tokens,
+            "dropped_turns": statistics.dropped_turns,
+            "timings": {
+                "load_s": round(self.load_seconds, 4),
+                "prefill_s": round(statistics.prefill_seconds, 4),
+                "first_token_s": round(statistics.first_token_seconds, 4),
+                "decode_s": round(statistics.decode_seconds, 4),
+                "reasoning_s": round(statistics.reasoning_seconds, 4),
+                "tokens_per_second": round(statistics.tokens_per_second, 2),
+            },
+            "speculation": {
+                "steps": statistics.steps,
+                "acceptance_length": round(statistics.acceptance_length, 4),
+                "acceptance_by_depth": [round(chance, 4) for chance in statistics.acceptance_by_depth],
+                "draft_n": statistics.drafted,
+                "draft_n_accepted": statistics.accepted,
+                "sources": dict(statistics.sources),
+                "speedup": None,
+                "M": None,
+                "off_reason": statistics.off_reason,
+            },
+            "memory": {
+                "target_bytes": memory.target,
+                "drafter_bytes": memory.drafter,
+                "cache_bytes": memory.cache,
+                "peak_bytes": memory.peak,
+                "parked_bytes": memory.parked,
+            },
+        }
 
 
 def sampling_facts(sampling: Any) -> dict[str, Any]:
     """Return the sampling of a reply, and the source of its temperature."""
     values = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return {**values, "source": "yours" if "temperature" in sampling.chosen else sampling.source}
-
-
-def figures_of(statistics: Statistics, load_seconds: float) -> dict[str, Any]:
-    """Return the times of a reply, the figures of speculation, and the bytes in memory."""
-    memory = statistics.memory
-    return {
-        "reused_tokens": statistics.reused_tokens,
-        "dropped_turns": statistics.dropped_turns,
-        "timings": {
-            "load_s": round(load_seconds, 4),
-            "prefill_s": round(statistics.prefill_seconds, 4),
-            "first_token_s": round(statistics.first_token_seconds, 4),
-            "decode_s": round(statistics.decode_seconds, 4),
-            "reasoning_s": round(statistics.reasoning_seconds, 4),
-            "tokens_per_second": round(statistics.tokens_per_second, 2),
-        },
-        "speculation": {
-            "steps": statistics.steps,
-            "acceptance_length": round(statistics.acceptance_length, 4),
-            "acceptance_by_depth": [round(chance, 4) for chance in statistics.acceptance_by_depth],
-            "draft_n": statistics.drafted,
-            "draft_n_accepted": statistics.accepted,
-            "sources": dict(statistics.sources),
-            "speedup": None,
-            "M": None,
-            "off_reason": statistics.off_reason,
-        },
-        "memory": {
-            "target_bytes": memory.target,
-            "drafter_bytes": memory.drafter,
-            "cache_bytes": memory.cache,
-            "peak_bytes": memory.peak,
-            "parked_bytes": memory.parked,
-        },
-    }

@@ -32,11 +32,7 @@ def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
     found, end = [], 0
     for tensor, part in zip(tensors, words, strict=True):
         start, end = end, end + part.numel()
-        found.append(_as(flat[start:end], tensor))
+        kind: Any = {torch.float32: np.float32, torch.bool: np.int32}.get(tensor.dtype, np.int64)
+        numbers: npt.NDArray[Any] = flat[start:end].view(kind)
+        found.append((numbers.astype(bool) if tensor.dtype == torch.bool else numbers).reshape(tensor.shape))
     return found
-
-
-def _as(words: npt.NDArray[np.int32], tensor: torch.Tensor) -> npt.NDArray[Any]:
-    kind: Any = {torch.float32: np.float32, torch.bool: np.int32}.get(tensor.dtype, np.int64)
-    numbers: npt.NDArray[Any] = words.view(kind)
-    return (numbers.astype(bool) if tensor.dtype == torch.bool else numbers).reshape(tensor.shape)
