@@ -89,8 +89,8 @@ def test_a_reply_costs_little_more_than_plain_text_and_a_piece_the_same_however_
 def grows(name, text, whole) -> None:
     """Append half of the text in pieces. Only the last part is read again, or a block that cannot be divided has grown by 1/8."""
     document, read, text = GrowingDocument(), [], text[: len(text) // 2]
-    parse = document._parse
-    document._parse = lambda tail: read.append(len(tail)) or parse(tail)
+    settle = document.settle
+    document.settle = lambda tail, reader: read.append(len(tail)) or settle(tail, reader)
     began = time.process_time()
     for at in range(0, len(text), 1024):
         document.append(text[at : at + 1024])

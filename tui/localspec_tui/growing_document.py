@@ -6,10 +6,11 @@
     - another it
 
 A tail of more than LONG characters is one long block. Code is parsed quickly. Any other block is then parsed again only
-after growing by a fraction, and the text since then is shown as it is written.
+after growing by a fraction, on another thread, and the text since then is shown as it is written.
 """
 
 import re
+from collections.abc import Sequence
 
 from localspec_tui.markdown_parser import parser
 from localspec_tui.reply_blocks import BlockReader, ReplyBlock, is_loose, plain
@@ -45,32 +46,43 @@ def _without_open_line(text: str) -> str:
 class GrowingDocument:
     """A growing text, and its blocks. The first `settled` blocks no longer change."""
 
-    def __init__(self) -> None:
-        self.set("", [])
-
-    def set(self, source: str, blocks: list[ReplyBlock]) -> None:
-        """Use this text. `blocks` is the result of `read_blocks` for it."""
-        self.source, self.blocks = source, blocks
+    def __init__(self, source: str = "", blocks: Sequence[ReplyBlock] = ()) -> None:
+        """Begin with a text. `blocks` is the result of `read_blocks` for it."""
+        self.source, self.blocks = source, [*blocks]
         self.settled = 0
         self._tail_at = 0  # where the tail begins in the source
         self._parsed = 0  # characters of the tail when it was parsed last; 0 for code
         self._tail: list[ReplyBlock] = []  # its blocks then
 
+    @property
+    def is_slow(self) -> bool:
+        """Return whether the tail is one long block, which takes long to parse."""
+        return self._parsed > LONG
+
     def append(self, text: str) -> None:
         """Append to the text. Only blocks that are not settled change."""
+        if self.add(text):
+            self.settle(*self.read())
+
+    def add(self, text: str) -> bool:
+        """Append to the text, and show it as it is written. Return whether the tail should be parsed now."""
         self.source += text
-        tail = self.source[self._tail_at :]
         if is_long(self.source):
             self.settled, self.blocks = 0, [plain(self.source)]
-        elif self._parsed > LONG and len(tail) < self._parsed + self._parsed // AGAIN:
-            self.blocks[self.settled :] = [*self._tail, plain(tail[self._parsed :].strip("\n"))]
-        else:
-            self._parse(_without_open_line(tail).rstrip())
+            return False
+        tail = self.source[self._tail_at :]
+        self.blocks[self.settled :] = [*self._tail, plain(tail[self._parsed :].strip("\n"))]
+        return not self.is_slow or len(tail) >= self._parsed + self._parsed // AGAIN
 
-    def _parse(self, tail: str) -> None:
-        """Parse the tail, and settle the blocks before its last one."""
-        reader = BlockReader()
-        blocks = reader.read(parser().parse(tail))
+    def read(self) -> tuple[str, BlockReader]:
+        """Parse the tail. Return its text and a reader of its blocks. It may be called on any thread."""
+        tail, reader = _without_open_line(self.source[self._tail_at :]).rstrip(), BlockReader()
+        reader.read(parser().parse(tail))
+        return tail, reader
+
+    def settle(self, tail: str, reader: BlockReader) -> None:
+        """Show the blocks of the tail, and settle those before its last one."""
+        blocks = reader.blocks
         if blocks and self.settled:
             blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))
         self.blocks[self.settled :] = blocks

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.cells import cell_len
+from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -108,6 +109,7 @@ class ReplyMarkdown(BlockView):
         self._document = GrowingDocument()
         self._first = safe(text)
         self._lock = asyncio.Lock()
+        self._reading = False  # whether a long block is being parsed on another thread
 
     async def on_mount(self) -> None:
         if self._first:
@@ -124,14 +126,34 @@ class ReplyMarkdown(BlockView):
         async with self._lock:
             long = len(text) > AT_ONCE
             blocks = await asyncio.to_thread(read_blocks, text) if long else read_blocks(text)
-            self._document.set(text, blocks)
+            self._document = GrowingDocument(text, blocks)
             self.show(blocks)
 
     async def append(self, text: str) -> None:
         """Add text to the end of the reply."""
         async with self._lock:
-            self._document.append(safe(text))
-            self.show(self._document.blocks)
+            self._grow(safe(text))
+
+    def _grow(self, text: str) -> None:
+        if self._document.add(text):
+            if self._document.is_slow:
+                self._read_later()
+            else:
+                self._document.append("")
+        self.show(self._document.blocks)
+
+    @work
+    async def _read_later(self) -> None:
+        """Parse a long block again on another thread, so that keys are handled meanwhile."""
+        if self._reading:
+            return
+        self._reading, document = True, self._document
+        read = await asyncio.to_thread(document.read)
+        async with self._lock:
+            self._reading = False
+            if document is self._document:
+                document.settle(*read)
+                self._grow("")  # with the text that came meanwhile
 
 
 ENDINGS = {
@@ -211,7 +233,11 @@ class ReplyView(MessageView):
             assert self._thoughts is not None
             self._thoughts.finish(reasoning, saved_thought(figures))
         self.source = source
-        await self._markdown.update(source)
+        updating = self._markdown.update(source)
+        if len(source) > AT_ONCE:
+            self._markdown.run_worker(updating)
+        else:
+            await updating
         if below := _below(source, reason, figures):
             await self.mount(_line(below))
 
