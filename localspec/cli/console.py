@@ -32,12 +32,17 @@ def print_json(value: object) -> None:
 
 
 def table(
-    rows: Sequence[Sequence[str]], right: Container[int] = (), width: int | None = None, whole: Container[int] = ()
+    rows: Sequence[Sequence[str]],
+    right: Container[int] = (),
+    width: int | None = None,
+    whole: Container[int] = (),
+    wraps: Container[int] = (),
 ) -> list[str]:
     """Return rows as aligned columns below their heads; columns whose number is in `right` are aligned to the right.
 
     If a line would be too wide, the last columns are left out, and a line names them. A column is left out if there is
-    no room for the beginning of its values, or for the whole values if its number is in `whole`.
+    no room for the beginning of its values, or for the whole values if its number is in `whole`. A value that is too
+    wide for the last column is cut, or continues on the next line if the column's number is in `wraps`.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -49,14 +54,27 @@ def table(
         widths[-1] = max(1, min(widths[-1], room))
     lines = []
     for row in rows:
+        *first, last = row[: len(widths)]
         cells = []
-        for column, (cell, wide) in enumerate(zip(row, widths, strict=False)):
-            if cell_len(cell) > wide:
-                cell = set_cell_size(cell, wide - 1).rstrip() + "…"
+        for column, (cell, wide) in enumerate(zip(first, widths, strict=False)):
             space = " " * (wide - cell_len(cell))
             cells.append(space + cell if column in right else cell + space)
-        lines.append("  ".join(cells).rstrip())
+        for part in _parts(last, widths[-1], wraps=len(first) in wraps):
+            space = " " * (widths[-1] - cell_len(part))
+            lines.append("  ".join([*cells, space + part if len(first) in right else part]).rstrip())
+            cells = [" " * wide for wide in widths[:-1]]
     return lines if len(widths) == len(rows[0]) else [*lines, *folded(no_room(rows[0][len(widths) :]), width)]
+
+
+def _parts(cell: str, wide: int, *, wraps: bool) -> list[str]:
+    """Break a cell into lines after blanks and plus signs if it `wraps`. Cut what is still too wide."""
+    parts = [""]
+    for word in re.findall(r"[^ +]*[ +]?", cell) if wraps else [cell]:
+        if parts[-1] and cell_len((parts[-1] + word).rstrip()) > wide:
+            parts.append("")
+        parts[-1] += word
+    parts = [part.rstrip() for part in parts]
+    return [part if cell_len(part) <= wide else set_cell_size(part, wide - 1).rstrip() + "…" for part in parts]
 
 
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:

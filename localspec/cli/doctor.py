@@ -346,7 +346,8 @@ def _table(recommendations: list[Recommendation], verbose: bool, width: int | No
     if not verbose:
         rows = [[*row[:4], *row[5:]] for row in rows]
     figures = len(rows[0]) - 1  # before BY
-    return table(rows, right={2, 3, 4} if verbose else {2, 3}, width=width, whole=range(figures))
+    right = {2, 3, 4} if verbose else {2, 3}
+    return table(rows, right, width, whole=range(figures), wraps={figures})
 
 
 def _download(one: Recommendation) -> str:

@@ -112,7 +112,7 @@ def list_models(
     ]
     heads = ["NAME" if not width() else "  NAME", "PARAMETERS", "BYTES", "PACKED", "DRAFTERS", "LICENSE", "PATH"]
     # `show NAME` has the whole path
-    print("\n".join(table([heads, *lines], right={1, 2}, width=width())))
+    print("\n".join(table([heads, *lines], right={1, 2}, width=width(), wraps={3, 4, 5})))
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:

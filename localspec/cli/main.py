@@ -87,6 +87,7 @@ class LazyCommands(TyperGroup):
         command = get_command(app)
         for one in (command, *getattr(command, "commands", {}).values()):
             one.params = [param for param in one.params if not (param.name or "").endswith("_completion")]
+            one.short_help = " ".join((one.help or "").split("\n\n")[0].split())  # click would cut it
             _light(one)
         if isinstance(command, TyperGroup):
             command.no_args_is_help = False  # a whole help page is not an error message

@@ -15,6 +15,19 @@ def test_a_table_is_aligned_and_its_last_column_is_cut():
     assert table(rows)[1].endswith(wording("does_not_fit")), "without a width nothing is cut"
 
 
+def test_the_last_column_of_a_table_may_continue_on_the_next_line():
+    rows = [["NAME", "SIZE", "BY"], ["世界", "1", "draft_model+phrases, int4 and more"], ["b", "22", "phrases"]]
+    assert table(rows, right={1}, width=25, wraps={2}) == [
+        "NAME  SIZE  BY",
+        "世界     1  draft_model+",
+        "            phrases, int4",
+        "            and more",
+        "b       22  phrases",
+    ]
+    assert table(rows, right={1}, width=25, wraps={1})[1] == "世界     1  draft_model+…"
+    assert table(rows, width=20, wraps={2})[1:3] == ["世界  1     draft_m…", "            phrases,"]
+
+
 def test_of_a_table_that_is_too_wide_whole_columns_are_left_out():
     rows = [["NAME", "BYTES", "LICENSE", "PATH"], ["demo", "14.5 MiB", "Apache-2.0", "/a/path/to/it"]]
     shown = {width: table(rows, width=width)[1] for width in (45, 36, 30, 28, 26, 17, 16, 8)}

@@ -50,6 +50,13 @@ def test_version_and_help(tmp_path):
             assert f"\n  {command} " in result.stdout
 
 
+def test_no_help_of_a_group_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for group in ("pool", "history"):
+        told = called(tmp_path, group, "--help").stdout.splitlines()
+        assert max(map(len, told)) <= 80 and not any(line.endswith("...") for line in told[1:])
+
+
 @pytest.mark.slow
 def test_help_of_every_command_loads_nothing_heavy(tmp_path):
     told = light_help(tmp_path, *ALL)

@@ -35,6 +35,18 @@ async def test_a_slash_shows_the_commands_and_tab_completes(chat):
         assert talk.typed == "/system "
 
 
+async def test_descriptions_are_wrapped(chat):
+    async with chat().opened(size=(80, 24)) as (talk, pilot):
+        [does] = [command.does for command in COMMANDS if command.name == "set"]
+        assert len(does) > 50
+        await pilot.press(*"/set")
+        await until(pilot, lambda: does in " ".join(talk.screen_text().split()))
+        await pilot.resize_terminal(40, 24)
+        await until(pilot, lambda: talk.app.size.width == 40 and does in " ".join(talk.screen_text().split()))
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: "/set [KEY [VALUE]]  change how replies" in talk.screen_text())
+
+
 async def test_arrow_keys_choose_and_enter_takes_what_was_chosen(chat):
     async with chat().opened() as (talk, pilot):
         await pilot.press("/", "down", "down", "up", "up")

@@ -11,9 +11,11 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from localspec.chat.commands import Completion, Suggestion, choices, needed, starts_command
+from localspec_tui.laid_block import LEAST_ROOM, cuts
 
 LookUp = Callable[[str], Sequence[Suggestion]]
 
+AROUND = 3  # columns for the padding and the scrollbar
 PATIENCE = 0.3  # seconds that a key waits for a list
 
 
@@ -35,6 +37,7 @@ class Suggestions(OptionList, can_focus=False):
         self._choices: list[Completion] = []
         self._dismissed = False  # closed by the user, until there is nothing to complete any more
         self.at: int | None = None  # the one chosen by the arrow keys
+        self._width = 0  # for which the descriptions are wrapped
 
     @property
     def is_open(self) -> bool:
@@ -106,8 +109,22 @@ class Suggestions(OptionList, can_focus=False):
             return
         width = max((cell_len(one.shown) for one in self._choices), default=0)
         offered = self._choices if self.is_open else []
-        self.set_options(
-            Option(Content.assemble(set_cell_size(shown, width), "  ", (does, "dim"))) for _, shown, does in offered
-        )
+        self.set_options(Option(self._text(shown, width, does)) for _, shown, does in offered)
         self.highlighted = (self.at or 0) if self.is_open else None
         self.display = self.is_open
+
+    def _text(self, shown: str, width: int, does: str) -> Content:
+        """Return the text of a completion. Its description is wrapped next to it, or below it if there is no room."""
+        columns = (self.outer_size.width or self.screen.size.width) - AROUND
+        indent = width + 2 if columns - width - 2 >= LEAST_ROOM else 2
+        room = columns - indent
+        ends = [*cuts(does, room, room), len(does)]
+        lines = [does[start:end].rstrip() for start, end in zip([0, *ends], ends, strict=False)]
+        begin = set_cell_size(shown, width) + "  " if indent > 2 or not does else f"{shown}\n  "
+        return Content.assemble(begin, (f"\n{' ' * indent}".join(lines), "dim"))
+
+    def on_resize(self) -> None:
+        """Wrap the descriptions for the new width."""
+        if self.outer_size.width != self._width:
+            self._width = self.outer_size.width
+            self._show()
