@@ -136,8 +136,8 @@ class Session:
             raise UsageMistake("The prompt is empty; type something.")
         if room < 1:
             raise UsageMistake(
-                f"The prompt is {len(prompt)} tokens long, but the context holds {self.target.context}; shorten it, "
-                "or give a longer --context where the model allows one."
+                f"The prompt is {len(prompt):,} tokens long, but the context holds {self.target.context:,}; shorten "
+                "it, or give a longer --context where the model allows one."
             )
         most = room if limits.max_tokens is None else min(room, limits.max_tokens)
         return _Reply(self, prompt, sampling, most, limits).events()

@@ -105,7 +105,7 @@ def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) ->
         return limits
     if len(prompt) >= room:
         raise DoesNotFit(
-            f"The prompt is {len(prompt)} tokens long, but the memory of {target.device} now holds {room}; shorten "
+            f"The prompt is {len(prompt):,} tokens long, but the memory of {target.device} now holds {room:,}; shorten "
             "it, or close other programs."
         )
     return replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))

@@ -97,6 +97,8 @@ WHOLE = """SELECT turn.id, prompt, reply, reason, figures, asked, reasoning,
     model, system, created, used, title, branch_of, source
     FROM turn JOIN conversation ON conversation.id = turn.conversation WHERE turn.conversation = ? ORDER BY turn.id"""
 TAKE_BACK = "DELETE FROM turn WHERE id = ? AND conversation = ? AND reply = '' AND reasoning = ''"
+ADOPT = """UPDATE conversation SET branch_of = (SELECT branch_of FROM conversation WHERE id = ?)
+    WHERE branch_of = ? AND (SELECT branch_of FROM conversation WHERE id = ?) IS NOT NULL"""
 CANDIDATES = """SELECT id, conversation, prompt, reply FROM turn WHERE id IN
     (SELECT rowid FROM trigram WHERE trigram MATCH ?
     UNION ALL SELECT id FROM turn WHERE reason IS NULL OR reply = '') ORDER BY id DESC"""
@@ -385,6 +387,8 @@ class History:
         numbers = [(number,) for number in dict.fromkeys(conversations)]
 
         def delete(connection: sqlite3.Connection) -> int:
+            for number in numbers:  # branches of a branch become branches of its origin
+                connection.execute(ADOPT, number * 3)
             removed = (
                 connection.executemany("DELETE FROM conversation WHERE id = ?", numbers).rowcount if numbers else 0
             )

@@ -62,8 +62,15 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
     Raises sqlite3.Error and OSError.
     """
     aside = False
-    _drop(Path(f"{path}-new"))  # left by a process that was killed while it replaced the file
-    if _size(path) == 0:
+    _drop(new := Path(f"{path}-new"))  # left by a process that was killed while it made or replaced the file
+    if not os.path.lexists(path):
+        try:
+            _begun(new, schema).close()
+            os.replace(new, path)
+        except BaseException:
+            _drop(new)
+            raise
+    elif _size(path) == 0:
         notice(f"{path} has 0 bytes, so a new one was begun in it. If it held conversations, copy it from a backup.")
     while True:
         connection = _made(path)
@@ -101,10 +108,7 @@ def replace(
     new, came = Path(f"{path}-new"), ""
     _drop(new)
     try:
-        with contextlib.closing(_made(new)) as fresh:
-            _tune(fresh)
-            fresh.execute("PRAGMA journal_mode = MEMORY").fetchone()
-            _migrate(fresh, schema)
+        with contextlib.closing(_begun(new, schema)) as fresh:
             if unfit.damaged:
                 came = _carried(path, fresh, notice, schema)
         aside = set_aside(path, unfit.suffix, connection, new)
@@ -182,6 +186,19 @@ def _made(path: Path) -> sqlite3.Connection:
             if mode & 0o077:
                 os.chmod(f"{path}{suffix}", mode & 0o700)
     return _connect(os.fspath(path))
+
+
+def _begun(new: Path, schema: Schema) -> sqlite3.Connection:
+    """Make a whole new database, which gets its name later."""
+    connection = _made(new)
+    try:
+        _tune(connection)
+        connection.execute("PRAGMA journal_mode = MEMORY").fetchone()
+        _migrate(connection, schema)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:

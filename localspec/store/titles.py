@@ -88,7 +88,8 @@ def title_of(prompt: str) -> str:
         return cut(whole)
     if asked:  # the rest is not a question
         title = title.rstrip("?! .")
-    return cut(title[:1].upper() + title[1:]) if title != whole else cut(whole)
+    title = title[:1].upper() + title[1:] if title != whole else whole
+    return cut(title.removesuffix(".") if title[-2:] != ".." else title)
 
 
 def cut(line: str) -> str:

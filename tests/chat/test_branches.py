@@ -102,6 +102,14 @@ def test_a_family_whose_first_is_deleted_is_still_a_family(history: History) -> 
     assert listed(history) == [f"{one} A tree"]
 
 
+def test_a_family_whose_middle_is_deleted_is_still_a_family(history: History) -> None:
+    first = said(history, "What is a tree?", "A plant.")
+    middle = branch(history, first, 0, "What is a tree?", "Wood.")
+    last = branch(history, middle, 0, "What is a tree?", "Green.")
+    history.remove([middle])
+    assert listed(history) == [f"{last} A tree · answered “Green.”", f"  {first} └ answered “A plant.”"]
+
+
 def test_a_branch_is_compared_with_an_origin_that_is_not_listed(history: History) -> None:
     first = said(history, "What is a tree?", "A plant.")
     branch(history, first, 0, "What is a tree?", "Wood.")
