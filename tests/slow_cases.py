@@ -1,6 +1,7 @@
 """The slow cases of a test, which `make check` leaves out, and `make test` runs."""
 
 import ast
+import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from functools import cache
@@ -12,6 +13,7 @@ from real.whole_matrix import WHOLE_MATRIX
 
 TESTS = Path(__file__).parent
 MOST_FAST = 3  # cases of a test
+BY_TORCH = 4  # of this many slow cases that both engines could run, torch runs the first
 
 
 def covering(*axes: Iterable[Any], fast: int | None = None) -> list[Any]:
@@ -47,12 +49,13 @@ def share_out(items: list[pytest.Item]) -> None:
     """Give each slow case of a test that both engines run to one of them, and leave each test three fast cases.
 
     tests/native imports tests of drafters and sessions, to run them with the compiled engine. Their fast cases run in
-    both engines. The slow cases go to torch and to the compiled engine in turn. Of more than three fast cases of a test,
-    three that are evenly spread stay fast.
+    both engines. Of four slow cases one goes to torch, which takes longer, and three to the compiled engine; `make
+    test-all` runs all in both. Of more than three fast cases of a test, three that are evenly spread stay fast.
     """
     for (path, function), found in _cases_of(items, slow=True).items():
-        if _runs_in_both(path.stem.removesuffix("_native"), function):
-            elsewhere = {id(item) for item in found[(path.parent.name != "native") :: 2]}
+        if "WHOLE_MATRIX" not in os.environ and _runs_in_both(path.stem.removesuffix("_native"), function):
+            native = path.parent.name == "native"
+            elsewhere = {id(item) for place, item in enumerate(found) if native == (place % BY_TORCH == 0)}
             items[:] = [item for item in items if id(item) not in elsewhere]
     for found in _cases_of(items, slow=False).values():
         kept = {len(found) * n // MOST_FAST for n in range(MOST_FAST)}

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from distributions import assert_drawn_from
 from drafting import session_of, watched
 from each import each
 from safetensors.torch import load_file, save_file
 from session_replies import assert_plain, assert_two_turns, reply
-from six_words import PROMPT, drawn, joint_chances, six_words_gemma4
 from slow_cases import covering
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
@@ -227,14 +225,6 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Pat
     model, prompt = tiny(GEMMAS[0]), prompt_ids(10, seed=4)
     drafter, _ = made(model, tmp_path, **FORMS[1])
     assert_plain(model.target, Session(model.target, drafter, Budget(8)), prompt, 14, sampling)
-
-
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path: Path, own_read: Any) -> None:
-    letters, sampling = six_words_gemma4(tmp_path, own_read), Sampling(1.0, rule="rejection")
-    drafter, _ = made(letters, tmp_path)
-    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 400)
-    assert found.accepted > 80
-    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make, tmp_path: Path) -> None:

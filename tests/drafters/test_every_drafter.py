@@ -111,12 +111,12 @@ OFTEN_RIGHT: dict[str, Made] = {
 # By the rule `rejection`: layers of the model, replies that are drawn, and drafted tokens that are accepted at the least.
 REJECTING: dict[str, tuple[Made, int, int, int]] = {
     "dflash": (lambda model, path: test_dflash.made(model, path, block_size=3)[0], 3, 250, 50),
-    "dspark": (DRAFTERS["dspark"], 3, 400, 80),
+    "dspark": (DRAFTERS["dspark"], 3, 250, 50),
     "eagle3": (eagle3(0.0, depth=2), 1, 250, 60),
     "eagle3, few tokens": (eagle3(0.0, depth=3, vocabulary=4), 1, 250, 60),
     "medusa": (medusa(0.3, heads=3), 1, 250, 40),
     "medusa, few tokens": (medusa(0.3, heads=3, vocabulary=4), 1, 250, 40),
-    "mtp": (published_mtp, 2, 500, 100),
+    "mtp": (published_mtp, 2, 300, 60),
     "pard2": (published_pard2, 3, 300, 40),
     "s3d": (skipping(0.2, depth=3), 3, 250, 40),
     "s3d, few tokens": (skipping(0.2, depth=3, vocabulary=4), 3, 250, 40),

@@ -194,9 +194,3 @@ def assert_drawn_by_rejection(tmp_path: Path, own_read: Callable[[Path], Tiny], 
     assert found.accepted > 50 and all([*tree.parents] == [*range(-1, tree.size - 1)] for _, tree in seen)
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
     assert_drawn_as_said([tree for _, tree in seen])
-
-
-@pytest.mark.slow
-def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read):
-    """Of one kind only; the CPU engine is faster and tests all of them."""
-    assert_drawn_by_rejection(tmp_path, own_read, "semi")

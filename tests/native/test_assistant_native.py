@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from distributions import assert_drawn_from
 from drafters.test_assistant import (  # noqa: F401
     FORMS,
     GEMMAS,
@@ -10,7 +11,6 @@ from drafters.test_assistant import (  # noqa: F401
     made,
     modes,
     test_a_seed_gives_the_same_ids_with_and_without_it,
-    test_by_rejection_three_tokens_have_the_stock_models_joint_distribution,
     test_it_drafts_for_a_text_that_is_read_in_parts_and_again,
     unlearning,
 )
@@ -18,10 +18,12 @@ from drafting import watched
 from each import each
 from native.packings import PACKINGS, assert_plain_text
 from session_replies import reply
+from six_words import PROMPT, drawn, joint_chances, six_words_gemma4
 from slow_cases import covering
 from tiny_models import prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.errors import LocalspecError
 
@@ -36,6 +38,14 @@ def test_every_tree_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, t
     assert ids == stock_reply(model.stock, prompt, 10) and statistics.drafted > 0
     for committed, tree in (seen[0], seen[-1]):
         check(Plain(head), model, committed, tree)
+
+
+def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read):
+    letters, sampling = six_words_gemma4(tmp_path, own_read), Sampling(1.0, rule="rejection")
+    drafter, _ = made(letters, tmp_path)
+    found = drawn(Session(letters.target, drafter, Budget(5)), PROMPT, sampling, 400)
+    assert found.accepted > 80
+    assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
 @each("packing", PACKINGS)
