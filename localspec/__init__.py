@@ -1,4 +1,4 @@
-"""Chat with local language models, faster by speculative decoding and with the same text.
+"""Chat with language models on this machine. Speculative decoding makes replies faster and leaves their text the same.
 
 Public names are loaded when they are first used, so importing `localspec` does not import torch.
 """

@@ -92,12 +92,12 @@ class Settings:
     think: bool | None = _row(None, checks.thinking, "Think before answering, or not, if the model has a switch.")
     stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
     context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
-    drafter: str = _row("auto", checks.name, "auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True)
-    draft_max: int | Literal["auto"] = _row("auto", checks.draft_max, "Nodes of a draft tree, or auto.", loads=True)
+    drafter: str = _row("auto", checks.name, "What drafts: auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True)
+    draft_max: int | Literal["auto"] = _row("auto", checks.draft_max, "Drafted tokens per step (nodes of the draft tree), or auto.", loads=True)
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),
-        "How `auto` chooses a drafter: by M (speedup per memory), by speed, or by M only if memory is short.",
+        "How `auto` chooses a drafter: memory: by M (speedup ÷ memory); speed: by speed; auto: by M only if memory is short.",
         loads=True,
     )
     draft_device: str = _row("auto", checks.device, "Where a draft model runs; auto: where the model runs.", loads=True)
@@ -105,7 +105,7 @@ class Settings:
     accept: Literal["exact", "rejection", "typical"] = _row(
         "exact",
         checks.one_of("exact", "rejection", "typical"),
-        "How drafts are accepted; rejection gives a seed another text, typical is not lossless.",
+        "How drafts are accepted; rejection keeps the probabilities but not the text of a seed, typical is not lossless.",
         loads=True,
     )
     pool: Literal["user", "readonly", "off"] = _row(
@@ -114,7 +114,7 @@ class Settings:
         "Saved phrases: learn and use, only use, or neither.",
         loads=True,
     )
-    device: str = _row("auto", checks.device, "auto, cpu, cuda, cuda:1, mps.", loads=True)
+    device: str = _row("auto", checks.device, "Where to compute: auto, cpu, cuda, cuda:1, mps.", loads=True)
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = _row(
         "auto", checks.one_of("auto", "fp32", "fp16", "bf16"), "Number format of the weights.", loads=True
     )

@@ -52,7 +52,7 @@ def bench(
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", metavar="N,N", help="Nodes of a draft tree; auto measures.  [default: auto]"),
+        typer.Option("--nodes", metavar="N,N", help="Drafted tokens per step (nodes), to compare, or auto.  [default: auto]"),
     ] = None,
     prompt_file: Annotated[
         Path | None,

@@ -157,7 +157,7 @@ def _localspec(
         bool, typer.Option("--version", "-v", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Chat with local language models, faster by speculative decoding and with the same text."""
+    """Chat with language models on this machine. Speculative decoding makes replies faster and leaves their text the same."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

@@ -17,7 +17,7 @@ app = typer.Typer()
 
 @app.command()
 def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False) -> None:
-    """List the models that `localspec serve` has loaded, with their memory and its address."""
+    """List the models that `localspec serve` has loaded, their memory, and the address of the server."""
     place = Paths(home()).socket
     process = server_process(place) if place.exists() else None
     loaded = [] if process is None else _loaded(place)

@@ -72,7 +72,7 @@ def _output_directory(text: str) -> Path:
 def train(
     *,
     kind: Annotated[str, typer.Argument(help="; ".join(KINDS))],
-    more: Annotated[list[Path] | None, typer.Argument(metavar="", hidden=True)] = None,
+    more: Annotated[list[Path] | None, typer.Argument(metavar="FILE", hidden=True)] = None,
     settings: Settings,
     data: Annotated[
         list[str] | None,

@@ -24,7 +24,7 @@ def use(
         str | None, typer.Argument(metavar="[NAME]", help="A model here; a unique prefix of its name is enough.")
     ] = None,
 ) -> None:
-    """Choose the model that answers when you name none; without NAME, show it and who chose it."""
+    """Choose the model that answers when you name none; without NAME, show it and why it answers."""
     settings, paths = load(), Paths(environment.home())
     if name is None:
         model, origin = present_model(settings, paths)
