@@ -92,8 +92,12 @@ class Settings:
     think: bool | None = _row(None, checks.thinking, "Think before answering, or not, if the model has a switch.")
     stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
     context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
-    drafter: str = _row("auto", checks.name, "What drafts: auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True)
-    draft_max: int | Literal["auto"] = _row("auto", checks.draft_max, "Drafted tokens per step (nodes of the draft tree), or auto.", loads=True)
+    drafter: str = _row(
+        "auto", checks.name, "What drafts: auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True
+    )
+    draft_max: int | Literal["auto"] = _row(
+        "auto", checks.draft_max, "Drafted tokens per step (nodes of the draft tree), or auto.", loads=True
+    )
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),

@@ -52,7 +52,9 @@ def bench(
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option("--nodes", metavar="N,N", help="Drafted tokens per step (nodes), to compare, or auto.  [default: auto]"),
+        typer.Option(
+            "--nodes", metavar="N,N", help="Drafted tokens per step (nodes), to compare, or auto.  [default: auto]"
+        ),
     ] = None,
     prompt_file: Annotated[
         Path | None,

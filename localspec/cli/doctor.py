@@ -56,7 +56,9 @@ def doctor(
         typer.Option("--prove", metavar="MODEL", help="Show that speculation changes no token of this model here."),
     ] = None,
     limit: Annotated[int | None, whole_number("--limit", help="With --prove: number of prompts; 20.")] = None,
-    max_tokens: Annotated[int | None, whole_number("--max-tokens", "-n", help="With --prove: tokens of each reply; 64.")] = None,
+    max_tokens: Annotated[
+        int | None, whole_number("--max-tokens", "-n", help="With --prove: tokens of each reply; 64.")
+    ] = None,
     settings: Settings,
     server: Annotated[
         str | None, typer.Option("--server", metavar="URL", help="Show which server answers at this address.")
