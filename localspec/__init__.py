@@ -1,4 +1,4 @@
-"""Chat with language models on this machine. Speculative decoding makes replies faster and leaves their text the same.
+"""Chat with language models on this machine. Speculative decoding makes replies faster, with the same text.
 
 Public names are loaded when they are first used, so importing `localspec` does not import torch.
 """

@@ -101,7 +101,7 @@ class Settings:
     drafter_rule: Literal["auto", "memory", "speed"] = _row(
         "auto",
         checks.one_of("auto", "memory", "speed"),
-        "How `auto` chooses a drafter: memory: by M (speedup ÷ memory); speed: by speed; auto: by M only if memory is short.",
+        "How `auto` chooses a drafter; memory: by M (speedup ÷ memory), auto: by M only if memory is short.",
         loads=True,
     )
     draft_device: str = _row("auto", checks.device, "Where a draft model runs; auto: where the model runs.", loads=True)
@@ -109,7 +109,7 @@ class Settings:
     accept: Literal["exact", "rejection", "typical"] = _row(
         "exact",
         checks.one_of("exact", "rejection", "typical"),
-        "How drafts are accepted; rejection keeps the probabilities but not the text of a seed, typical is not lossless.",
+        "How drafts are accepted; rejection keeps the probabilities but not a seed's text, typical is not lossless.",
         loads=True,
     )
     pool: Literal["user", "readonly", "off"] = _row(

@@ -86,7 +86,10 @@ A small *draft model* writes a draft, and one forward of the target verifies it:
 | γ | tokens that the draft model writes before its draft is lengthened |
 | W | columns of the *window*, in which the draft model guesses later tokens in the same forward (accelerating) |
 | β | length of a phrase in tokens |
-| K | phrases that are tried after a draft (lengthening) |"""
+| K | phrases that are tried after a draft (lengthening) |
+
+Each row of table 4 adds one part to the row above. *Speculative* only drafts with the draft model; *accelerating* adds the
+window, *lengthening* puts phrases after the draft, and *phrases from verification* are the target's picks after refused drafts."""
 
 
 @dataclass

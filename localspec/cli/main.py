@@ -157,7 +157,7 @@ def _localspec(
         bool, typer.Option("--version", "-v", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Chat with language models on this machine. Speculative decoding makes replies faster and leaves their text the same."""
+    """Chat with language models on this machine. Speculative decoding makes replies faster, with the same text."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
