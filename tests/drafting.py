@@ -24,9 +24,8 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.logits import TorchHidden
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.training.published_files import ConvertedDrafter
 from localspec.training.result import write_merged
-from localspec.training.trainable import Batch, TrainableDrafter, save_drafter
+from localspec.training.trainable import Batch, ConvertedDrafter, TrainableDrafter, save_drafter
 
 D = TypeVar("D", bound=TrainableDrafter)
 

@@ -1,71 +1,79 @@
 """The protocol between a chat and its model, which runs in this process or on a server."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from localspec.config import Rule, Settings
 from localspec.events import Event, Memory, Statistics
 from localspec.models.messages import Message
 
 if TYPE_CHECKING:
-    from localspec.decoding.session import Limits
+    from localspec.choosing.choice import Choice
+    from localspec.decoding.sampling import Sampling
+    from localspec.decoding.session import Limits, Session
 
 
-class ReplySampling(Protocol):
-    """The sampling of a reply. None stands for a value that a server decides and does not report."""
+@dataclass(frozen=True)
+class RemoteSampling:
+    """The sampling settings of a reply that a server generates. A setting is None if the server decides it.
+
+    It has the fields of `Sampling`, which imports numpy.
+    """
+
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    rule: Rule = "exact"
+    epsilon: float | None = None
+    delta: float | None = None
+    source: str = ""
+    chosen: Sequence[str] = ()
 
     @property
-    def greedy(self) -> bool: ...
-    @property
-    def seed(self) -> int | None: ...
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def top_k(self) -> int | None: ...
-    @property
-    def min_p(self) -> float | None: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def chosen(self) -> Sequence[str]: ...
+    def greedy(self) -> bool:
+        """Return whether the likeliest token is always picked."""
+        return self.temperature == 0
 
 
-class ChosenForm(Protocol):
-    """The precision, device and speed with which a model answers. An empty text, 0 and an empty `pace` mean unknown."""
+ReplySampling: TypeAlias = "Sampling | RemoteSampling"
 
-    @property
-    def engine(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def quantize(self) -> str: ...
-    @property
-    def bits(self) -> float: ...
-    @property
-    def nodes(self) -> int: ...
-    @property
-    def pace(self) -> Sequence[str]: ...
+
+class ServedForm(NamedTuple):
+    """The form in which a server's engine computes, with the fields of `Choice`, as far as the server reports it."""
+
+    engine: str = "server"
+    device: str = ""
+    dtype: str = ""
+    quantize: str = "none"
+    nodes: int = 0
+    pace: Sequence[str] = ()
+    bits: float = 0.0
+
+
+@dataclass
+class ReplyFigures:
+    """The figures of the current or the last reply, with the fields of `Session`, as far as the server has sent them.
+
+    `memory` is None if the server is on another machine.
+    """
+
+    statistics: Statistics | None = None  # when the reply is over
+    so_far: Statistics | None = None
+    memory: Memory | None = None
+
+    def end(self, statistics: Statistics) -> None:
+        """Set the figures of a finished reply."""
+        self.statistics = self.so_far = statistics
+        self.memory = statistics.memory
 
 
 class Labelled(Protocol):
     """An object whose `label` says how exact replies are."""
 
     def label(self, rule: Rule, /) -> str: ...
-
-
-class CurrentReply(Protocol):
-    """The figures of the current or the last reply."""
-
-    @property
-    def statistics(self) -> Statistics | None: ...
-    @property
-    def so_far(self) -> Statistics | None: ...
-    @property
-    def memory(self) -> Memory | None: ...
 
 
 class Answerer(Protocol):
@@ -75,11 +83,11 @@ class Answerer(Protocol):
     wanted: Callable[[], bool]  # called while waiting for another machine; False ends the reply, as closing it does
 
     @property
-    def choice(self) -> ChosenForm: ...
+    def choice(self) -> "Choice | ServedForm": ...
     @property
     def exactness(self) -> Labelled: ...
     @property
-    def session(self) -> CurrentReply: ...
+    def session(self) -> "Session | ReplyFigures": ...
     @property
     def context(self) -> int: ...
     @property

@@ -1,21 +1,16 @@
 """A list of conversations: branches of one another are next to each other, with names that differ."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.store.conversations import ConversationInfo, Saved, Turn
 from localspec.text import one_line
 
+if TYPE_CHECKING:
+    from localspec.store.history import History
+
 SHOWN = 40  # characters of a prompt or an answer
 CONTEXT = 12  # of them, at most, before the first difference
-
-Parting = tuple[Turn | None, Turn | None]  # the first turn of each that differs from the other's, if any
-
-
-class Branches(Protocol):
-    """The part of the history that a list of branches needs."""
-
-    def partings(self, pairs: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Parting]: ...
 
 
 class ListedConversation(NamedTuple):
@@ -42,7 +37,7 @@ class ListedConversation(NamedTuple):
         return "" if self.info.for_a_chat else " (piped)"
 
 
-def rows(history: Branches, infos: Sequence[ConversationInfo]) -> list[ListedConversation]:
+def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedConversation]:
     """Return the conversations with each family at the place of its first member.
 
     Raises StoreTrouble.

@@ -2,15 +2,17 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.chat.branches import Branches, rows
+from localspec.chat.branches import rows
 from localspec.chat.sampling import DEFAULT, KEYS
 from localspec.config import nearest
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.store.conversations import ConversationInfo
 from localspec.text import one_line, safe
+
+if TYPE_CHECKING:
+    from localspec.store.history import History
 
 QUOTED = 40  # characters of the typed text
 
@@ -120,12 +122,6 @@ class Completion(NamedTuple):
     does: str
 
 
-class Conversations(Branches, Protocol):
-    """The part of the history that completions need."""
-
-    def conversations(self, limit: int, among: Callable[[ConversationInfo], bool]) -> Sequence[ConversationInfo]: ...
-
-
 def needed(before: str) -> str | None:
     """Return the name of the list that `choices` needs for the text before the cursor; None if it needs none."""
     if _is_command(before):
@@ -135,7 +131,7 @@ def needed(before: str) -> str | None:
     return None if found is None else "@" + os.path.split(found[1] or found[2] or "")[0]
 
 
-def look_up(need: str, history: Conversations | None) -> list[Suggestion]:
+def look_up(need: str, history: "History | None") -> list[Suggestion]:
     """Return the suggestions of the list `need` from the disk. They are empty if it cannot be read."""
     try:
         if need == "resume":

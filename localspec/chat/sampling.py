@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec import config
 from localspec.config import SAMPLING, TYPED, Settings, nearest
@@ -15,7 +15,8 @@ from localspec.text import one_line
 from localspec.weights.checkpoint import is_packed
 
 if TYPE_CHECKING:
-    from localspec.chat.answerer import ChosenForm, ReplySampling
+    from localspec.chat.answerer import Answerer, ReplySampling
+    from localspec.families.default_sampling import DefaultSampling
     from localspec.models.registry import TargetCard
     from localspec.store.store import Store
 
@@ -34,18 +35,6 @@ _SHOWN_WITH = {
 }  # value that is not shown; None: every value is shown
 
 
-class Sampler(Protocol):
-    """A loaded model, as far as `/set` needs it."""
-
-    def sampling(self, settings: Settings, /) -> "ReplySampling":
-        """Return the sampling with these settings. Raises UsageMistake if the model cannot be sampled so."""
-        ...
-
-    def thinking(self, settings: Settings, /) -> bool | None:
-        """Return whether the model thinks with these settings. Raises UsageMistake for a setting without effect."""
-        ...
-
-
 class SettingLine(NamedTuple):
     """One setting: its key, its present value, and the source of the value."""
 
@@ -61,7 +50,7 @@ class ChatSettings:
         self.first = self.now = first
         self.typed: Mapping[str, str] = {}  # by key
 
-    def change(self, values: Mapping[str, str], model: Sampler | None) -> None:
+    def change(self, values: Mapping[str, str], model: "Answerer | None") -> None:
         """Set all of the values by their keys, or none. Raises UsageMistake.
 
         An empty value and `default` restore the initial value. If no model is loaded yet, `fit` later finds values that
@@ -76,7 +65,7 @@ class ChatSettings:
             _try(model, now)
         self.now, self.typed = now, typed
 
-    def fit(self, model: Sampler) -> str | None:
+    def fit(self, model: "Answerer") -> str | None:
         """Reset the typed values that this model does not support, and return a sentence about them.
 
         Raises UsageMistake if the model does not support an initial value.
@@ -89,7 +78,7 @@ class ChatSettings:
             return f"{mistake} The initial sampling applies again."
         return None
 
-    def lines(self, model: Sampler | None, key: str | None = None) -> list[SettingLine]:
+    def lines(self, model: "Answerer | None", key: str | None = None) -> list[SettingLine]:
         """Return the present value of every setting, or of the setting `key`.
 
         Raises UsageMistake for an unknown key.
@@ -109,7 +98,7 @@ class ChatSettings:
         """Restore the initial settings, for a new conversation."""
         self.now, self.typed = self.first, {}
 
-    def another(self, figures: Mapping[str, Any] | None, model: Sampler) -> Settings:
+    def another(self, figures: Mapping[str, Any] | None, model: "Answerer") -> Settings:
         """Return the settings for another answer in place of the reply with these figures; unchanged if `figures` is
         None.
 
@@ -126,7 +115,7 @@ class ChatSettings:
             settings = replace(settings, temperature=WARMER, top_p=NARROWER, origins=origins)
         return settings
 
-    def resampling_notice(self, model: Sampler) -> str | None:
+    def resampling_notice(self, model: "Answerer") -> str | None:
         """Return the notice that another answer is sampled although replies are greedy; None if replies are sampled
         anyway."""
         if not model.sampling(self.now).greedy:
@@ -137,7 +126,7 @@ class ChatSettings:
         )
 
 
-def sampling_words(sampled: "ReplySampling") -> str:
+def sampling_words(sampled: "ReplySampling | DefaultSampling") -> str:
     """Return the sampling and its source as text: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
     values = {name: getattr(sampled, name) for name in _SHOWN_WITH}
     shown = [name for name, value in values.items() if value is not None and value != _SHOWN_WITH[name]]
@@ -186,7 +175,7 @@ def listed(lines: Iterable[SettingLine]) -> str:
     return "\n".join(f"{key:13}{value:12}{origin}" for key, value, origin in lines)
 
 
-def _try(model: Sampler, settings: Settings) -> None:
+def _try(model: "Answerer", settings: Settings) -> None:
     model.sampling(settings)
     model.thinking(settings)
 
@@ -236,24 +225,7 @@ WORDS = ("on", "off", "auto")
 SHOW = "show"
 
 
-class Thinker(Protocol):
-    """A loaded model, as far as `/think` needs it."""
-
-    @property
-    def choice(self) -> "ChosenForm":
-        """The precision, device and speed with which the model answers."""
-        ...
-
-    def thinking(self, settings: Settings, system: str | None = None, /) -> bool | None:
-        """Return whether the model thinks. Raises UsageMistake for a setting without effect."""
-        ...
-
-    def thinks_by_itself(self, system: str | None = None, /) -> bool | None:
-        """Return whether the model thinks by default; None if its chat template has no switch."""
-        ...
-
-
-def why_empty(turn: Turn, settings: Settings, model: Thinker, system: str | None) -> str | None:
+def why_empty(turn: Turn, settings: Settings, model: "Answerer", system: str | None) -> str | None:
     """Return a sentence that explains why a reply ended without text; None for any other reply."""
     if turn.reply or turn.reason not in ("stop", "length", "repetition"):
         return None
@@ -296,7 +268,7 @@ class ThinkingState(NamedTuple):
     other: str
 
 
-def state(settings: Settings, model: Thinker, system: str | None) -> ThinkingState:
+def state(settings: Settings, model: "Answerer", system: str | None) -> ThinkingState:
     """Return whether the model thinks now, and how to change that. Raises UsageMistake if a setting has no effect."""
     requested, by_itself = model.thinking(settings, system), model.thinks_by_itself(system)
     if by_itself is None and model.choice.engine == "server":

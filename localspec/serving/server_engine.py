@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec import Limits
+from localspec.chat.answerer import RemoteSampling, ReplyFigures, ServedForm
 from localspec.chat.model_list import named_there
 from localspec.chat.readable_phrases import Decode, decoder
 from localspec.chat.start import start_chat
@@ -20,13 +21,9 @@ from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
 from localspec.models.registry import TargetCard
 from localspec.serving.link import EmptyReply, Head, Link, Patience, SilentServer
-from localspec.serving.pieces import (
-    number,
-    word,
-)
+from localspec.serving.pieces import number, word
 from localspec.serving.server import Server, TooLong
 from localspec.serving.server_reply import ServerReply, ServerReport
-from localspec.serving.socket_engine import RemoteSampling, ReplyFigures, ServedForm
 from localspec.store.conversations import Saved
 from localspec.store.store import Store
 from localspec.text import one_line

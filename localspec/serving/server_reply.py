@@ -26,8 +26,8 @@ from localspec.serving.server import OK, refusal
 from localspec.text import one_line
 
 if TYPE_CHECKING:
+    from localspec.chat.answerer import RemoteSampling
     from localspec.serving.server_engine import ServerEngine
-    from localspec.serving.socket_engine import RemoteSampling
 
 
 LONGEST_REPLY = 2**20  # characters: no model writes as much, and nobody reads it

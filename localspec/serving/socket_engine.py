@@ -4,12 +4,13 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from localspec import __version__, environment
+from localspec.chat.answerer import RemoteSampling, ReplyFigures, ServedForm
 from localspec.config import NAMES, Rule, Settings
 from localspec.engine.report import Report
 from localspec.errors import LocalspecError, UsageMistake
@@ -29,59 +30,6 @@ NOTICE_SECONDS = 2.0  # of waiting, after which the user is informed
 STOP_SECONDS = 3.0  # to wait for the figures of a reply that was stopped
 SILENT = "waiting for localspec serve"
 _END: Any = object()
-
-
-@dataclass(frozen=True)
-class RemoteSampling:
-    """The sampling settings of a reply that a server generates. A setting is None if the server decides it.
-
-    It has the fields of `Sampling`, which imports numpy.
-    """
-
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    seed: int | None
-    rule: Rule = "exact"
-    epsilon: float | None = None
-    delta: float | None = None
-    source: str = ""
-    chosen: Sequence[str] = ()
-
-    @property
-    def greedy(self) -> bool:
-        """Return whether the likeliest token is always picked."""
-        return self.temperature == 0
-
-
-@dataclass
-class ReplyFigures:
-    """The figures of the current or the last reply, as far as the server has sent them.
-
-    `memory` is None if the server is on another machine.
-    """
-
-    statistics: Statistics | None = None  # when the reply is over
-    so_far: Statistics | None = None
-    memory: Memory | None = None
-
-    def end(self, statistics: Statistics) -> None:
-        """Set the figures of a finished reply."""
-        self.statistics = self.so_far = statistics
-        self.memory = statistics.memory
-
-
-class ServedForm(NamedTuple):
-    """The form in which the server's engine computes, as far as the server reports it."""
-
-    engine: str = "server"
-    device: str = ""
-    dtype: str = ""
-    quantize: str = "none"
-    nodes: int = 0
-    pace: Sequence[str] = ()
-    bits: float = 0.0
 
 
 class SocketEngine:

@@ -5,10 +5,11 @@ forward belong to different texts with their own caches, so no text changes anot
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
@@ -60,31 +61,9 @@ class Reply:
     finished: bool
 
 
-class BatchAnswerer(Protocol):
-    """A model that answers up to `at_once` conversations together. `model` identifies it and its precision."""
-
-    at_once: int
-    model: list[str]
-
-    @property
-    def context(self) -> int:
-        """The largest number of tokens of prompt and reply together."""
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation that ends with a user's message."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of a reply."""
-
-    def answer(
-        self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
-    ) -> list[Reply]:
-        """Answer each conversation. Sampled replies depend on `draw` and the seed. Raises DoesNotFit."""
-
-
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
-) -> BatchAnswerer:
+) -> "BatchAnswerer":
     """Return a model that answers with these settings, `batch` prompts at once if that is given.
 
     On a CPU, transformers needs dense weights. Raises UsageMistake for an impossible batch, and the errors of choosing
@@ -132,20 +111,33 @@ def can_batch(choice: Choice) -> bool:
     return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
 
-class _Answering:
-    """A model that answers, with the tokenizer and the chat template of `target`."""
+class BatchAnswerer(ABC):
+    """A model that answers up to `at_once` conversations together, with the tokenizer and chat template of `target`.
+
+    `model` identifies it and its precision.
+    """
+
+    at_once: int
 
     def __init__(self, target: Target, choice: Choice) -> None:
         self._target, self.context, self.model = target, target.context, _identity(choice)
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation that ends with a user's message."""
         return self._target.encode(messages)
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of a reply."""
         return self._target.decode(tokens)
 
+    @abstractmethod
+    def answer(
+        self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
+    ) -> list[Reply]:
+        """Answer each conversation. Sampled replies depend on `draw` and the seed. Raises DoesNotFit."""
 
-class Native(_Answering):
+
+class Native(BatchAnswerer):
     """The CPU engine, which answers several conversations at once: each row of a forward belongs to another one."""
 
     at_once = TEXTS
@@ -220,7 +212,7 @@ def cut_reply(reply: Reply, generation: GenerationSettings) -> Reply:
     return Reply(reply.tokens[:end], False)
 
 
-class OneByOne(_Answering):
+class OneByOne(BatchAnswerer):
     """A model in torch with packed weights, which answers one conversation at a time with its best drafter."""
 
     at_once = 1
@@ -241,7 +233,7 @@ class OneByOne(_Answering):
         return cut_reply(Reply(done.statistics.token_ids, done.reason == "stop"), generation)
 
 
-class Batched(_Answering):
+class Batched(BatchAnswerer):
     """A model that answers several conversations by transformers' `generate`. It is loaded with the first prompts."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:

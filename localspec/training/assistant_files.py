@@ -16,7 +16,8 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.families.architecture import weight_map
 from localspec.nn.target import Target
 from localspec.published_heads import ASSISTANT, kind_of_heads
-from localspec.training.published_files import ConvertedDrafter, fitted, tensors_in
+from localspec.training.published_files import fitted, tensors_in
+from localspec.training.trainable import ConvertedDrafter
 from localspec.weights.checkpoint import read_config
 
 _NAMES = {  # by our names

@@ -18,7 +18,8 @@ from localspec.drafters import dflash, dspark
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import DSPARK, kind_of_heads
-from localspec.training.published_files import ConvertedDrafter, fitted, tensors_in
+from localspec.training.published_files import fitted, tensors_in
+from localspec.training.trainable import ConvertedDrafter
 from localspec.weights.checkpoint import read_config
 
 _LAYER_KEYS = (

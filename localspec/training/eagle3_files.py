@@ -22,7 +22,6 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import is_eagle3
 from localspec.training.published_files import (
-    ConvertedDrafter,
     Stored,
     Tensors,
     check_numbers,
@@ -30,6 +29,7 @@ from localspec.training.published_files import (
     fitted,
     read_tensors,
 )
+from localspec.training.trainable import ConvertedDrafter
 from localspec.weights.checkpoint import PICKLED_INDEX, read_config
 
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", PICKLED_INDEX)

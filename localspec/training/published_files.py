@@ -10,7 +10,6 @@ import shutil
 import zipfile
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,7 +26,7 @@ from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
 from localspec.training.checkpoint import full
-from localspec.training.trainable import Saveable, save_drafter
+from localspec.training.trainable import ConvertedDrafter, TrainableDrafter, save_drafter
 from localspec.weights.checkpoint import inspect, text_name, weight_files
 from localspec.weights.fingerprint import Identity
 
@@ -38,19 +37,6 @@ _READERS = {
     "assistant": "assistant_files",
 }  # fmt: skip
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # the types of drafters' numbers
-
-
-@dataclass(frozen=True)
-class ConvertedDrafter:
-    """A published drafter, ready to be written."""
-
-    kind: str
-    options: Any
-    found: Tensors
-
-    def tensors(self) -> Tensors:
-        """Return the drafter's tensors by localspec's names."""
-        return self.found
 
 
 def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
@@ -67,7 +53,9 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
         if {**made_for, **existing["target"]} == made_for and existing.get("published") == about["published"]:
             return
     target = Target.load(model, device="meta")
-    read: Callable[..., Saveable] = import_module(f"localspec.training.{_READERS[kind]}").read_published
+    read: Callable[..., TrainableDrafter | ConvertedDrafter] = import_module(
+        f"localspec.training.{_READERS[kind]}"
+    ).read_published
     drafter = read(path, target, *(() if kind_of(kind).by_shapes else (partial(stored_matrix, model),)))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
     with errors_in_words(directory):

@@ -359,19 +359,19 @@ def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> Train
     return class_(target, class_.Drafter.parse_options(options))
 
 
-class Saveable(Protocol):
-    """The saved parts of a drafter: its kind, its options (a dataclass), and its tensors by name."""
+class ConvertedDrafter(NamedTuple):
+    """A published drafter, ready to be saved: its kind, its options (a dataclass), and its tensors by our names."""
 
-    @property
-    def kind(self) -> str: ...
+    kind: str
+    options: Any
+    found: Mapping[str, torch.Tensor]
 
-    @property
-    def options(self) -> Any: ...
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return the saved tensors, as `TrainableDrafter.tensors` does."""
+        return self.found
 
-    def tensors(self) -> Mapping[str, torch.Tensor]: ...
 
-
-def save_drafter(drafter: Saveable, path: Path, about: Mapping[str, Any]) -> None:
+def save_drafter(drafter: TrainableDrafter | ConvertedDrafter, path: Path, about: Mapping[str, Any]) -> None:
     """Write a directory for `load_drafter`, atomically. `about` is added to drafter.json."""
     path.mkdir(parents=True, exist_ok=True)
     card = {"format": FORMAT, "kind": drafter.kind, "options": asdict(drafter.options), **about}

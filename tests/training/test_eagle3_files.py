@@ -22,7 +22,8 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.published_heads import base_model, is_eagle3, kind_of_heads
 from localspec.training.drafters.eagle3 import Trainable
 from localspec.training.eagle3_files import read_published
-from localspec.training.published_files import ConvertedDrafter, convert
+from localspec.training.published_files import convert
+from localspec.training.trainable import ConvertedDrafter
 
 Make = Callable[[str], Tiny]
 Tensors = dict[str, torch.Tensor]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
@@ -14,9 +15,15 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import messages
 from localspec_tui.current_conversation import CurrentConversation
-from localspec_tui.loading import LoadedModel, Loading, Opening
+from localspec_tui.loading import LoadedModel
 from localspec_tui.messages import Outlet
 from localspec_tui.reply_buffer import ReplyBuffer
+
+if TYPE_CHECKING:
+    from localspec.chat.answerer import Answerer
+    from localspec.chat.start import StartedChat
+
+    Opening = Callable[[ExitStack, Callable[[str], None]], StartedChat]
 
 
 class _ChatClosed(BaseException):
@@ -26,7 +33,8 @@ class _ChatClosed(BaseException):
 class EngineThread(threading.Thread):
     """A thread that runs jobs in order. The screen's thread may call every public method; only `close` waits."""
 
-    def __init__(self, settings: Settings, opening: Opening, loading: Loading) -> None:
+    def __init__(self, settings: Settings, opening: "Opening", loading: "Callable[..., Answerer]") -> None:
+        """Prepare the thread. `opening` opens the store, which the ExitStack closes; `loading` loads a model."""
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it
         self.settings = settings  # for loading models
         self.buffer = ReplyBuffer()

@@ -1,10 +1,9 @@
-"""Opens a conversation and loads its model; holds the loaded model. Tests replace the first two functions."""
+"""Loads the model that answers, and holds it. Tests replace `load`."""
 
 import gc
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from localspec.chat.attachments import measured
 from localspec.chat.sampling import ChatSettings, ThinkingState, state, why_empty
@@ -20,35 +19,11 @@ if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
     from localspec.chat.figures import LiveStats
-    from localspec.chat.start import StartedChat
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import Turn
     from localspec.store.store import Store
 
 SHOWN_SECONDS = 0.5  # least time between two updates of the progress of measuring
-
-
-class Opening(Protocol):
-    """A function that opens the store and finds the conversation and its model.
-
-    The ExitStack closes the store. Raises LocalspecError.
-    """
-
-    def __call__(self, at_the_end: ExitStack, notice: Callable[[str], None], /) -> "StartedChat": ...
-
-
-class Loading(Protocol):
-    """A function that loads a model. Raises LocalspecError."""
-
-    def __call__(
-        self,
-        settings: Settings,
-        card: "TargetCard",
-        *,
-        store: "Store | None",
-        notice: Callable[[str], None],
-        progress: Callable[[str], None],
-    ) -> "Answerer": ...
 
 
 def load(
@@ -83,7 +58,12 @@ class LoadedModel:
     """
 
     def __init__(
-        self, settings: Settings, loading: Loading, outlet: Outlet, buffer: ReplyBuffer, progress: Callable[[str], None]
+        self,
+        settings: Settings,
+        loading: "Callable[..., Answerer]",
+        outlet: Outlet,
+        buffer: ReplyBuffer,
+        progress: Callable[[str], None],
     ) -> None:
         self.settings = ChatSettings(settings)
         self.card: TargetCard
