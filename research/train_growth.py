@@ -29,9 +29,8 @@ from localspec.training.course import Course, CourseOptions
 from localspec.training.directory import Lock, has_unfinished
 from localspec.training.generated import measure_generated
 from localspec.training.job import Job, TrainingRequest
-from localspec.training.options import parse_options
 from localspec.training.prompts import held_out_prompts
-from localspec.training.trainable import save_drafter
+from localspec.training.trainable import parse_options, save_drafter
 from localspec.weights.fingerprint import Identity
 
 KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")

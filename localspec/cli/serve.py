@@ -78,8 +78,7 @@ def serve(
     from localspec.store.store import user_store
 
     if ui:
-        from localspec.serving.browser import Browser, page_files
-        from localspec.serving.tabs import Tabs
+        from localspec.serving.browser import Browser, Tabs, page_files
 
         page_files()  # before a model is searched for
         port = port or 0

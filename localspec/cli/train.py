@@ -164,7 +164,7 @@ def train(
 
         # torch is needed from here on; importing it takes seconds.
         from localspec.training.job import Job, TrainingRequest
-        from localspec.training.options import parse_options
+        from localspec.training.trainable import parse_options
 
         request = TrainingRequest(
             kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,

@@ -53,10 +53,10 @@ class SocketEngine:
         self._conversation: int | None = None
         self._replying = False
         self._here: Any = None  # the engine of this process, after the server is gone
-        self._session = ReplyFigures()
+        self.session: Any = ReplyFigures()  # the figures of the current or the last reply
         self.wanted: Callable[[], bool] = lambda: True
-        self._context = int(opened["context"])
-        self._parameters = int(opened["parameters"]) if chats else 0
+        self.context = int(opened["context"])  # tokens of prompt and reply together, at most
+        self.parameters = int(opened["parameters"]) if chats else 0
         start = {**opened.get("start", {}), "engine": "server"}
         self._report = Report(start, "", float(opened["load_s"]))
         self._take_form(opened["engine"])
@@ -109,38 +109,19 @@ class SocketEngine:
 
     def _take_form(self, sent: Mapping[str, Any]) -> None:
         """Set the reported form of the engine. Raises KeyError, TypeError and ValueError for an invalid one."""
-        self._form, self._label = ServedForm(**sent["choice"]), str(sent["label"])
+        self.choice: Any = ServedForm(**sent["choice"])
+        self._label = str(sent["label"])
         device, held = sent["held"]
-        self._held, self._session.memory = (str(device), int(held)), Memory(**sent["memory"])
+        self._held, self.session.memory = (str(device), int(held)), Memory(**sent["memory"])
         self._report.exactness = self._label
         self._report.start["drafter"] = sent["drafter"]
 
     # -- the properties of an engine ----------------------------------------------------------------------------------
 
     @property
-    def choice(self) -> Any:
-        """Return the device and precision with which the model answers."""
-        return self._form if self._here is None else self._here.choice
-
-    @property
-    def session(self) -> Any:
-        """Return the figures of the current or the last reply."""
-        return self._session if self._here is None else self._here.session
-
-    @property
-    def context(self) -> int:
-        """Return the largest number of tokens in prompt and reply together."""
-        return self._context if self._here is None else int(self._here.context)
-
-    @property
     def held(self) -> tuple[str, int]:
         """Return the device, and the bytes of its memory that this engine holds."""
         return self._held if self._here is None else (self._here.held[0], self._here.held[1])
-
-    @property
-    def parameters(self) -> int:
-        """Return the number of weights, or 0 for `localspec run`."""
-        return self._parameters
 
     @property
     def exactness(self) -> Any:
@@ -241,7 +222,7 @@ class SocketEngine:
     def _from_server(
         self, messages: Sequence[Message], sampling: Any, limits: "Limits | None", think: bool | None
     ) -> Iterator[Event]:
-        session, seen, ahead, began = self._session, list[Text](), 0, time.monotonic()
+        session, seen, ahead, began = self.session, list[Text](), 0, time.monotonic()
         session.statistics = session.so_far = None
         self._name, self._replying = os.urandom(16).hex(), True  # the module `secrets` takes longer to import
         body = {
@@ -292,24 +273,24 @@ class SocketEngine:
 
     def _take_figures(self, line: Mapping[str, Any], seen: Sequence[Text]) -> None:
         if "figures" in line:
-            self._session.so_far = now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
-            self._session.memory = now.memory
+            self.session.so_far = now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
+            self.session.memory = now.memory
 
     def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
         """Stop the reply on the server, and count only the tokens that arrived here."""
         if not begun:  # the request waits in the queue, and the server removes it
             return
-        over, until = self._session.statistics is not None, time.monotonic() + STOP_SECONDS
+        over, until = self.session.statistics is not None, time.monotonic() + STOP_SECONDS
         if not over:
             self._send({"stop": True})
         with suppress(NoServer):
             for line in answer:
                 if line is not None and line.get("kept") and not over:
-                    self._session.end(_of_what_was_seen(seen, statistics_of(line["kept"])))
+                    self.session.end(_of_what_was_seen(seen, statistics_of(line["kept"])))
                 if (line is not None and "kept" in line) or time.monotonic() > until:
                     break
-        if self._session.statistics is None and self._session.so_far is not None:  # the server does not answer
-            self._session.end(_of_what_was_seen(seen, self._session.so_far))
+        if self.session.statistics is None and self.session.so_far is not None:  # the server does not answer
+            self.session.end(_of_what_was_seen(seen, self.session.so_far))
 
     def _send(self, body: Mapping[str, Any]) -> None:
         """Send information about the current reply to the server."""
@@ -332,6 +313,7 @@ class SocketEngine:
             )
             self._reporter.notice(f"{what}, so {self._card.name} answers in this process from now on.")
         self._here = engine = self._load()
+        self.choice, self.session, self.context = engine.choice, engine.session, engine.context
         self._replying = False
         self._report.start["engine"], self._report.load_seconds = engine.choice.engine, engine.load_seconds
 

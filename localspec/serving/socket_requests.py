@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from localspec import Limits, Sampling, __version__, config, environment
+from localspec.chat.answerer import ServedForm
 from localspec.config import LOADED_BY, Rule, Settings
 from localspec.engine.engine import Engine
 from localspec.engine.report import Report
@@ -148,15 +149,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
     """Return the form in which an engine answers, which may change between two replies, and its memory."""
     choice = engine.choice
     return {
-        "choice": {
-            "engine": choice.engine,
-            "device": choice.device,
-            "dtype": choice.dtype,
-            "quantize": choice.quantize,
-            "bits": choice.bits,
-            "nodes": choice.nodes,
-            "pace": choice.pace,
-        },
+        "choice": {name: getattr(choice, name) for name in ServedForm._fields},
         "drafter": choice.drafter,
         "label": engine.exactness.label(rule),
         "held": engine.held,

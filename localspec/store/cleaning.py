@@ -8,7 +8,8 @@ removed after the file was rewritten. After an interruption the next start conti
 import math
 import os
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from localspec.errors import LocalspecError
@@ -26,6 +27,9 @@ def make_deletions(connection: sqlite3.Connection) -> None:
 def mark(connection: sqlite3.Connection) -> None:
     """Add a row to the table `deletion`: deleted text may still be in the file."""
     connection.execute("INSERT INTO deletion DEFAULT VALUES")
+
+
+PROBES = ("SELECT number FROM deletion LIMIT 1",)
 
 
 def last_mark(connection: sqlite3.Connection) -> int:
@@ -63,6 +67,18 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
     finally:
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA temp_store_directory = ''")
+
+
+@contextmanager
+def without_triggers(connection: sqlite3.Connection, table: str) -> Iterator[None]:
+    """Remove a table's triggers within this context, in a transaction. SQLite then empties the table page by page."""
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ?"
+    triggers = connection.execute(query, (table,)).fetchall()
+    for name, _ in triggers:
+        connection.execute(f"DROP TRIGGER {name}")
+    yield
+    for _, statement in triggers:
+        connection.execute(statement)
 
 
 _PIECE = 2**20  # bytes overwritten at a time

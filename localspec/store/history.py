@@ -23,6 +23,7 @@ from localspec.store.conversations import (
     Saved,
     Source,
     Turn,
+    delete_all_turns,
     figures_from,
     info_from,
     info_of,
@@ -30,7 +31,6 @@ from localspec.store.conversations import (
     turn_from,
 )
 from localspec.store.database import Database
-from localspec.store.history_tables import delete_all_turns
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
 from localspec.store.values import text
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from localspec.quantities import counted
 from localspec.store import cleaning
 from localspec.store.database import Database, StoreTrouble
-from localspec.store.history_tables import without_triggers
 from localspec.store.values import count, moment, text
 
 PER_KEY = 16
@@ -331,7 +330,7 @@ class Phrases:
 def _delete_all(connection: sqlite3.Connection) -> int:
     """Delete every phrase, and return their number. SQLite overwrites all pages of an emptied table at once."""
     (count,) = connection.execute("SELECT count(*) FROM phrase").fetchone()
-    with without_triggers(connection, "phrase"):
+    with cleaning.without_triggers(connection, "phrase"):
         connection.execute("DELETE FROM phrase")
     connection.execute("UPDATE pool SET phrases = 0")
     return int(count)
@@ -341,7 +340,7 @@ def _delete_where(connection: sqlite3.Connection, where: str, values: tuple[int,
     """Delete the phrases that match `where`, without running triggers. Return their number."""
     query = f"SELECT pool, count(*) FROM phrase WHERE {where} GROUP BY pool"
     counts = connection.execute(query, values).fetchall()
-    with without_triggers(connection, "phrase"):
+    with cleaning.without_triggers(connection, "phrase"):
         connection.execute(f"DELETE FROM phrase WHERE {where}", values)
     forget = "UPDATE pool SET phrases = phrases - ? WHERE id = ?"
     connection.executemany(forget, ((count, pool) for pool, count in counts))

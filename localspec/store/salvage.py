@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from localspec.quantities import counted
-from localspec.store.cleaning import mark
-from localspec.store.history_tables import without_triggers
+from localspec.store.cleaning import mark, without_triggers
 
 # sqlite_sequence comes first: it keeps ids from being used again.
 TABLES = ("sqlite_sequence", "conversation", "turn", "pool", "measurement", "draft")

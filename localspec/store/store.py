@@ -9,7 +9,7 @@ from typing import Self
 
 from localspec.environment import home
 from localspec.paths import Paths
-from localspec.store import cleaning, drafts, history, history_tables, measurements, phrases
+from localspec.store import cleaning, conversations, drafts, history, measurements, phrases
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.opening import Schema
 from localspec.store.phrases import PoolNames
@@ -20,14 +20,14 @@ def make_tables(connection: sqlite3.Connection) -> None:
     """Make all tables of the first release."""
     phrases.make_pools(connection)
     measurements.make_measurements(connection)
-    history_tables.make_conversations(connection)
+    conversations.make_conversations(connection)
     drafts.make_drafts(connection)
     cleaning.make_deletions(connection)
 
 
 FIRST = 12  # the version of the first release
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_tables]  # only ever append
-PROBES = (*phrases.PROBES, *measurements.PROBES, *history_tables.PROBES, *drafts.PROBES)
+PROBES = (*phrases.PROBES, *measurements.PROBES, *conversations.PROBES, *drafts.PROBES, *cleaning.PROBES)
 
 
 class Store:

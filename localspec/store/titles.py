@@ -9,57 +9,10 @@ SHORTEST = 3  # letters that must remain: "please" by itself is a title, too
 
 # If only these remain, the whole prompt is the better title.
 _EMPTY = frozenset(
-    [
-        "a",
-        "again",
-        "all",
-        "an",
-        "and",
-        "any",
-        "are",
-        "be",
-        "can",
-        "do",
-        "everybody",
-        "everyone",
-        "for",
-        "friend",
-        "friends",
-        "guys",
-        "here",
-        "i",
-        "in",
-        "is",
-        "it",
-        "lot",
-        "me",
-        "much",
-        "my",
-        "of",
-        "on",
-        "or",
-        "please",
-        "so",
-        "some",
-        "that",
-        "the",
-        "them",
-        "then",
-        "there",
-        "these",
-        "this",
-        "those",
-        "to",
-        "today",
-        "up",
-        "very",
-        "was",
-        "we",
-        "what",
-        "with",
-        "you",
-        "your",
-    ]
+    """
+    a again all an and any are be can do everybody everyone for friend friends guys here i in is it lot me much my
+    of on or please so some that the them then there these this those to today up very was we what with you your
+    """.split()  # noqa: SIM905 (a list of words is read as text)
 )
 # Beginnings of prompts that do not matter; each may follow another.
 _FILLER = re.compile(

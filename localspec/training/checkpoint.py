@@ -8,8 +8,8 @@ import errno
 import json
 import math
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,22 @@ def full(error: Exception) -> bool:
     """Return whether a write failed because the disk is full."""
     text = str(error).lower()
     return (isinstance(error, OSError) and error.errno in _FULL) or "no space" in text or "too large" in text
+
+
+@contextmanager
+def errors_in_words(directory: Path, written: tuple[str, str] = ("The drafter", "try again")) -> Iterator[None]:
+    """Report in a sentence why something cannot be written, and remove incomplete files.
+
+    `written` is what could not be written, and what to do after the obstacle is removed.
+    """
+    what, again = written
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        for left in directory.glob("**/*.new"):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        kind, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
+        raise kind(f"{what} cannot be written to {directory} ({error}); {remedy}, and {again}.") from error
 
 
 def _has(value: object, entries: Mapping[str, type]) -> bool:

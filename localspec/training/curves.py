@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from localspec import marks
+from localspec.bench.plot import GRID, drawing, line, words
 
 LEFT, WIDE, HIGH, GAP, TOP = 70, 640, 200, 64, 56  # pixels
 COLOURS = ("#1f5fa8", "#c8591b", "#3b8a3e", "#8a3b86", "#777777", "#a88a1f", "#1fa89b", "#a81f3c")
@@ -42,25 +42,18 @@ def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
     most = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
     depths = max((len(found) for _, found in measured), default=0)
     chances = [[(step, found[depth][0]) for step, found in measured if depth < len(found)] for depth in range(depths)]
-    height = TOP + 2 * (HIGH + GAP)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" width="860" height="{height}"'
-            ' font-family="sans-serif" font-size="13" fill="#222">',
-            f'<rect width="860" height="{height}" fill="#ffffff"/>',
-            _words(LEFT, 26, title, font_size="17"),
-            *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], most),
-            *_panel(
-                TOP + HIGH + GAP,
-                "first guess correct on held-out text, %",
-                [(f"depth {depth}", [(x, 100 * y) for x, y in line]) for depth, line in enumerate(chances, start=1)],
-                most,
-                100.0,
-            ),
-            "</svg>",
-            "",
-        ]
-    )
+    parts = [
+        words(LEFT, 26, title, size=17),
+        *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], most),
+        *_panel(
+            TOP + HIGH + GAP,
+            "first guess correct on held-out text, %",
+            [(f"depth {depth}", [(x, 100 * y) for x, y in line]) for depth, line in enumerate(chances, start=1)],
+            most,
+            100.0,
+        ),
+    ]
+    return drawing(860, TOP + 2 * (HIGH + GAP), parts)
 
 
 Line = Sequence[tuple[float, float]]
@@ -78,25 +71,18 @@ def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, 
     def place(x: float, y: float) -> str:
         return f"{LEFT + WIDE * x / most:.1f} {top + HIGH - HIGH * min(y, highest) / highest:.1f}"
 
-    elements = [_words(LEFT, top - 8, name, font_weight="bold")]
+    elements = [words(LEFT, top - 8, name, weight="bold")]
     for share in (0.0, 0.5, 1.0):
         level = share * highest
-        elements.append(f'<path d="M{place(0, level)} h{WIDE}" stroke="#bbbbbb" stroke-width="0.7"/>')
-        elements.append(_words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", text_anchor="end"))
+        elements.append(line(f"M{place(0, level)} h{WIDE}", GRID, width=0.7))
+        elements.append(words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", anchor="end"))
         label = f"{most * share:.0f}" + (" steps" if share == 1 else "")
-        elements.append(_words(LEFT + WIDE * share, top + HIGH + 17, label, text_anchor="middle"))
-    for index, (label, line) in enumerate(lines):
+        elements.append(words(LEFT + WIDE * share, top + HIGH + 17, label, anchor="middle"))
+    for index, (label, points) in enumerate(lines):
         colour = COLOURS[index % len(COLOURS)]
-        path = " L".join(place(x, y) for x, y in line)
-        if path:
-            elements.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        if label and line:
-            words = f"{label}: {line[-1][1]:.0f} %"
-            elements.append(_words(LEFT + WIDE + 14, top + 14 + 18 * index, words, fill=colour))
+        if points:
+            elements.append(line("M" + " L".join(place(x, y) for x, y in points), colour, width=1.8))
+        if label and points:
+            last = f"{label}: {points[-1][1]:.0f} %"
+            elements.append(words(LEFT + WIDE + 14, top + 14 + 18 * index, last, colour=colour))
     return elements
-
-
-def _words(x: float, y: float, text: str, **attributes: str) -> str:
-    """Return a text element of the SVG. It inherits all attributes that are not given from the figure."""
-    shape = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
-    return f'<text x="{x:.1f}" y="{y:.1f}"{shape}>{escape(text)}</text>'

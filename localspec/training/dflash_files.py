@@ -18,14 +18,12 @@ from localspec.drafters import dflash, dspark
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import DSPARK, kind_of_heads
-from localspec.training.published_files import fitted, tensors_in
+from localspec.training.published_files import LAYER_KEYS, fitted, tensors_in
 from localspec.training.trainable import ConvertedDrafter
 from localspec.weights.checkpoint import read_config
 
 _LAYER_KEYS = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
-    "num_hidden_layers", "attention_bias", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
+    *LAYER_KEYS, "attention_bias", "layer_types", "sliding_window", "use_sliding_window", "max_window_layers",
 )  # fmt: skip
 _OURS = {  # keys of dflash_config, or of config.json around it
     "block_size": "block", "mask_token_id": "mask", "input_embedding_scale": "scale", "output_multiplier": "multiplier",

@@ -1,11 +1,12 @@
 """The directory of a training: checks that it can be written, and locks it for one training at a time."""
 
 import os
-import sqlite3
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
+
+from filelock import FileLock, Timeout
 
 from localspec.errors import LocalspecError, UsageMistake
 
@@ -93,36 +94,30 @@ class Lock:
     """A lock that is held from `take` until the end of a with statement, or until the process ends for any reason."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._held: ExitStack | None = None
+        self._directory, self._file = directory, directory / LOCK
+        self._lock = FileLock(self._file, timeout=0, mode=0o600, thread_local=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._held is not None:
+        if self._lock.is_locked:
             with suppress(OSError):  # Windows removes no open file; a leftover file does not lock
-                (self._directory / LOCK).unlink()
-            self._held.close()
-            self._held = None
+                self._file.unlink()
+            self._lock.release()
 
     def take(self) -> None:
         """Take the lock. Do nothing if the directory does not exist yet, or if this lock is taken already.
 
         Raises UsageMistake if another training has it, and LocalspecError if no lock can be written.
         """
-        if self._held is not None or not self._directory.is_dir():
+        if self._lock.is_locked or not self._directory.is_dir():
             return
-        # An empty SQLite file, as for the database: the only lock that works the same way on every system.
         try:
-            with ExitStack() as opened:
-                lock = sqlite3.connect(self._directory / LOCK, timeout=0, isolation_level=None)
-                opened.callback(lock.close)
-                lock.execute("BEGIN EXCLUSIVE")
-                self._held = opened.pop_all()
-        except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-                raise UsageMistake(
-                    f"Another training is running in {self._directory}; wait for it, or give another -o."
-                ) from None
+            self._lock.acquire()
+        except Timeout:
+            raise UsageMistake(
+                f"Another training is running in {self._directory}; wait for it, or give another -o."
+            ) from None
+        except OSError as error:
             raise LocalspecError(f"{self._directory} cannot be locked ({error}); give another -o.") from None

@@ -22,6 +22,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.nn.target import Target
 from localspec.published_heads import is_eagle3
 from localspec.training.published_files import (
+    LAYER_KEYS,
     Stored,
     Tensors,
     check_numbers,
@@ -34,11 +35,6 @@ from localspec.weights.checkpoint import PICKLED_INDEX, read_config
 
 FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", PICKLED_INDEX)
 _EMBEDDING = ("model.embed_tokens.weight",)  # of the target
-_LAYER_KEYS = (
-    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-    "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
-    "num_hidden_layers",
-)  # fmt: skip
 _NAMES = {  # by our names; without `layers.0.`
     "fc.weight": ("fc.weight",), "norm": ("norm.weight",), "head.weight": ("lm_head.weight",),
     "embedding": ("embed_tokens.weight",), "feature_norm": ("hidden_norm.weight",),
@@ -109,7 +105,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
         raise LocalspecError(
             f"{path / 'config.json'} says norm_output = false, which localspec does not support; use another head."
         )
-    described = {name: layer[name] for name in _LAYER_KEYS if layer.get(name) is not None}
+    described = {name: layer[name] for name in LAYER_KEYS if layer.get(name) is not None}
     described = {"num_hidden_layers": 1, **described, "model_type": family}
     described["attention_bias"] = any(f"self_attn.{name}_proj.bias" in tensors for name in "qkvo")
     if family == "llama":

@@ -28,7 +28,7 @@ from localspec.training.directory import READINGS, Lock, refuse_other, refuse_re
 from localspec.training.examples import Example, digest_of
 from localspec.training.generated import SECONDS, measured_text
 from localspec.training.readings import Readings, positions, reader_of
-from localspec.training.result import NEW_TARGET, OriginModel, Result, report_of, rounded, write_target
+from localspec.training.result import NEW_TARGET, report_of, rounded, write_result, write_target
 from localspec.training.target import decoding_target, load_target, perplexity, served_target
 from localspec.training.train import StepReport, Training, TrainingPlan
 from localspec.training.trainable import (
@@ -383,10 +383,8 @@ class Job:
                 self._tell(outcome)
             if right_after_right:
                 generated[RIGHT_AFTER_RIGHT] = right_after_right
-            origin = OriginModel(request.name, request.card.path, self.own)
-            Result(self.drafter, origin, self.changes_target, self._record(accuracy, figures) | generated).write(
-                request.directory
-            )
+            made_for, record = {"name": request.name, "revision": self.own}, self._record(accuracy, figures) | generated
+            write_result(self.drafter, request.card.path, made_for, self.changes_target, record, request.directory)
             checkpoint.remove(request.directory / "checkpoint")
             shutil.rmtree(request.directory / READINGS, ignore_errors=True)
         self.processes.wait_for_everyone()

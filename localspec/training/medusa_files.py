@@ -24,14 +24,14 @@ from safetensors.torch import save_file
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
-from localspec.paths import private_directory
+from localspec.paths import private_directory, private_files
+from localspec.training.checkpoint import errors_in_words
 from localspec.training.published_files import (
     Stored,
     Tensors,
     check_numbers,
     convert,
     damage_in_words,
-    errors_in_words,
     first_file,
     read_tensors,
     table_of,
@@ -66,7 +66,7 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
     with suppress(LocalspecError):
         if target.is_dir() and read_drafter(directory / "drafter").about.get("published") == about["published"]:
             return
-    with errors_in_words(directory):
+    with private_files(), errors_in_words(directory):
         private_directory(directory)
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()

@@ -6,7 +6,6 @@ A format is one file with a table of its names of tensors and a function `read_p
 
 import pickle
 import re
-import shutil
 import zipfile
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from localspec.drafters.tensors import TensorSpec
-from localspec.errors import DoesNotFit, LocalspecError, NotHere
+from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
-from localspec.training.checkpoint import full
+from localspec.training.checkpoint import errors_in_words
 from localspec.training.trainable import ConvertedDrafter, TrainableDrafter, save_drafter
 from localspec.weights.checkpoint import inspect, text_name, weight_files
 from localspec.weights.fingerprint import Identity
@@ -36,6 +35,11 @@ _READERS = {
     "medusa": "medusa_files", "eagle3": "eagle3_files", "dflash": "dflash_files", "dspark": "dflash_files",
     "assistant": "assistant_files",
 }  # fmt: skip
+LAYER_KEYS = (  # of a layer in the config.json of a published drafter
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
+    "num_hidden_layers",
+)  # fmt: skip
 _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # the types of drafters' numbers
 
 
@@ -58,7 +62,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
     ).read_published
     drafter = read(path, target, *(() if kind_of(kind).by_shapes else (partial(stored_matrix, model),)))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
-    with errors_in_words(directory):
+    with private_files(), errors_in_words(directory):
         private_directory(directory)
         save_drafter(drafter, new, more)
 
@@ -72,19 +76,6 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
             wanted = [name for name in names if name in kept and names[0] not in found]
             found.update({name: opened.get_tensor(kept[name]) for name in wanted})
     return next(found[name] for name in names if name in found)
-
-
-@contextmanager
-def errors_in_words(directory: Path) -> Iterator[None]:
-    """Turn errors of writing into an error with one sentence, and remove incomplete files."""
-    try:
-        with private_files():
-            yield
-    except (OSError, SafetensorError) as error:
-        for left in directory.glob("**/*.new"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        error_type, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
-        raise error_type(f"The drafter cannot be written to {directory} ({error}); {remedy}, and try again.") from error
 
 
 def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:

@@ -8,27 +8,25 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from localspec import __version__
 from localspec.drafters.saved import CARD
-from localspec.errors import DoesNotFit, LocalspecError
+from localspec.errors import LocalspecError
 from localspec.families.architecture import weight_map
 from localspec.models.drafter_cards import ACCEPTANCE
 from localspec.nn.adapters import Adapters
 from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, read_stored
 from localspec.outside_files import parse_json, read_bytes
-from localspec.training import checkpoint, curves
+from localspec.training import curves
+from localspec.training.checkpoint import errors_in_words
 from localspec.training.trainable import TrainableDrafter, save_drafter
 from localspec.weights.checkpoint import originals
 from localspec.weights.fingerprint import Identity
@@ -36,57 +34,41 @@ from localspec.weights.stored import StoredTensor, read_config, stored_sizes, st
 
 REPORTED = ("measured_tokens", "steps", "tokens", "loss", "perplexity")  # of how a drafter was trained
 NEW_TARGET = "target.new"
+RESULT = ("The result", "give the same command again: it continues from its checkpoint")  # for errors of writing
 SHARD = 2**30  # bytes of a file at most, and of weights in memory at once
 FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # precise enough for a small change
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed target
 
 
-@dataclass(frozen=True)
-class OriginModel:
-    """The model that a drafter was trained for: its name, its directory, and its revision."""
+def write_result(
+    drafter: TrainableDrafter,
+    origin: Path,
+    made_for: Mapping[str, str],
+    changes_target: bool,
+    record: Mapping[str, Any],
+    directory: Path,
+) -> None:
+    """Write drafter/ and losses.svg, and move the target of `write_target` to target/. Remove incomplete files on
+    failure.
 
-    name: str
-    path: Path
-    revision: str
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a training. `record` is the content of drafter.json, except kind, options and target."""
-
-    drafter: TrainableDrafter
-    origin: OriginModel
-    changes_target: bool
-    record: Mapping[str, Any]
-
-    def write(self, directory: Path) -> None:
-        """Write drafter/ and losses.svg, and move the target of `write_target` to target/. Remove incomplete files on
-        failure.
-
-        Raises DoesNotFit if the disk is full, and LocalspecError for other failures.
-        """
-        with _errors_in_words(directory):
-            self._write(directory)
-
-    def _write(self, directory: Path) -> None:
-        origin, target = self.origin, self.drafter.target
-        weights = Identity(origin.path).weights
-        made_for: dict[str, Any] = {"name": origin.name, "revision": origin.revision, "weights": weights}
-        if self.changes_target:
-            self._keep_target(directory)
+    `origin` is the directory of the model that the drafter was trained for, and `made_for` has its name and revision.
+    `record` is the content of drafter.json, except kind, options and target. Raises DoesNotFit if the disk is full, and
+    LocalspecError for other failures.
+    """
+    with errors_in_words(directory, RESULT):
+        name, target = made_for["name"], {**made_for, "weights": Identity(origin).weights}
+        about: dict[str, Any] = {"target": target}
+        if changes_target:
+            shutil.rmtree(directory / "target", ignore_errors=True)
+            (directory / NEW_TARGET).replace(directory / "target")
             own = Identity(directory / "target")
-            made_for = {
-                "name": f"{origin.name}, changed by {self.drafter.kind}",
-                "revision": own.revision,
-                "weights": own.weights,
-                "made_from": made_for,
-            }
-        curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{self.drafter.kind} for {origin.name}")
-        about = {
-            "target": made_for,
-            "tokenizer": target.tokenizer.hash,
-            "template": _hash(target),
-            **self.record,
+            changed = f"{name}, changed by {drafter.kind}"
+            about["target"] = {"name": changed, "revision": own.revision, "weights": own.weights, "made_from": target}
+        curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{drafter.kind} for {name}")
+        about |= {
+            "tokenizer": drafter.target.tokenizer.hash,
+            "template": _hash(drafter.target),
+            **record,
             "versions": {
                 "localspec": __version__,
                 "python": python_version(),
@@ -94,25 +76,17 @@ class Result:
                 **{name: version(name) for name in ("transformers", "accelerate")},  # to import transformers takes long
             },
         }
-        save_drafter(self.drafter, directory / "drafter", about)
-
-    @staticmethod
-    def _keep_target(directory: Path) -> None:
-        """Move the target that `write_target` wrote to its final place."""
-        old = directory / "target"
-        if old.exists():
-            shutil.rmtree(old)
-        (directory / NEW_TARGET).replace(old)
+        save_drafter(drafter, directory / "drafter", about)
 
 
 def write_target(drafter: TrainableDrafter, origin: Path, directory: Path) -> Path:
-    """Write a target that training has changed. Return its temporary path; `Result.write` moves it.
+    """Write a target that training has changed. Return its temporary path; `write_result` moves it.
 
-    `origin` is the model's directory. Raises the errors of `Result.write`.
+    `origin` is the model's directory. Raises the errors of `write_result`.
     """
     new = directory / NEW_TARGET
     shutil.rmtree(new, ignore_errors=True)
-    with _errors_in_words(directory):
+    with errors_in_words(directory, RESULT):
         if drafter.adapters is None:
             drafter.target.save(new)
         else:
@@ -183,21 +157,6 @@ def _read(stored: StoredTensor) -> torch.Tensor:
     tensor = torch.empty(stored.shape, dtype=TYPES[stored.dtype])
     read_stored(stored, tensor)
     return tensor
-
-
-@contextmanager
-def _errors_in_words(directory: Path) -> Iterator[None]:
-    """Report in a sentence why something cannot be written, and remove what was written in part."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        for left in directory.glob("**/*.new"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
-        kind, remedy = (DoesNotFit, "make room") if checkpoint.full(error) else (LocalspecError, "correct that")
-        raise kind(
-            f"The result cannot be written to {directory} ({error}); {remedy}, and give the same command again: it "
-            "continues from its checkpoint."
-        ) from error
 
 
 def report_of(directory: Path) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from localspec.decoding.compute import Array, DraftableModel
-from localspec.drafters.saved import CARD, WEIGHTS
+from localspec.drafters.saved import CARD, WEIGHTS, drafter_class
 from localspec.drafters.tensors import TensorSpec, check_tensors
 from localspec.drafters.trained import TrainedDrafter, check_vocabulary
 from localspec.engine.backends import Target as DecodingTarget
+from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import DIGEST, FORMAT, file_digest
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.adapters import Adapters
@@ -351,6 +352,33 @@ def trainable_class(kind: str) -> type[TrainableDrafter]:
     """Return the class `Trainable` in the file of a kind."""
     found: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
     return found
+
+
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return options of the form NAME=VALUE, each in its own type. Raises UsageMistake."""
+    types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UsageMistake(f"--option {word!r} is not of the form NAME=VALUE; {kind} has {', '.join(types)}.")
+        if name in found:
+            raise UsageMistake(f"--option {name} is given twice; give it once.")
+        found[name] = _value(types.get(name, str), value)
+    return found
+
+
+def _value(type_: type, text: str) -> Any:
+    """Return a text converted to this type. If that fails, return it unchanged: `make_drafter` reports the error."""
+    if type_ is bool:
+        return SWITCHES.get(text.lower(), text)
+    try:
+        return type_(text) if type_ in (int, float) else text
+    except ValueError:
+        return text
 
 
 def make_drafter(kind: str, target: Target, options: Mapping[str, Any]) -> TrainableDrafter:

@@ -28,8 +28,8 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Reje
 CAP = 2
 # With fewer chats at a time, which must end by themselves, and a reply of half a minute: something can happen meanwhile.
 CODE = (
-    "import sys; from localspec.cli.main import main; from localspec.serving import tabs; "
-    f"tabs.MOST_TABS, tabs.END_SECONDS = {CAP}, {2 * PATIENCE}; sys.exit(main())"
+    "import sys; from localspec.cli.main import main; from localspec.serving import browser; "
+    f"browser.MOST_TABS, browser.END_SECONDS = {CAP}, {2 * PATIENCE}; sys.exit(main())"
 )
 SLOW = {"LOCALSPEC_ISA": "c", "LOCALSPEC_TEMPERATURE": "100", "LOCALSPEC_SEED": "1", "LOCALSPEC_DRAFTER": "none"}
 STORY = "Tell me a long story."
@@ -248,7 +248,7 @@ def test_the_page_and_all_that_it_loads_comes_from_here(shown):
         "static/%2e%2e/%2e%2e/server.py",
         "static//etc/passwd",
         "static/",
-        "tabs.py",
+        "browser.py",
     ):
         assert shown.get(entered.path + outside, Cookie=entered.cookie).status in (401, 404), outside
 

@@ -40,8 +40,7 @@ from localspec.training.estimate import (
     needs,
     product_seconds,
 )
-from localspec.training.options import parse_options
-from localspec.training.trainable import make_drafter
+from localspec.training.trainable import make_drafter, parse_options
 
 CHOICE = Choice(
     target=TargetCard("tiny", NOWHERE, None, ""), device="cpu", dtype="fp32", quantize="none", engine="torch", loaded_bytes=1000, bytes=1000,
