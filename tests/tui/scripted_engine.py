@@ -26,10 +26,10 @@ from localspec.store.store import Store
 from localspec_tui.app import ChatApp
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
-from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
+from localspec_tui.widgets.status_line import LiveLine
 
 NAMES = {"\n": "ctrl+j"}
 

@@ -8,7 +8,7 @@ from textual.events import Paste
 from tui.scripted_engine import say, talked, until
 
 from localspec.errors import UsageMistake
-from localspec_tui.widgets.attached_line import AttachedLine
+from localspec_tui.widgets.status_line import AttachedLine
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from golden import wording
 from tui.scripted_engine import say, talked, until
 
 from localspec.config import Settings
-from localspec_tui.widgets.attached_line import BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.prompt import Prompt
+from localspec_tui.widgets.status_line import BelowLine
 
 LONG = "\n\n".join(f"Paragraph {number}." for number in range(60))
 

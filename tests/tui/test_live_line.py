@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from tui.scripted_engine import talked, until
 
 from localspec.chat.figures import Figures, HeldMemory
-from localspec_tui.widgets.live_line import line_of
+from localspec_tui.widgets.status_line import line_of
 
 KNOWN = Figures(
     tokens=4, seconds=2.5, tokens_per_second=61.34, speedup=2.41, saved_seconds=1.0, acceptance_length=3.12, used=1204,

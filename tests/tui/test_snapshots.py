@@ -27,9 +27,9 @@ from localspec.store.database import Database, NoRoom
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
 from localspec_tui import messages, race_job
-from localspec_tui.widgets.attached_line import AttachedLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.side_panel import SidePanel
+from localspec_tui.widgets.status_line import AttachedLine
 
 REPLY = """## Sorting
 

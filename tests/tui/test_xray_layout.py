@@ -5,7 +5,7 @@ import random
 from each import each
 from rich.cells import cell_len
 
-from localspec_tui.xray_layout import Layout
+from localspec_tui.widgets.xray_view import Layout
 
 
 def laid_out(width, *pieces):

@@ -16,10 +16,9 @@ from localspec_tui.reply_buffer import Pace
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import Finder
 from localspec_tui.widgets.first_screen import FirstScreen
-from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import SidePanel
-from localspec_tui.widgets.status_line import TopLine, WaitingLine
+from localspec_tui.widgets.status_line import LiveLine, TopLine, WaitingLine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

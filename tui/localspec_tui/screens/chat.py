@@ -24,18 +24,16 @@ from localspec_tui.screens.dialogs import StableLayout
 from localspec_tui.screens.model_choice import ConversationChoice, ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.turns import Outbox, Turns
-from localspec_tui.widgets.attached_line import AttachedLine, BelowLine
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import Finder, FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_panel import KeysFooter, KeysPanel, of_the_chat
-from localspec_tui.widgets.live_line import LiveLine
 from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.mounted_turns import import_replies
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
-from localspec_tui.widgets.status_line import TopLine, UnsavedLine, WaitingLine
+from localspec_tui.widgets.status_line import AttachedLine, BelowLine, LiveLine, TopLine, UnsavedLine, WaitingLine
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
@@ -337,10 +335,12 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_page(self, step: int) -> None:
         """Scroll by a page: the panel if it covers the conversation, otherwise the conversation."""
-        if shown := self.query(KeysPanel):
-            shown.first().page(step)
+        keys = self.query(KeysPanel)
+        if keys or self._panel.covers:
+            panel = keys.first() if keys else self._panel
+            panel.scroll_relative(y=step * max(panel.size.height - 1, 1), animate=False)
         else:
-            (self._panel if self._panel.covers else self._conversation).page(step)
+            self._conversation.page(step)
 
     async def action_end(self) -> None:
         await self._conversation.follow()

@@ -26,8 +26,7 @@ from localspec.store.conversations import ConversationInfo
 from localspec.store.history import History
 from localspec.text import one_line
 from localspec_tui import keymap
-from localspec_tui.screens.dialogs import DIALOG_KEYS
-from localspec_tui.screens.searched import AskingScreen
+from localspec_tui.screens.dialogs import DIALOG_KEYS, AskingScreen
 from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 100

@@ -5,20 +5,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from localspec.quantities import size
 from localspec.text import one_line
-from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_panel import KeysFooter
+from localspec_tui.screens.dialogs import DIALOG_KEYS, Dialog
 
 if TYPE_CHECKING:
     from localspec.pulling.pull import Planned
 
 
-class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
+class DownloadScreen(Dialog[bool | None]):
     """A dialog that returns True if the user agreed to the download."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -32,11 +29,9 @@ class DownloadScreen(ClosesOnce, ModalScreen[bool | None]):
         self._model = model
         self._planned: Planned | None = None
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="panel"):
-            yield Static(one_line(f"Download {self._model}?"), markup=False, classes="question")
-            yield Static("Asking the hub what it has …", markup=False, id="plan")
-        yield KeysFooter(show_command_palette=False)
+    def content(self) -> ComposeResult:
+        yield Static(one_line(f"Download {self._model}?"), markup=False, classes="question")
+        yield Static("Asking the hub what it has …", markup=False, id="plan")
 
     def on_mount(self) -> None:
         self._show()

@@ -13,8 +13,7 @@ from textual.widgets.option_list import Option
 
 from localspec.errors import LocalspecError
 from localspec.text import one_line
-from localspec_tui.screens.dialogs import DIALOG_KEYS
-from localspec_tui.screens.searched import SearchedScreen
+from localspec_tui.screens.dialogs import DIALOG_KEYS, SearchedScreen
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.status_line import fitting
 from localspec_tui.widgets.typed_text import OneLine

@@ -8,15 +8,15 @@ from textual.actions import parse
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.command import CommandInput, CommandPalette, Hit, Hits
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.events import Mount
-from textual.screen import ModalScreen, Screen
+from textual.screen import Screen
 from textual.system_commands import SystemCommandsProvider
 from textual.widgets import Input, OptionList, Static
 
-from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_panel import KeysFooter, lines_of, table_of
+from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce, Dialog
+from localspec_tui.widgets.keys_panel import lines_of, table_of
 from localspec_tui.widgets.typed_text import KeysInOrder
 
 # Further words by which commands are found.
@@ -102,7 +102,7 @@ class Palette(ClosesOnce, CommandPalette):
             event.prevent_default()
 
 
-class AllKeysScreen(ClosesOnce, ModalScreen[None]):
+class AllKeysScreen(Dialog[None]):
     """A dialog with the keys of the screen below it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -114,12 +114,10 @@ class AllKeysScreen(ClosesOnce, ModalScreen[None]):
         super().__init__()
         self._keys = [*_named(screen)]
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="panel"):
-            yield Static("Keys", markup=False, classes="question")
-            with VerticalScroll():
-                yield Static(table_of(lines_of(self.app, self._keys)))
-        yield KeysFooter(show_command_palette=False)
+    def content(self) -> ComposeResult:
+        yield Static("Keys", markup=False, classes="question")
+        with VerticalScroll():
+            yield Static(table_of(lines_of(self.app, self._keys)))
 
 
 def _named(screen: Screen[object]) -> Iterator[Binding]:

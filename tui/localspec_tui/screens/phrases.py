@@ -20,8 +20,7 @@ from localspec.quantities import counted, size
 from localspec.store.phrases import PoolInfo
 from localspec.store.store import Store
 from localspec.text import one_line
-from localspec_tui.screens.dialogs import DIALOG_KEYS
-from localspec_tui.screens.searched import AskingScreen
+from localspec_tui.screens.dialogs import DIALOG_KEYS, AskingScreen
 from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 200

@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import ModalScreen
+from textual.containers import Horizontal
 from textual.widgets import Input, Label, Static
 
 from localspec.config import TYPED
 from localspec.errors import UsageMistake
 from localspec.text import one_line, safe
-from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
-from localspec_tui.widgets.keys_panel import KeysFooter
+from localspec_tui.screens.dialogs import DIALOG_KEYS, Dialog
 from localspec_tui.widgets.typed_text import KeysInOrder, OneLine, TypedText
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ class _Setting(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Save", id="sampling.take")]
 
 
-class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
+class SamplingScreen(Dialog[dict[str, str]]):
     """A dialog in which an empty field keeps the setting displayed in grey.
 
     `change` accepts all fields, or raises UsageMistake. The fields begin as `typed`, the values in use, or as `draft`.
@@ -54,17 +52,15 @@ class SamplingScreen(ClosesOnce, ModalScreen[dict[str, str]]):
         super().__init__()
         self._lines, self._typed, self._change, self._draft = lines, typed, change, draft
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="panel"):
-            yield Static(SAMPLING_UNSAVED if self._draft else SAMPLING, markup=False)
-            fields = self._draft or self._typed
-            for key, value, origin in self._lines:
-                with Horizontal(classes="field"):
-                    yield Label(key, markup=False)
-                    now = "as it was at the start of this chat" if key in self._typed else f"{value} {origin}"
-                    yield _Setting(fields.get(key, ""), placeholder=now, compact=True, id=key)
-            yield Static("", id="mistake", markup=False)
-        yield KeysFooter(show_command_palette=False)
+    def content(self) -> ComposeResult:
+        yield Static(SAMPLING_UNSAVED if self._draft else SAMPLING, markup=False)
+        fields = self._draft or self._typed
+        for key, value, origin in self._lines:
+            with Horizontal(classes="field"):
+                yield Label(key, markup=False)
+                now = "as it was at the start of this chat" if key in self._typed else f"{value} {origin}"
+                yield _Setting(fields.get(key, ""), placeholder=now, compact=True, id=key)
+        yield Static("", id="mistake", markup=False)
 
     def on_input_submitted(self) -> None:
         self.action_save()
@@ -96,7 +92,7 @@ class _Prompt(KeysInOrder, TypedText):
     """The field of the system prompt. ctrl+s saves all letters that were typed before it."""
 
 
-class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
+class SystemPromptScreen(Dialog[Typed | None]):
     """A dialog that returns the typed text.
 
     It begins with `text`, the system prompt in use. With a `draft` it begins with that, and undo restores `text`.
@@ -112,11 +108,9 @@ class SystemPromptScreen(ClosesOnce, ModalScreen[Typed | None]):
         super().__init__()
         self._text, self._draft = text, draft
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="panel"):
-            yield Static(SYSTEM if self._draft is None else SYSTEM_UNSAVED, markup=False)
-            yield _Prompt(compact=True, highlight_cursor_line=False)
-        yield KeysFooter(show_command_palette=False)
+    def content(self) -> ComposeResult:
+        yield Static(SYSTEM if self._draft is None else SYSTEM_UNSAVED, markup=False)
+        yield _Prompt(compact=True, highlight_cursor_line=False)
 
     def on_mount(self) -> None:
         text = self.query_one(TypedText)

@@ -105,10 +105,6 @@ class KeysPanel(VerticalScroll, can_focus=False):
             names = Columns([Text(line.name, "bold") for line in lines], padding=(0, 2))
             yield Static(InColumns(lines) if all(line.does for line in lines) else names, classes="lines")
 
-    def page(self, step: int) -> None:
-        """Scroll by a page; -1 is up."""
-        self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)
-
 
 AROUND = 3  # spaces around one key
 SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it

@@ -52,10 +52,6 @@ class SidePanel(VerticalScroll, can_focus=False):
         """Return whether the panel is open and covers the conversation."""
         return self.display and self.app.size.width < LEAST_COLUMNS
 
-    def page(self, step: int) -> None:
-        """Scroll by a page; -1 is up."""
-        self.scroll_relative(y=step * max(self.size.height - 1, 1), animate=False)
-
     def show(self, figures: Figures | None) -> None:
         """Show the figures of the current or the last reply. None keeps the present ones."""
         if figures is None:

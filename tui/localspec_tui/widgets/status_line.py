@@ -1,12 +1,19 @@
-"""Lines whose parts are displayed as far as there is room."""
+"""The lines of the chat around the conversation. Their parts are displayed as far as there is room."""
 
+import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
+from textual import work
 from textual.content import Content
+from textual.timer import Timer
 from textual.widget import Widget
 
+from localspec.chat.attachments import is_long
+from localspec.chat.figures import Figures
+from localspec.chat.wording import context_share, gain, tokens_a_step
+from localspec.quantities import short_pace
 from localspec.store.titles import title_of
 from localspec.text import one_line
 from localspec_tui import keymap
@@ -50,6 +57,9 @@ def whole_names(sentence: str, width: int) -> str:
                 line = ""
             line += name
     return "\n".join([*lines, line])
+
+
+QUIET_SECONDS = 0.15  # after the last key, before the disk is read
 
 
 class WaitingLine(Widget):
@@ -173,3 +183,136 @@ class TopLine(Widget):
         right = cut(self._title, max(width - left.cell_length - 2, 0))
         gap = " " * max(width - left.cell_length - cell_len(right), 0)
         return Content.assemble(left, gap, (right, "dim"))
+
+
+class AttachedLine(Widget):
+    """A line about the typed prompt, which takes no room without content.
+
+    A thread calls `measure`, which may read the disk.
+    """
+
+    def __init__(self, measure: Callable[[str], list[str]]) -> None:
+        super().__init__()
+        self._measure = measure
+        self._said: tuple[str, ...] = ()
+        self._asking: Timer | None = None
+        self.display = False
+
+    def look(self, text: str) -> None:
+        """Show notices about the files and the length of the typed prompt, once typing pauses."""
+        if self._asking is not None:
+            self._asking.stop()
+        if "@" in text or is_long(text):
+            self._asking = self.set_timer(QUIET_SECONDS, lambda: self._find(text))
+        else:
+            self.workers.cancel_node(self)
+            self._show()
+
+    @work(exclusive=True)
+    async def _find(self, text: str) -> None:
+        self._show(*await asyncio.to_thread(self._measure, text))
+
+    def _show(self, *said: str) -> None:
+        self._said, self.display = tuple(map(one_line, said)), bool(said)
+        self.refresh()
+
+    def render(self) -> Content:
+        return Content("+ " + fitting(self._said, self.size.width - 2))
+
+
+class BelowLine(Widget):
+    """A line that says how much new text is below. It takes no room if there is none. A click scrolls there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = 0
+        self.display = False
+
+    def show(self, lines: int) -> None:
+        """Show how many lines of new text are below."""
+        if lines != self._lines:
+            self._lines, self.display = lines, lines > 0
+            self.refresh()
+
+    def render(self) -> Content:
+        key = keymap.key(self.app, "chat.end")
+        return Content(f"↓ {self._lines:,} new line{'' if self._lines == 1 else 's'} ({key})")
+
+    async def on_click(self) -> None:
+        await self.run_action("screen.end")
+
+
+TIGHT, FULL = 0.8, 0.92  # of the context: it is shown as a warning, and then as a reason for a new conversation
+
+Part = tuple[str, str]  # a text and its style
+
+
+class LiveLine(Widget):
+    """The progress of the reply, or the reason for waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: tuple[str, ...] | Figures = ()
+        self._warning = ""
+
+    def show(self, *parts: str) -> None:
+        """Show sentences, the most important first."""
+        self._set(tuple(map(one_line, parts)))
+
+    def show_figures(self, figures: Figures | None, warning: str = "") -> None:
+        """Show the figures of the current or the last reply, after a warning. None keeps the present ones."""
+        if figures is None:
+            return
+        if figures.reading is not None:
+            done, total = figures.reading
+            self.show(f"reading {done:,} of {total:,} tokens")
+        else:
+            self._set(figures, warning)
+
+    def _set(self, shown: tuple[str, ...] | Figures, warning: str = "") -> None:
+        if (shown, warning) != (self._shown, self._warning):
+            self._shown, self._warning = shown, warning
+            self.refresh()
+
+    def render(self) -> Content:
+        if isinstance(self._shown, Figures):
+            warned = Content.styled(self._warning, "$text-warning")
+            between = BETWEEN if self._warning else ""
+            line = line_of(self._shown, self.size.width - warned.cell_length - len(between))
+            if line.plain:
+                return warned + Content(between) + line
+            return warned if self._warning else Content("ready")  # nothing is known before the first reply
+        return Content(fitting(self._shown, self.size.width))
+
+
+def line_of(figures: Figures, width: int) -> Content:
+    """Return the parts for which there is room. The last ones are left out first."""
+    shown: list[Part] = []
+    room = width
+    for text, style in _parts(figures):
+        room -= cell_len(text) + (len(BETWEEN) if shown else 0)
+        if room < 0:
+            break
+        shown += [(BETWEEN, ""), (text, style)] if shown else [(text, style)]
+    return Content.assemble(*shown)
+
+
+def _parts(figures: Figures) -> Iterator[Part]:
+    """Yield the known figures, the most important first. A nearly full context comes before everything else.
+
+    Each colour comes with a word or a mark of the same meaning.
+    """
+    full = figures.context and figures.used / figures.context
+    context = context_share(figures.used, figures.context)
+    if full >= FULL:
+        yield f"! {context}", "bold $text-error"
+    if figures.tokens_per_second is not None:
+        yield short_pace(figures.tokens_per_second), "bold $foreground"
+    elif figures.pieces_per_second is not None:
+        yield f"~{short_pace(figures.pieces_per_second)}", ""
+    if (words := gain(figures.speedup)) and figures.speedup is not None:
+        yield words, "bold $text-success" if figures.speedup > 1 else "bold $text-warning"
+    if words := tokens_a_step(figures.acceptance_length):
+        yield words, ""
+    if context and full < FULL:
+        yield context, "$text-warning" if full >= TIGHT else ""
