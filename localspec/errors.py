@@ -3,6 +3,8 @@
 import errno
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
@@ -80,3 +82,14 @@ def out_of_memory(error: BaseException) -> bool:
         phrase in str(error)
         for phrase in ("can't allocate memory", "out of memory", "_ALLOC_FAILED", "can't start new thread")
     )
+
+
+@contextmanager
+def fits_or(sentence: str) -> Iterator[None]:
+    """Raise DoesNotFit with this sentence if memory runs out within this context."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        raise DoesNotFit(sentence) from error

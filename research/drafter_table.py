@@ -43,9 +43,11 @@ def measured(
         return comparison.ComparedRow(choose(card, own), size)
 
     rows = [row("none", 0), *(row(name, nodes) for name in names)]
-    compared = comparison.Comparison(rows, answered(card, arguments), arguments.max_tokens)
+    asked = answered(card, arguments)
     file = arguments.work / f"{card.name}-{nodes}-{temperature}.json"
-    return dict(saved_json(file, lambda: comparison.bench(compared, settings, lambda _: None)))
+    return dict(
+        saved_json(file, lambda: comparison.bench(rows, asked, arguments.max_tokens, 1, settings, lambda _: None))
+    )
 
 
 def answered(card: registry.TargetCard, arguments: argparse.Namespace) -> list[prompts.BenchPrompt]:

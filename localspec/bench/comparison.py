@@ -33,46 +33,39 @@ class ComparedRow:
     accept: Rule = "exact"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Several rows, of which the first is plain decoding, and the prompts that each row answers.
-
-    Every row answers all prompts `repeat` times, with at most `max_tokens` per reply.
-    """
-
-    rows: Sequence[ComparedRow]
-    prompts: Sequence[BenchPrompt]
-    max_tokens: int
-    repeat: int = 1
-
-
 def bench(
-    compared: Comparison,
+    rows: Sequence[ComparedRow],
+    prompts: Sequence[BenchPrompt],
+    max_tokens: int,
+    repeat: int,
     settings: Settings,
     progress: Callable[[str], None],
     store: Store | None = None,
     tune: bool = False,
 ) -> dict[str, Any]:
-    """Measure all rows and return the report.
+    """Measure all rows, of which the first is plain decoding, and return the report.
 
-    Hyperparameters of draft models are taken from `store`, and searched only with `tune`. Raises UsageMistake if no
-    prompt leaves room for an answer in the context.
+    Every row answers all prompts `repeat` times, with at most `max_tokens` per reply. Hyperparameters of draft models
+    are taken from `store`, and searched only with `tune`. Raises UsageMistake if no prompt leaves room for an answer in
+    the context.
     """
     with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
         # A separate store, because costs are measured once and not for every engine; it has no phrases.
         load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress), measured=True)
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
-        return _compare(compared, settings, load, paired, progress)
+        return _compare(rows, prompts, max_tokens, repeat, settings, load, paired, progress)
 
 
 def _compare(
-    compared: Comparison,
+    rows: Sequence[ComparedRow],
+    prompts: Sequence[BenchPrompt],
+    max_tokens: int,
+    repeat: int,
     settings: Settings,
     load: Callable[..., Engine],
     paired: Callable[..., Engine],
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    rows, prompts, max_tokens = compared.rows, compared.prompts, compared.max_tokens
     progress(f"loading {rows[0].choice.target.name}")
     engine = load(rows[0].choice)
     target, choice, sampling, limits = engine.target, engine.choice, engine.sampling(settings), Limits(max_tokens)
@@ -89,7 +82,7 @@ def _compare(
     exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
     rules = [replace(sampling, rule=row.accept) for row in rows]
     timer, load_by_others = RowTimer(target), hardware.OthersLoad()
-    replies = run_rows(engines, texts, rules, limits, compared.repeat, progress, timer, engine.hold_threads)
+    replies = run_rows(engines, texts, rules, limits, repeat, progress, timer, engine.hold_threads)
     others, costs = load_by_others(), timer.costs()
     bandwidth = hardware.memory_bandwidth(choice.device)
     return {
@@ -110,7 +103,7 @@ def _compare(
         "exactness": max(exactness),  # the weaker of the two
         "prompts": len(fitting),
         "left_out": len(prompts) - len(fitting),
-        "repeat": compared.repeat,
+        "repeat": repeat,
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
         "seed": sampling.seed,

@@ -141,9 +141,8 @@ def bench(
         for (*_, size), choice in choices.items()
     ]
     try:
-        compared = comparison.Comparison(rows, asked, max_tokens, repeat)
         with user_store(progress.notice, create=tune) as store:
-            report = comparison.bench(compared, settings, progress.show, store, tune)
+            report = comparison.bench(rows, asked, max_tokens, repeat, settings, progress.show, store, tune)
     finally:
         progress.clear()
     _tell(report, table.of(report, _width(as_json), details), as_json)
@@ -218,11 +217,11 @@ def measured(
 ) -> dict[str, Any]:
     """Return the report. Raises the errors of `measure` and `Server.open`, and NotHere for a model that a
     server lacks."""
-    from localspec.serving.measuring import LoadTest, measure  # opens connections
+    from localspec.serving.measuring import measure  # opens connections
 
     try:
         engines = [_engine(url, settings, progress) for url in urls]
-        return measure(engines, LoadTest(prompts, max_tokens, repeat), settings, progress.show)
+        return measure(engines, prompts, max_tokens, repeat, settings, progress.show)
     finally:
         progress.clear()
 

@@ -25,7 +25,7 @@ from localspec.engine.assemble import LoadedDraftModel, replying
 from localspec.engine.backends import Target, open_target
 from localspec.engine.model_profile import CHECKING, ModelProfile, progress_texts
 from localspec.engine.trials import settle_step_form
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, fits_or
 from localspec.events import Reporter
 from localspec.machine.memory import free_memory
 from localspec.models.drafter_cards import DrafterCard
@@ -49,14 +49,8 @@ def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
             f"{choice.target.name} needs {needed} GiB of memory and {left} GiB are free on {choice.device}; close "
             "other programs, or choose a smaller model."
         )
-    try:
+    with fits_or(f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."):
         return open_target(choice, reporter, share_with)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise DoesNotFit(
-            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
-        ) from error
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:

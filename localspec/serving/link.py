@@ -120,12 +120,6 @@ class Link:
         self._socket: socket.socket | None = None
         threading.Thread(target=self._ask, name="server", daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection, so that the server stops writing a reply that nobody reads."""
         self._closed.set()
@@ -225,27 +219,16 @@ class Link:
 
 
 class Patience:
-    """A time limit, counted from the start or from the last data that arrived."""
+    """A time limit in seconds, counted from the start or from the last data that arrived."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.renew()
+    def __init__(self, limit: float) -> None:
+        self.limit, self._began = limit, time.monotonic()
 
-    def renew(self, seconds: float | None = None) -> None:
-        """Restart the clock, because data arrived. Wait `seconds` for the next data, or as long as before if None."""
-        self._began, self._seconds = time.monotonic(), self._seconds if seconds is None else seconds
+    def renew(self, limit: float) -> None:
+        """Restart the clock, because data arrived. Wait `limit` seconds for the next data."""
+        self.limit, self._began = limit, time.monotonic()
 
     @property
     def waited(self) -> float:
         """Return the seconds since data last arrived."""
         return time.monotonic() - self._began
-
-    @property
-    def over(self) -> bool:
-        """Return whether the limit has been exceeded."""
-        return self.waited > self._seconds
-
-    @property
-    def limit(self) -> float:
-        """Return the limit in seconds."""
-        return self._seconds

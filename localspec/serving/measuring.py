@@ -5,7 +5,6 @@ Time is measured here; tokens are as the server counts them.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from localspec import Limits
@@ -47,50 +46,45 @@ class TimedReply(NamedTuple):
         return self.tokens / (self.first + self.rest) if self.text else 0.0
 
 
-@dataclass(frozen=True)
-class LoadTest:
-    """The requests to each server: all prompts, `repeat` times, with at most `max_tokens` tokens per reply."""
-
-    prompts: Sequence[BenchPrompt]
-    max_tokens: int
-    repeat: int
-
-
 def measure(
-    engines: Sequence[ServerEngine], asked: LoadTest, settings: Settings, progress: Callable[[str], None]
+    engines: Sequence[ServerEngine],
+    prompts: Sequence[BenchPrompt],
+    max_tokens: int,
+    repeat: int,
+    settings: Settings,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure all servers, and return the report.
 
-    A prompt that is too long for one server is left out for all. Raises UsageMistake if no prompt is left, and the
-    errors of `ServerEngine.chat`.
+    Each gets all prompts, `repeat` times, with at most `max_tokens` tokens per reply. A prompt that is too long for one
+    server is left out for all. Raises UsageMistake if no prompt is left, and the errors of `ServerEngine.chat`.
     """
     for engine in engines:
         progress(f"warming up {engine.server.address.name}")
-        _reply(engine, WARM_UP[0], settings, min(WARM_UP[1], asked.max_tokens))
-    turns, began = asked.repeat * len(asked.prompts), time.monotonic()
+        _reply(engine, WARM_UP[0], settings, min(WARM_UP[1], max_tokens))
+    turns, began = repeat * len(prompts), time.monotonic()
     replies: list[dict[int, TimedReply]] = [{} for _ in engines]  # of each engine, by turn
     too_long: dict[int, TooLong] = {}  # by prompt
     for number, (turn, at) in enumerate(in_turns(range(len(engines)), turns)):
-        place = turn % len(asked.prompts)
+        place = turn % len(prompts)
         if place in too_long:
             continue
         left = (time.monotonic() - began) / number * (len(engines) * turns - number) if number else None
         progress(f"prompt {turn + 1} of {turns}" + ("" if left is None else f", {remaining_words(left)}"))
         try:
-            replies[at][turn] = _reply(engines[at], asked.prompts[place].text, settings, asked.max_tokens)
+            replies[at][turn] = _reply(engines[at], prompts[place].text, settings, max_tokens)
         except TooLong as refused:
             too_long[place] = refused
-    kept = [turn for turn in range(turns) if turn % len(asked.prompts) not in too_long]
+    kept = [turn for turn in range(turns) if turn % len(prompts) not in too_long]
     if not kept:
         raise UsageMistake(str(next(iter(too_long.values()))))
     comparable = settings.temperature == 0 or settings.seed is not None
     found = [[own[turn] for turn in kept] for own in replies]
-    prompts = len(asked.prompts) - len(too_long)
     return {
-        "prompts": prompts,
+        "prompts": len(prompts) - len(too_long),
         "left_out": len(too_long),
-        "repeat": asked.repeat,
-        "max_tokens": asked.max_tokens,
+        "repeat": repeat,
+        "max_tokens": max_tokens,
         "temperature": settings.temperature,
         "seed": settings.seed,
         "rows": [
@@ -99,7 +93,7 @@ def measure(
                 "name": name,
                 "program": engine.server.program or None,
                 "model": engine.model,
-                **_figures(own, found[0], prompts, comparable and at > 0),
+                **_figures(own, found[0], len(prompts) - len(too_long), comparable and at > 0),
             }
             for at, (engine, name, own) in enumerate(zip(engines, _names(engines), found, strict=True))
         ],

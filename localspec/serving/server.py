@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -56,7 +56,7 @@ class Server:
         """
         address = ServerAddress.of(url)
         key = key_for(address)
-        with Link(address, f"{address.base}/models", headers=_headers(key)) as link:
+        with closing(Link(address, f"{address.base}/models", headers=_headers(key))) as link:
             head, content = _whole(address, link)
         if head.status in (404, 405, 501):
             return cls(address, key, {})

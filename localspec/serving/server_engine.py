@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ class ServerEngine:
         content = json.dumps(body).encode()
         patience = Patience(FIRST_SECONDS)
         arrived = partial(patience.renew, NEXT_SECONDS)
-        with self.server.post("chat/completions", content) as link:
+        with closing(self.server.post("chat/completions", content)) as link:
             yield from ServerReply(self, dropped, body.get("max_tokens"), arrived).events(self._wait(link, patience))
 
     def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
@@ -206,7 +207,7 @@ class ServerEngine:
                 tell_at = patience.waited + NEXT_NOTICE
                 self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
             yield one
-            if patience.over:
+            if patience.waited > patience.limit:
                 raise SilentServer(f"{self.server.address.url} has sent nothing for {patience.limit:.0f} s; try again.")
 
 

@@ -21,7 +21,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load_target
-from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, out_of_memory
+from localspec.errors import DoesNotFit, LocalspecError, UsageMistake, fits_or, out_of_memory
 from localspec.events import Done, Reporter
 from localspec.machine.machine import this_machine
 from localspec.machine.memory import free_memory
@@ -259,18 +259,12 @@ class Batched(BatchAnswerer):
         if generation.temperature > 0:
             sampling |= {"temperature": generation.temperature, "top_k": 0, "top_p": 1.0}
         stops = sorted(self._target.stop_tokens)
-        try:
-            with torch.inference_mode():
-                found = self._model.generate(
-                    ids, attention_mask=seen, max_new_tokens=generation.max_tokens, eos_token_id=stops or None,
-                    pad_token_id=stops[0] if stops else 0, **sampling,
-                )  # fmt: skip
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            raise DoesNotFit(
-                f"{len(prompts)} prompts at once do not fit in the memory of {device}; give a smaller --batch."
-            ) from error
+        too_many = f"{len(prompts)} prompts at once do not fit in the memory of {device}; give a smaller --batch."
+        with fits_or(too_many), torch.inference_mode():
+            found = self._model.generate(
+                ids, attention_mask=seen, max_new_tokens=generation.max_tokens, eos_token_id=stops or None,
+                pad_token_id=stops[0] if stops else 0, **sampling,
+            )  # fmt: skip
         return [cut_reply(self._ended(reply), generation) for reply in found[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> Reply:

@@ -19,7 +19,7 @@ from localspec.config import Settings
 from localspec.decoding.compute import DraftableModel
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.engine.loading import load_target as load_for_replies
-from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
+from localspec.errors import LocalspecError, fits_or
 from localspec.events import Reporter
 from localspec.families.architecture import TABLES
 from localspec.models.registry import TargetCard
@@ -41,17 +41,11 @@ def load_target(choice: LoadSpec, reporter: Reporter, each: Callable[[nn.Module]
     Raises DoesNotFit, and the errors of loading a model.
     """
     path = choice.target.path
-    try:
+    with fits_or(f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."):
         if choice.device == "cpu" and choice.quantize != "none":
             packed = NativeTarget.open(path, packing=choice.quantize, name=choice.target.name, reporter=reporter)
             return torch_target(packed)
         return Target.load(path, device=choice.device, dtype=DTYPES[choice.dtype], quantize=choice.quantize, each=each)
-    except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise DoesNotFit(
-            f"{choice.target.name} does not fit in the memory of {choice.device}; choose a smaller model."
-        ) from error
 
 
 def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from localspec.errors import DoesNotFit, LocalspecError, out_of_memory
+from localspec.errors import LocalspecError, fits_or
 from localspec.models.drafter_cards import RANKS
 from localspec.nn.cache import TextPrefix
 from localspec.training import checkpoint
@@ -236,19 +236,15 @@ class Training:
         most = self._most(len(groups))
         for index, some in enumerate(groups):
             share = sum(row.worth for row in some) / worth
-            try:
+            with fits_or(
+                f"{batch_tokens(some)} tokens in one forward do not fit in the memory of {self.target.device}; give a "
+                "smaller --at-once."
+            ):
                 batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
                 with self._processes.autocast():
                     loss = self.drafter.loss(batch).loss
                 if loss.requires_grad:  # texts of a single token give a head nothing to learn
                     self._processes.backward(loss * share)
-            except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error):
-                    raise
-                raise DoesNotFit(
-                    f"{batch_tokens(some)} tokens in one forward do not fit in the memory of {self.target.device}; "
-                    "give a smaller --at-once."
-                ) from error
             total += loss.detach().double().cpu() * share
         self._read_along(most - len(groups), rows)
         self._share_gradients()

@@ -13,7 +13,7 @@ from localspec.bench.prompts import BenchPrompt
 from localspec.config import Settings
 from localspec.events import Reporter
 from localspec.serving import measuring
-from localspec.serving.measuring import LoadTest, TimedReply, measure
+from localspec.serving.measuring import TimedReply, measure
 from localspec.serving.server import Server
 from localspec.serving.server_engine import ServerEngine
 
@@ -81,7 +81,7 @@ def test_each_takes_its_turn_and_who_is_first_changes(monkeypatch):
         there = Server.open(server.url)
         engines = [ServerEngine(there, name, Reporter()) for name in ("a", "b")]
         told = []
-        measure(engines, LoadTest([BenchPrompt("1", "x", "One?")], 9, 2), Settings(temperature=0.0), told.append)
+        measure(engines, [BenchPrompt("1", "x", "One?")], 9, 2, Settings(temperature=0.0), told.append)
     assert order[2:] == [("a", "One?"), ("b", "One?"), ("b", "One?"), ("a", "One?")]
     assert "prompt 2 of 2" in told[-1] and "left" in told[-1]
 
