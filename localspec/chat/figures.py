@@ -25,6 +25,7 @@ def known_speedup(statistics: Statistics) -> float | None:
 
 def saved_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str, Any]:
     """Return the figures of a reply that are saved with it."""
+    tokens, seconds = statistics.reasoning_tokens, round(statistics.reasoning_seconds, 4)
     return {
         "prompt_tokens": statistics.prompt_tokens,
         "completion_tokens": statistics.tokens,
@@ -35,17 +36,10 @@ def saved_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str
         "speedup": known_speedup(statistics),
         "sources": dict(statistics.sources),
         **({"dropped_turns": statistics.dropped_turns} if statistics.dropped_turns else {}),
-        **(_thinking(statistics) if statistics.reasoning_tokens else {}),
+        **({"reasoning_tokens": tokens, "reasoning_s": seconds} if tokens else {}),
         "seed": sampling.seed,
         "temperature": sampling.temperature,
         **({} if sampling.greedy else {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}),
-    }
-
-
-def _thinking(statistics: Statistics) -> dict[str, Any]:
-    return {
-        "reasoning_tokens": statistics.reasoning_tokens,
-        "reasoning_s": round(statistics.reasoning_seconds, 4),
     }
 
 

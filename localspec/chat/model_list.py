@@ -1,10 +1,11 @@
 """The models to choose from in a chat: those here, those that could be fetched, and those that do not fit."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from localspec.choosing.measure import MeasurementCache, Measurements, MeasurementSource
+from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.survey import DrafterRule, Recommendation, all_pairs, preferred, recommend, recommendations
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
@@ -84,12 +85,9 @@ def all_models(
         machine = _without(this_machine(measurements.bandwidth), *held)
         here = recommendations(machine, measurements, here=True, rule=rule)
         ways = {one.card.name: one for one in here}
-        if (
-            current is not None
-            and current.name not in ways
-            and (own := _as_it_is(current, machine, measurements, rule))
-        ):
-            ways[current.name] = own
+        if current is not None and current.name not in ways:
+            with suppress(LocalspecError):  # listed without its speed
+                ways[current.name] = recommend(model_of(current), machine, measurements, here=True, rule=rule)
         paces = {name: _pace(one, current is not None and name == current.name) for name, one in ways.items()}
         if current is not None and pace:
             paces[current.name] = pace
@@ -156,15 +154,6 @@ def _without(machine: Machine, name: str, held: int) -> Machine:
     """Return the machine as it would be without the present model."""
     devices = (replace(one, free=one.free + held) if one.name == name else one for one in machine.devices)
     return replace(machine, devices=tuple(devices))
-
-
-def _as_it_is(
-    card: TargetCard, machine: Machine, measurements: MeasurementSource, rule: DrafterRule
-) -> Recommendation | None:
-    try:
-        return recommend(model_of(card), machine, measurements, here=True, rule=rule)
-    except LocalspecError:
-        return None
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

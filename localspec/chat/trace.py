@@ -303,12 +303,7 @@ def step_by_step(trace: Trace) -> Iterator[str]:
         step, last = (trace.place(piece.first).step for piece in (said[0], said[-1]))
         parts = groupby(said, lambda piece: source_name(trace.source(piece.after - 1)))
         line = ", ".join(f"{visible(''.join(piece.text for piece in some))} {name}" for name, some in parts)
-        refused = [*_all_refused(trace, said)]
+        tokens = (token for piece in said for token in range(piece.first, piece.after))
+        refused = [_refused(trace, token, one) for token in tokens for one in trace.place(token).refused]
         steps = str(step) if step == last else f"{step} to {last}"
         yield f"{steps}: {line}" + (f"; refused: {'; '.join(refused)}" if refused else "")
-
-
-def _all_refused(trace: Trace, pieces: Sequence[Piece]) -> Iterator[str]:
-    for piece in pieces:
-        for token in range(piece.first, piece.after):
-            yield from (_refused(trace, token, one) for one in trace.place(token).refused)

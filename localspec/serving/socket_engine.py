@@ -259,7 +259,9 @@ class SocketEngine:
                         session.end(event.statistics)
                     elif isinstance(event, Text):
                         seen.append(event)
-                        self._take_figures(line, seen)
+                        if "figures" in line:
+                            now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
+                            session.so_far, session.memory = now, now.memory
                     yield event
             raise NoServer("The server is gone.")
         except (KeyError, TypeError, ValueError):
@@ -270,11 +272,6 @@ class SocketEngine:
         finally:
             answer.close()
             self._replying = False
-
-    def _take_figures(self, line: Mapping[str, Any], seen: Sequence[Text]) -> None:
-        if "figures" in line:
-            self.session.so_far = now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
-            self.session.memory = now.memory
 
     def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
         """Stop the reply on the server, and count only the tokens that arrived here."""

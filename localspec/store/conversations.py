@@ -8,7 +8,6 @@ from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 from localspec.outside_files import parse_json
-from localspec.store.cleaning import without_triggers
 from localspec.store.titles import cut, title_of
 from localspec.store.values import moment, text
 from localspec.text import one_line
@@ -70,13 +69,6 @@ def make_conversations(connection: sqlite3.Connection) -> None:
         """CREATE TRIGGER turn_said AFTER INSERT ON turn BEGIN
             UPDATE conversation SET newest = new.id WHERE id = new.conversation AND newest < new.id; END"""
     )
-
-
-def delete_all_turns(connection: sqlite3.Connection) -> None:
-    """Delete every turn and the whole search index, each table at once."""
-    with without_triggers(connection, "turn"):
-        connection.execute("DELETE FROM turn")
-    connection.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
 
 
 # One statement for each independent table.

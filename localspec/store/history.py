@@ -17,13 +17,13 @@ from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.quantities import counted
+from localspec.store.cleaning import without_triggers
 from localspec.store.conversations import (
     ConversationInfo,
     Found,
     Saved,
     Source,
     Turn,
-    delete_all_turns,
     figures_from,
     info_from,
     info_of,
@@ -395,7 +395,7 @@ class History:
             if everything:
                 connection.execute("DELETE FROM conversation WHERE id NOT IN (SELECT conversation FROM turn)")
             if connection.execute("SELECT 1 FROM conversation LIMIT 1").fetchone() is None:
-                delete_all_turns(connection)
+                _delete_all_turns(connection)
             elif everything:
                 connection.execute("DELETE FROM turn WHERE conversation NOT IN (SELECT id FROM conversation)")
             else:
@@ -408,6 +408,13 @@ class History:
     def unfinished(self) -> str:
         """A sentence about deleted text that the next start overwrites; empty if there is none."""
         return self._database.unfinished
+
+
+def _delete_all_turns(connection: sqlite3.Connection) -> None:
+    """Delete every turn and the whole search index, each table at once."""
+    with without_triggers(connection, "turn"):
+        connection.execute("DELETE FROM turn")
+    connection.execute("INSERT INTO trigram (trigram) VALUES ('delete-all')")
 
 
 def _storable(text: str) -> str:

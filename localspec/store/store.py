@@ -1,25 +1,46 @@
 """The data saved between sessions, in one file: phrases, measurements, conversations, unsent prompts."""
 
+import json
+import math
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from localspec.environment import home
+from localspec.outside_files import parse_json
 from localspec.paths import Paths
-from localspec.store import cleaning, conversations, drafts, history, measurements, phrases
+from localspec.store import cleaning, conversations, drafts, history, phrases
 from localspec.store.database import Database, StoreTrouble
 from localspec.store.opening import Schema
 from localspec.store.phrases import PoolNames
 from localspec.store.salvage import carry_over
 
+MEASUREMENTS = 200  # of this machine that stay
+_LARGEST = 1e30  # no figure of a machine is as large
+
+
+def make_measurements(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        """CREATE TABLE measurement (
+            name TEXT NOT NULL, subject TEXT NOT NULL, value TEXT NOT NULL, taken REAL NOT NULL,
+            PRIMARY KEY (name, subject))"""
+    )
+
+
+MEASUREMENT_PROBES = ("SELECT name, subject, value, taken FROM measurement LIMIT 1",)
+# By rowid, which replacing renews: a clock that was set back must not drop the newest one.
+BOUND_MEASUREMENTS = f"""DELETE FROM measurement WHERE rowid IN
+    (SELECT rowid FROM measurement ORDER BY rowid DESC LIMIT -1 OFFSET {MEASUREMENTS})"""
+
 
 def make_tables(connection: sqlite3.Connection) -> None:
     """Make all tables of the first release."""
     phrases.make_pools(connection)
-    measurements.make_measurements(connection)
+    make_measurements(connection)
     conversations.make_conversations(connection)
     drafts.make_drafts(connection)
     cleaning.make_deletions(connection)
@@ -27,7 +48,52 @@ def make_tables(connection: sqlite3.Connection) -> None:
 
 FIRST = 12  # the version of the first release
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [make_tables]  # only ever append
-PROBES = (*phrases.PROBES, *measurements.PROBES, *conversations.PROBES, *drafts.PROBES, *cleaning.PROBES)
+PROBES = (*phrases.PROBES, *MEASUREMENT_PROBES, *conversations.PROBES, *drafts.PROBES, *cleaning.PROBES)
+
+
+class StoredMeasurements:
+    """Measurements of this machine, as JSON values by name and subject. They can be repeated if they are lost."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def recall(self, name: str, subject: str) -> Any | None:
+        """Return the value that `remember` saved; None if there is none or it cannot be read, since it can be measured
+        again.
+
+        `name` is what was measured, and `subject` everything that the value depends on.
+        """
+        query = "SELECT value FROM measurement WHERE name = ? AND subject = ?"
+        try:
+            row = self._database.read(lambda connection: connection.execute(query, (name, subject)).fetchone())
+            value = None if row is None else parse_json(row[0])
+            return value if _is_measured(value) else None
+        except (StoreTrouble, ValueError, TypeError):
+            return None
+
+    def remember(self, name: str, subject: str, value: Any) -> None:
+        """Save a measurement, a JSON value. It replaces an older one with the same name and subject.
+
+        At most 200 measurements stay; the oldest are dropped first. Raises StoreTrouble if it cannot be saved.
+        """
+        row = (name, subject, json.dumps(value), time.time())
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute(
+                "INSERT OR REPLACE INTO measurement (name, subject, value, taken) VALUES (?, ?, ?, ?)", row
+            )
+            connection.execute(BOUND_MEASUREMENTS)
+
+        self._database.save(write)
+
+
+def _is_measured(value: object) -> bool:
+    """Return whether all numbers in a JSON value are finite and not implausibly large."""
+    if isinstance(value, dict):
+        return all(map(_is_measured, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_measured, value))
+    return not isinstance(value, int | float) or (math.isfinite(value) and abs(value) < _LARGEST)
 
 
 class Store:
@@ -47,7 +113,7 @@ class Store:
         self.history = history.History(database)
         self.drafts = drafts.Drafts(database)
         self.phrases = phrases.Phrases(database, notice, limit, known)
-        self.measurements = measurements.StoredMeasurements(database)
+        self.measurements = StoredMeasurements(database)
         self._database = database
 
     @classmethod

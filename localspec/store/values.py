@@ -6,7 +6,6 @@ An invalid value, whichever program wrote it, is replaced by a default and raise
 import math
 
 _LATEST = 253_000_000_000.0  # seconds since 1970: the year 9987, after which calendars end
-_LARGEST = 1e30  # no figure of a machine is as large
 
 
 def text(value: object) -> str:
@@ -25,12 +24,3 @@ def moment(value: object) -> float:
 def count(value: object) -> int:
     """Return a count; 0 for an invalid one."""
     return value if isinstance(value, int) and value >= 0 else 0
-
-
-def is_measured(value: object) -> bool:
-    """Return whether all numbers in a JSON value are finite and not implausibly large."""
-    if isinstance(value, dict):
-        return all(map(is_measured, value.values()))
-    if isinstance(value, list):
-        return all(map(is_measured, value))
-    return not isinstance(value, int | float) or (math.isfinite(value) and abs(value) < _LARGEST)

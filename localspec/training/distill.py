@@ -15,7 +15,7 @@ from typing import Any
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.messages import Message
 from localspec.outside_files import DATA_LIMIT, parse_json, read_bytes
-from localspec.training.answering import BatchAnswerer, GenerationSettings, Reply
+from localspec.training.answering import BatchAnswerer, GenerationSettings
 from localspec.training.examples import Question
 
 PROBE = 16  # tokens that are generated to estimate the duration
@@ -40,13 +40,6 @@ class _Dialogue:
     messages: list[Message]
     following: list[str]
     finished: bool = True
-
-    def take(self, reply: Reply, text: str) -> None:
-        self.messages.append({"role": "assistant", "content": text})
-        self.finished = reply.finished
-
-    def ask_next(self) -> None:
-        self.messages.append({"role": "user", "content": self.following.pop(0)})
 
 
 class Distiller:
@@ -118,7 +111,8 @@ class Distiller:
                 [dialogue.messages for dialogue in waiting], self._generation, f"{index} {turn}" if turn else f"{index}"
             )
             for dialogue, reply in zip(waiting, replies, strict=True):
-                dialogue.take(reply, self._model.decode(reply.tokens))
+                dialogue.messages.append({"role": "assistant", "content": self._model.decode(reply.tokens)})
+                dialogue.finished = reply.finished
             waiting, turn = [dialogue for dialogue in waiting if self._goes_on(dialogue)], turn + 1
         return found
 
@@ -126,7 +120,7 @@ class Distiller:
         """Add the next prompt, if there is one. Return whether there is one and room for a reply."""
         if not dialogue.following:
             return False
-        dialogue.ask_next()
+        dialogue.messages.append({"role": "user", "content": dialogue.following.pop(0)})
         if self._has_room(len(self._model.encode(dialogue.messages))):
             return True
         dialogue.messages.pop()

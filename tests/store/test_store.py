@@ -16,7 +16,6 @@ from database_files import answers, damage_leaves, integrity, killed_lives, only
 from each import each
 from golden import matching
 
-from localspec.store import measurements as measurements_module
 from localspec.store import opening
 from localspec.store import phrases as phrases_module
 from localspec.store import store as store_module
@@ -248,17 +247,15 @@ def test_measurements_are_found_by_name_and_subject_and_the_newest_counts(path: 
 
 
 def test_so_many_measurements_stay_whatever_the_clock_says(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        measurements_module, "BOUND_MEASUREMENTS", measurements_module.BOUND_MEASUREMENTS.replace("200", "5")
-    )
+    monkeypatch.setattr(store_module, "BOUND_MEASUREMENTS", store_module.BOUND_MEASUREMENTS.replace("200", "5"))
     seconds = iter(range(1000, 0, -1))
-    monkeypatch.setattr(measurements_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
+    monkeypatch.setattr(store_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
     for number in range(5):
         store.measurements.remember("costs", str(number), number)
     store.measurements.remember("costs", "0", "again")
     store.measurements.remember("costs", "5", 5)
     assert [store.measurements.recall("costs", str(number)) for number in range(6)] == ["again", None, 2, 3, 4, 5]
-    assert measurements_module.MEASUREMENTS == 200
+    assert store_module.MEASUREMENTS == 200
 
 
 @each("damaged", ["", "{", "[1,", "\x00", b"\xff\xfe\xfd", "[" * 100_000, None])

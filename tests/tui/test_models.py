@@ -17,7 +17,7 @@ from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Prefill
 from localspec.models import registry
 from localspec.store.store import Store
-from localspec_tui.screens import searched
+from localspec_tui.screens import dialogs
 from localspec_tui.screens.models import ModelsScreen
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.keys_panel import KeysFooter
@@ -281,7 +281,7 @@ async def test_what_is_looked_for_comes_back_to_a_screen_that_is_leaving(chat, m
             await asyncio.sleep(0.3)  # the result is on its way
 
     monkeypatch.setattr(model_list, "this_machine", look)
-    monkeypatch.setattr(searched, "KeysFooter", SlowFooter)
+    monkeypatch.setattr(dialogs, "KeysFooter", SlowFooter)
     async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: len(lines(talk)) == 5)

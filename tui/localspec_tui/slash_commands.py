@@ -12,12 +12,6 @@ if TYPE_CHECKING:
     from localspec_tui.screens.chat import ChatScreen
 
 
-async def obey(chat: "ChatScreen", name: str, rest: str) -> None:
-    """Run a slash command. Raises UsageMistake for an invalid argument `rest`, and LocalspecError."""
-    if (doing := COMMANDS[name](chat, rest)) is not None:
-        await doing
-
-
 async def _resume(chat: "ChatScreen", number: str) -> None:
     if not number:
         chat.action_conversations()

@@ -37,7 +37,7 @@ from localspec_tui.widgets.status_line import AttachedLine, BelowLine, LiveLine,
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
-    from localspec_tui.screens.download import DownloadScreen
+    from localspec_tui.screens.models import DownloadScreen
 
 DRAFT_SECONDS = 1.0  # of typing that may be lost if the process is killed
 KEYS: list[BindingType] = [
@@ -73,7 +73,7 @@ KEYS: list[BindingType] = [
 
 
 def _download_screen(model: str) -> "DownloadScreen":
-    from localspec_tui.screens.download import DownloadScreen  # after the first paint
+    from localspec_tui.screens.models import DownloadScreen  # after the first paint
 
     return DownloadScreen(model)
 
@@ -147,7 +147,8 @@ class ChatScreen(StableLayout, Screen[None]):
         try:
             line = read(sent.text)
             if line.command:
-                await slash_commands.obey(self, *line)
+                if (doing := slash_commands.COMMANDS[line.command](self, line.rest)) is not None:
+                    await doing
             else:
                 prompt = await self.turns.read(line.rest)
         except LocalspecError as mistake:
