@@ -188,7 +188,8 @@ class Conversation:
     @property
     def lasts(self) -> bool:
         """Return whether the conversation can be continued after this process has ended."""
-        return self._history is not None and self._history.lasts and self.id is not None and bool(self.turns)
+        saved = self._history is not None and self._history.database.path is not None
+        return saved and self.id is not None and bool(self.turns)
 
     @property
     def unsaved(self) -> int:
@@ -209,7 +210,7 @@ class Conversation:
 
     @property
     def _lost(self) -> str:
-        return "" if self._history is None else self._history.why_lost
+        return "" if self._history is None else self._history.database.why_lost
 
     @property
     def tokens(self) -> int:
@@ -395,7 +396,7 @@ class Conversation:
         """Try again to save the unsaved turns before the user leaves the conversation."""
         if self._history is not None and self.unsaved:
             try:
-                self._history.reach_file()
+                self._history.database.reach_file()
                 self._keep_rest(self._history)
                 self._report_saved()
             except StoreTrouble as trouble:

@@ -161,8 +161,8 @@ def rm(
         # The copied text may come from any conversation, so it is deleted as well.
         also = ", and the text that was copied last" if remove_copied(copied) else ""
         typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
-        if store.history.unfinished:
-            tell(f"localspec: {store.history.unfinished}")
+        if store.unfinished:
+            tell(f"localspec: {store.unfinished}")
         if store.phrases.any_phrase():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
 

@@ -109,8 +109,8 @@ def clear(
         chosen = [None] if model is None else [pool.pool for pool in pools]
         removed = sum(store.phrases.forget(pool, conversation=conversation) for pool in chosen)
         typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
-        if store.phrases.unfinished:
-            tell(f"localspec: {store.phrases.unfinished}")
+        if store.unfinished:
+            tell(f"localspec: {store.unfinished}")
 
 
 @app.command()

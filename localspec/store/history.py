@@ -115,34 +115,19 @@ class WentOn(LocalspecError):
 class History:
     """The conversations in a database. It may be used from any thread; every call may raise StoreTrouble.
 
-    `presence` says which conversation is open here, and whether another window also has it open. Characters that SQLite
-    cannot store or would stop at are replaced: lone surrogates and NUL.
+    `database` says whether they last, and `presence` which conversation is open here, and whether another window also
+    has it open. Characters that SQLite cannot store or would stop at are replaced: lone surrogates and NUL.
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        self.database = database
         self.presence = Presence(database.path)
-
-    @property
-    def lasts(self) -> bool:
-        """Whether conversations are saved in a file. In memory they are lost when the process ends."""
-        return self._database.path is not None
-
-    @property
-    def why_lost(self) -> str:
-        """A sentence that says why conversations will be lost, if no file could be used at the start; otherwise
-        empty."""
-        return self._database.why_lost
-
-    def reach_file(self) -> None:
-        """Try again to use the file, if it could not be used."""
-        self._database.reach_file()
 
     @property
     def ever_saved(self) -> bool:
         """Return whether a conversation was ever saved in this file, even if it was deleted later."""
         query = "SELECT count(*) FROM sqlite_sequence WHERE name = 'conversation' AND seq > 0"
-        return bool(self._database.read(lambda connection: connection.execute(query).fetchone()[0]))
+        return bool(self.database.read(lambda connection: connection.execute(query).fetchone()[0]))
 
     def say(
         self,
@@ -187,7 +172,7 @@ class History:
             insert = "INSERT INTO turn (conversation, prompt, asked, reply, figures) VALUES (?, ?, ?, '', '{}')"
             return number, _made(connection.execute(insert, (number, *first)))
 
-        return self._database.save(write)
+        return self.database.save(write)
 
     def branch(
         self, origin: int, turns: Sequence[Turn], *, model: str, system: str | None, source: Source = "chat"
@@ -225,7 +210,7 @@ class History:
                 VALUES (?, ?, ?, ?, ?, ?, ?)"""
             return number, [_made(connection.execute(insert, (number, *row))) for row in rows]
 
-        return self._database.save(copy)
+        return self.database.save(copy)
 
     def rename(self, conversation: int, title: str) -> bool:
         """Set the title of a conversation.
@@ -240,7 +225,7 @@ class History:
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
         update = f"UPDATE conversation SET {column} = ? WHERE id = ?"
-        return self._database.save(lambda connection: connection.execute(update, (value, conversation)).rowcount > 0)
+        return self.database.save(lambda connection: connection.execute(update, (value, conversation)).rowcount > 0)
 
     def write(
         self,
@@ -262,7 +247,7 @@ class History:
                 connection.execute(query, (time.time(), turn))
             return True
 
-        return self._database.save(update)
+        return self.database.save(update)
 
     def conversations(
         self, limit: int | None = None, among: Callable[[ConversationInfo], bool] = lambda info: True
@@ -275,7 +260,7 @@ class History:
                 infos = (info for info in found if info is not None and among(info))
                 return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
 
-        return self._database.at_once(find)
+        return self.database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
         """Return the first turns in which the conversations of each pair differ; None if one has no more turns.
@@ -286,7 +271,7 @@ class History:
         def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
             return {pair: parting for pair in pairs if (parting := parting_of(connection, *pair)) is not None}
 
-        return self._database.at_once(find)
+        return self.database.at_once(find)
 
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
         """Return the conversations last used before a time in seconds since 1970.
@@ -297,7 +282,7 @@ class History:
 
     def info(self, conversation: int) -> ConversationInfo | None:
         """Return a conversation without its turns; None if there is none of that id."""
-        return self._database.at_once(lambda connection: info_of(connection, conversation))
+        return self.database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
         """Return the most recently used conversation for which `among` holds."""
@@ -309,7 +294,7 @@ class History:
         if not 0 < conversation < 2**63:  # SQLite takes no larger number
             return None
 
-        rows = self._database.read(lambda connection: connection.execute(WHOLE, (conversation,)).fetchall())
+        rows = self.database.read(lambda connection: connection.execute(WHOLE, (conversation,)).fetchall())
         if not rows:
             return None
         model, system, created, used, title, branch_of, source = rows[0][7:]
@@ -353,7 +338,7 @@ class History:
             newest = sorted(found.values(), key=lambda one: -one.turn)
             return newest[:limit]
 
-        return self._database.at_once(find) if wanted else []
+        return self.database.at_once(find) if wanted else []
 
     def prompts(self, limit: int) -> list[str]:
         """Return the newest distinct prompts as they were typed, newest first."""
@@ -367,7 +352,7 @@ class History:
                     found[Turn(0, text(prompt), "", None, figures_from(figures)).typed] = None
             return list(found)
 
-        return self._database.at_once(find)
+        return self.database.at_once(find)
 
     def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
         """Delete these conversations, and their bytes in the files. Return how many there were.
@@ -376,7 +361,7 @@ class History:
         StoreTrouble; its sentence says what was deleted and what is still to do.
         """
         removed = self._delete(conversations, everything)
-        self._database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")
+        self.database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")
         return removed
 
     def take_back(self, conversation: int) -> None:
@@ -402,12 +387,7 @@ class History:
                 connection.executemany("DELETE FROM turn WHERE conversation = ?", numbers)
             return removed
 
-        return self._database.delete(delete) if numbers or everything else 0
-
-    @property
-    def unfinished(self) -> str:
-        """A sentence about deleted text that the next start overwrites; empty if there is none."""
-        return self._database.unfinished
+        return self.database.delete(delete) if numbers or everything else 0
 
 
 def _delete_all_turns(connection: sqlite3.Connection) -> None:

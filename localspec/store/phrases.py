@@ -321,11 +321,6 @@ class Phrases:
         self._database.overwrite_deleted(f"{counted(removed, 'phrase')} removed")
         return removed
 
-    @property
-    def unfinished(self) -> str:
-        """A sentence about deleted text that the next start overwrites; empty if there is none."""
-        return self._database.unfinished
-
 
 def _delete_all(connection: sqlite3.Connection) -> int:
     """Delete every phrase, and return their number. SQLite overwrites all pages of an emptied table at once."""

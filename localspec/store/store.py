@@ -165,6 +165,11 @@ class Store:
         """Whether phrases can be used but not saved."""
         return self._database.read_only
 
+    @property
+    def unfinished(self) -> str:
+        """A sentence about deleted text that the next start overwrites; empty if there is none."""
+        return self._database.unfinished
+
 
 @contextmanager
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:

@@ -124,14 +124,14 @@ def test_a_large_file_is_overwritten_at_the_next_start(path: Path, monkeypatch: 
     with Store.open(path, pytest.fail) as store:
         kept = says(store.history, random.Random(4))
         gone = talk(store.history, random.Random(4))
-        assert store.history.unfinished == ""
+        assert store.unfinished == ""
         assert store.history.remove([gone]) == 1
-        assert store.history.unfinished.endswith(wording("is_overwritten_at_the_next_start"))
+        assert store.unfinished.endswith(wording("is_overwritten_at_the_next_start"))
         with Store.open(path, notices.append) as another:  # views of every process are without it at once
             assert [info.id for info in another.history.conversations()] == [kept]
             assert another.history.search(MARKER[:3]) == [] and marks(store) == 0
         assert notices == [matched for matched in notices if wording("is_overwritten_now") in matched] != []
-        assert traces(path) == set() and store.history.unfinished == ""
+        assert traces(path) == set() and store.unfinished == ""
 
 
 def test_a_large_file_waits_for_room(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

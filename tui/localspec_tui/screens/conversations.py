@@ -242,7 +242,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             removed = await asyncio.to_thread(self._history.remove, conversations)
             await asyncio.to_thread(remove_copied, Paths(environment.home()).copied)  # it may come from any of them
             stay = await asyncio.to_thread(self._chat.phrases_are_saved)
-            later = await asyncio.to_thread(lambda: self._history.unfinished)
+            later = await asyncio.to_thread(lambda: self._history.database.unfinished)
         except LocalspecError as error:
             await self._list_again(str(error))
             return
