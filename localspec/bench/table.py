@@ -7,7 +7,7 @@ from typing import Any
 from localspec.events import possible
 from localspec.marks import bar, no_room
 from localspec.models.drafter_kinds import kind_of
-from localspec.quantities import precision_in_words, speedup
+from localspec.quantities import counted, precision_in_words, speedup
 from localspec.text import one_line, shortened
 
 WIDTH = 100
@@ -154,15 +154,11 @@ def _form(row: dict[str, Any]) -> str:
 def _hyperparameters(row: dict[str, Any]) -> str:
     chosen, parts = row["hyperparameters"], []
     if row["nodes"] == "auto":
-        parts.append(f"drafts of {_count(chosen['draft'], 'token')}")
+        parts.append(f"drafts of {counted(chosen['draft'], 'token')}")
     if kind_of(row["drafter"]).has_phrases:
-        parts.append(f"{_count(chosen['phrases'], 'phrase')} of {chosen['phrase']} tokens")
-        parts.append(f"a window of {_count(chosen['window'], 'column')}" if chosen["window"] else "no window")
+        parts.append(f"{counted(chosen['phrases'], 'phrase')} of {chosen['phrase']} tokens")
+        parts.append(f"a window of {counted(chosen['window'], 'column')}" if chosen["window"] else "no window")
     return "".join(f", {part}" for part in parts)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _row(row: dict[str, Any]) -> list[str]:

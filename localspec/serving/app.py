@@ -27,7 +27,7 @@ from localspec.serving.guard import BadBody, is_socket, refuse
 from localspec.serving.loaded import model_named, models_here
 from localspec.serving.over_socket import SIGN_SECONDS as LINE_SECONDS
 from localspec.serving.replies import ReplyForm, broken_off, error
-from localspec.serving.room import Answer, CommandLine, Ended, EngineRoom, Mailbox, StartedReply, Ticket, TooMany
+from localspec.serving.room import Answer, Ended, EngineRoom, Mailbox, StartedReply, Ticket, TooMany
 from localspec.serving.socket_requests import OpenRequest, ReplyRequest
 
 SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
@@ -367,8 +367,8 @@ def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 def _command_line(answer: Answer) -> tuple[bytes, bool]:
     """Return the line for an answer to one of the user's own commands, and whether it is the last line."""
-    if isinstance(answer, CommandLine):  # the last of a reply, or everything about an engine
-        return _line(answer.value), bool(answer.value.keys() & {"kept", "server"})
+    if isinstance(answer, dict):  # the last of a reply, or everything about an engine
+        return _line(answer), bool(answer.keys() & {"kept", "server"})
     if isinstance(answer, Exception):
         known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")
         return _line({"error": [type(known).__name__, str(known)]}), True

@@ -143,14 +143,7 @@ class Ended:
     figures: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """A line of the answer to one of the user's own commands."""
-
-    value: Mapping[str, Any]
-
-
-Answer = StartedReply | Text | Ended | CommandLine | Exception
+Answer = StartedReply | Text | Ended | dict[str, Any] | Exception  # a dict is a line for one of the user's own commands
 
 
 @dataclass(frozen=True)
@@ -255,7 +248,7 @@ class EngineRoom(threading.Thread):
                 case OpenRequest() as request:
                     if self._idle is not None:
                         self._idle = max(self._idle, request.keep or 0.0)
-                    ticket.deliver(CommandLine(request.answer(models, self._settings)))
+                    ticket.deliver(request.answer(models, self._settings))
                 case ReplyRequest() as request:
                     self._reply_to_command(models, ticket, request)
                 case request:
@@ -277,7 +270,7 @@ class EngineRoom(threading.Thread):
         loaded.new_notices.clear()
         try:
             with closing(request.events(engine)) as events:
-                ticket.deliver(CommandLine({"engine": form(engine, request.rule)}))
+                ticket.deliver({"engine": form(engine, request.rule)})
                 for event in events:
                     began = True
                     if ticket.disconnected.is_set() or ticket.stopped.is_set():
@@ -285,8 +278,8 @@ class EngineRoom(threading.Thread):
                     if self._leaving.is_set():
                         raise LocalspecError(STOPPED)
                     for sentence in loaded.news():
-                        ticket.deliver(CommandLine({"notice": sentence}))
-                    ticket.deliver(CommandLine(telling.of(event)))
+                        ticket.deliver({"notice": sentence})
+                    ticket.deliver(telling.of(event))
                     if isinstance(event, Done):
                         self.metrics.count(event.statistics)
                         break
@@ -299,9 +292,9 @@ class EngineRoom(threading.Thread):
             engine.conversation = None
         loaded.touch()
         for sentence in loaded.news():
-            ticket.deliver(CommandLine({"notice": sentence}))
+            ticket.deliver({"notice": sentence})
         found = engine.session.statistics if began else None  # otherwise those of another reply
-        ticket.deliver(CommandLine({"kept": None if found is None else asdict(found)}))
+        ticket.deliver({"kept": None if found is None else asdict(found)})
 
     def _reply(self, models: LoadedModels, ticket: Ticket, request: ClientRequest) -> None:
         loaded = models.get(request.model)

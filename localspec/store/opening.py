@@ -1,6 +1,7 @@
 """Opens the database's file: makes, migrates and checks it, and sets it aside if it is damaged."""
 
 import contextlib
+import math
 import os
 import shlex
 import sqlite3
@@ -332,22 +333,18 @@ def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
 
 
 def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
-    try:
-        lock.execute("BEGIN EXCLUSIVE")
-        return
-    except sqlite3.OperationalError as error:
-        if notice is None or code_of(error) != sqlite3.SQLITE_BUSY:
-            raise
-    notice(f"Another localspec process is rewriting {path}; waiting for it.")
-    lock.execute("PRAGMA busy_timeout = 1000").fetchone()  # Ctrl+C takes effect between two attempts
-    deadline = time.monotonic() + PATIENCE
+    deadline = 0.0  # once the wait was reported
     while True:
         try:
             lock.execute("BEGIN EXCLUSIVE")
             return
         except sqlite3.OperationalError as error:
-            if code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if notice is None or code_of(error) != sqlite3.SQLITE_BUSY or time.monotonic() > (deadline or math.inf):
                 raise
+        if not deadline:
+            notice(f"Another localspec process is rewriting {path}; waiting for it.")
+            lock.execute("PRAGMA busy_timeout = 1000").fetchone()  # Ctrl+C takes effect between two attempts
+            deadline = time.monotonic() + PATIENCE
 
 
 def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path) -> Path:

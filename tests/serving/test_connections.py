@@ -23,7 +23,7 @@ from localspec.serving import app, listen, over_socket
 from localspec.serving.app import Serving
 from localspec.serving.listen import Connection, connections_of_others, private_socket
 from localspec.serving.over_socket import NoServer, lines
-from localspec.serving.room import CommandLine, EngineRoom, Mailbox, Ticket
+from localspec.serving.room import EngineRoom, Mailbox, Ticket
 
 if sys.platform == "win32":
     pytest.skip("no sockets of the file system", allow_module_level=True)
@@ -119,11 +119,11 @@ def test_who_waits_for_a_turn_is_given_signs_of_life(monkeypatch):
         box, ticket = Mailbox(left), Ticket(None, "", 0, None)
         said = Serving(EngineRoom(Settings(), None), None)._lines(ticket, box, 3, left)
         found = [json.loads(await anext(said)) for _ in range(3)]
-        box.deliver(CommandLine({"engine": "e"}))
+        box.deliver({"engine": "e"})
         while "engine" not in found[-1]:
             found.append(json.loads(await anext(said)))
         found.append(json.loads(await anext(said)))
-        box.deliver(CommandLine({"kept": None}))
+        box.deliver({"kept": None})
         found += [json.loads(line) async for line in said]
         assert found[:3] == [{"ahead": 3}] * 3 and {"ahead": 0} in found and found[-1] == {"kept": None}
 

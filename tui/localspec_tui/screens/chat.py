@@ -17,13 +17,12 @@ from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
 from localspec_tui.block_view import BlockView
 from localspec_tui.clipboard import CodeCopies
-from localspec_tui.draft import UnsentText
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.dialogs import StableLayout
 from localspec_tui.screens.model_choice import ConversationChoice, ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
-from localspec_tui.turns import Outbox, Turns
+from localspec_tui.turns import Outbox, Turns, UnsentText
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import Finder, FindLine

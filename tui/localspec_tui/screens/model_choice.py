@@ -9,9 +9,8 @@ from textual.screen import Screen
 
 from localspec.errors import UsageMistake
 from localspec_tui import keymap, messages
-from localspec_tui.draft import UnsentText
 from localspec_tui.engine_thread import EngineThread
-from localspec_tui.turns import Outbox, Turns
+from localspec_tui.turns import Outbox, Turns, UnsentText
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.status_line import TopLine
 

@@ -13,7 +13,7 @@ from textual.widget import Widget
 from localspec.chat.attachments import is_long
 from localspec.chat.figures import Figures
 from localspec.chat.wording import context_share, gain, tokens_a_step
-from localspec.quantities import short_pace
+from localspec.quantities import counted, short_pace
 from localspec.store.titles import title_of
 from localspec.text import one_line
 from localspec_tui import keymap
@@ -236,7 +236,7 @@ class BelowLine(Widget):
 
     def render(self) -> Content:
         key = keymap.key(self.app, "chat.end")
-        return Content(f"↓ {self._lines:,} new line{'' if self._lines == 1 else 's'} ({key})")
+        return Content(f"↓ {counted(self._lines, 'new line')} ({key})")
 
     async def on_click(self) -> None:
         await self.run_action("screen.end")
