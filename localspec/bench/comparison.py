@@ -53,76 +53,63 @@ def bench(
         # A separate store, because costs are measured once and not for every engine; it has no phrases.
         load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress), measured=True)
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
-        return _compare(rows, prompts, max_tokens, repeat, settings, load, paired, progress)
-
-
-def _compare(
-    rows: Sequence[ComparedRow],
-    prompts: Sequence[BenchPrompt],
-    max_tokens: int,
-    repeat: int,
-    settings: Settings,
-    load: Callable[..., Engine],
-    paired: Callable[..., Engine],
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    progress(f"loading {rows[0].choice.target.name}")
-    engine = load(rows[0].choice)
-    target, choice, sampling, limits = engine.target, engine.choice, engine.sampling(settings), Limits(max_tokens)
-    lengths = {prompt.text: len(target.encode(message(prompt.text))) + max_tokens for prompt in prompts}
-    fitting = [prompt for prompt in prompts if lengths[prompt.text] <= target.context]
-    if not fitting:
-        raise UsageMistake(
-            f"No prompt leaves room for {max_tokens} tokens in a context of {target.context}; "
-            "ask for fewer --max-tokens."
-        )
-    texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
-    firsts = _firsts(load, paired, [row.choice for row in rows], engine)
-    engines = [partial(load, row.choice, share_with=first) for row, first in zip(rows, firsts, strict=True)]
-    exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
-    rules = [replace(sampling, rule=row.accept) for row in rows]
-    timer, load_by_others = RowTimer(target), hardware.OthersLoad()
-    replies = run_rows(engines, texts, rules, limits, repeat, progress, timer, engine.hold_threads)
-    others, costs = load_by_others(), timer.costs()
-    bandwidth = hardware.memory_bandwidth(choice.device)
-    return {
-        "machine": {
-            "versions": hardware.versions(choice.device),
-            "cores": hardware.physical_cores(),
-            "memory": psutil.virtual_memory().total,
-            "bandwidth": round(bandwidth),
-            "others": round(others, 2),  # cores that other programs used
-        },
-        "model": choice.target.name,
-        "revision": engine.revision,
-        "device": choice.device,
-        "engine": choice.engine,
-        "dtype": choice.dtype,
-        "quantize": choice.quantize,
-        "bits_per_weight": round(choice.bits, 3) or None,
-        "exactness": max(exactness),  # the weaker of the two
-        "prompts": len(fitting),
-        "left_out": len(prompts) - len(fitting),
-        "repeat": repeat,
-        "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "seed": sampling.seed,
-        "pool": "off",
-        "rows": [
-            {
-                "drafter": row.choice.drafter,
-                "nodes": row.nodes,
-                "accept": row.accept,
-                "exactness": promise,
-                **_paired(first),
-                **figures.of_row(
-                    ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
-                ),
-            }
-            for row, first, promise, ours in zip(rows, firsts, exactness, replies, strict=True)
-        ],
-        "peers": [],  # measured by research/compare_peers.py; the key stays for readers of reports
-    }
+        progress(f"loading {rows[0].choice.target.name}")
+        engine = load(rows[0].choice)
+        target, choice, sampling, limits = engine.target, engine.choice, engine.sampling(settings), Limits(max_tokens)
+        lengths = {prompt.text: len(target.encode(message(prompt.text))) + max_tokens for prompt in prompts}
+        fitting = [prompt for prompt in prompts if lengths[prompt.text] <= target.context]
+        if not fitting:
+            raise UsageMistake(
+                f"No prompt leaves room for {max_tokens} tokens in a context of {target.context}; "
+                "ask for fewer --max-tokens."
+            )
+        texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
+        firsts = _firsts(load, paired, [row.choice for row in rows], engine)
+        engines = [partial(load, row.choice, share_with=first) for row, first in zip(rows, firsts, strict=True)]
+        exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
+        rules = [replace(sampling, rule=row.accept) for row in rows]
+        timer, load_by_others = RowTimer(target), hardware.OthersLoad()
+        replies = run_rows(engines, texts, rules, limits, repeat, progress, timer, engine.hold_threads)
+        others, costs = load_by_others(), timer.costs()
+        bandwidth = hardware.memory_bandwidth(choice.device)
+        return {
+            "machine": {
+                "versions": hardware.versions(choice.device),
+                "cores": hardware.physical_cores(),
+                "memory": psutil.virtual_memory().total,
+                "bandwidth": round(bandwidth),
+                "others": round(others, 2),  # cores that other programs used
+            },
+            "model": choice.target.name,
+            "revision": engine.revision,
+            "device": choice.device,
+            "engine": choice.engine,
+            "dtype": choice.dtype,
+            "quantize": choice.quantize,
+            "bits_per_weight": round(choice.bits, 3) or None,
+            "exactness": max(exactness),  # the weaker of the two
+            "prompts": len(fitting),
+            "left_out": len(prompts) - len(fitting),
+            "repeat": repeat,
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed,
+            "pool": "off",
+            "rows": [
+                {
+                    "drafter": row.choice.drafter,
+                    "nodes": row.nodes,
+                    "accept": row.accept,
+                    "exactness": promise,
+                    **_paired(first),
+                    **figures.of_row(
+                        ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
+                    ),
+                }
+                for row, first, promise, ours in zip(rows, firsts, exactness, replies, strict=True)
+            ],
+            "peers": [],  # measured by research/compare_peers.py; the key stays for readers of reports
+        }
 
 
 def _firsts(

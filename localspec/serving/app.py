@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from enum import Enum
 from http import HTTPStatus
@@ -177,11 +177,7 @@ class Serving:
     async def _of_command(self, request: Request) -> Any:
         if not is_socket(request.scope):
             raise HTTPException(HTTPStatus.NOT_FOUND)
-        body = await request.body()
-        try:
-            return await asyncio.to_thread(parse_json, body)
-        except ValueError as wrong:
-            raise RequestRefused(f"The body of the request is not JSON ({wrong}).") from None
+        return await asyncio.to_thread(_json_in, await request.body())
 
     async def _lines(
         self, ticket: Ticket, box: Mailbox[Answer], ahead: int, left: "asyncio.Future[None]"
@@ -276,12 +272,16 @@ def _unless_wrong(answer: Answer) -> Answer:
     return answer
 
 
-def _parsed(body: bytes, read: Callable[[object], ClientRequest]) -> ClientRequest:
-    """Return the request in a body of JSON. Raises RequestRefused."""
+def _json_in(body: bytes, pairs: Callable[[Sequence[tuple[str, Any]]], Any] | None = None) -> Any:
     try:
-        value = parse_json(body, without_twins)
+        return parse_json(body, pairs)
     except ValueError as wrong:
         raise RequestRefused(f"The body of the request is not JSON ({wrong}).") from None
+
+
+def _parsed(body: bytes, read: Callable[[object], ClientRequest]) -> ClientRequest:
+    """Return the request in a body of JSON. Raises RequestRefused."""
+    value = _json_in(body, without_twins)
     if not _is_text(value):
         raise RequestRefused("A text has half of a surrogate pair, which is not a character; correct its \\u escapes.")
     return read(value)
