@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual import events, work
@@ -95,9 +96,12 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         """List the models that are here at once, then add those that fit this machine, which takes a little longer."""
         note = ""
         try:
-            self._models = await asyncio.to_thread(_here, self._current)
+            found = await asyncio.to_thread(import_module, "localspec.chat.model_list")
+            self._models = await asyncio.to_thread(found.models_here, self._current)
             self._list()
-            self._models, measured = await asyncio.to_thread(_all, self._current, self._held, self._pace, self._rule)
+            self._models, measured = await asyncio.to_thread(
+                found.all_models, self._current, self._held, self._pace, self._rule
+            )
             note = "" if measured else UNMEASURED
         except LocalspecError as error:
             note = str(error)
@@ -119,8 +123,10 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         words, options = self._search.value, self._options
         before = self._at(options.highlighted)
         found = [one for one in self._models if one.matches(words)]
-        if self._models and not found and (asked := _repository(words)):
-            found = [asked]
+        if self._models and not found:
+            from localspec.chat.model_list import repository  # imported by then
+
+            found = [*filter(None, [repository(words)])]
         listed: list[Choosable | None] = []
         for place in HEADINGS:
             if of_it := [one for one in found if one.place == place]:
@@ -292,23 +298,3 @@ def _lines(planned: "Planned") -> Iterator[str]:
     yield f"Memory: {memory}." if planned.fits is not False else f"The model may not run here: {memory}."
     if planned.drafter:
         yield f"Drafter: {planned.drafter.removesuffix('.')}."
-
-
-def _here(current: "TargetCard | None") -> "Sequence[Choosable]":
-    from localspec.chat.model_list import models_here
-
-    return models_here(current)
-
-
-def _all(
-    current: "TargetCard | None", held: tuple[str, int], pace: tuple[str, ...], rule: "DrafterRule"
-) -> "tuple[Sequence[Choosable], bool]":
-    from localspec.chat.model_list import all_models
-
-    return all_models(current, held, pace, rule)
-
-
-def _repository(name: str) -> "Choosable | None":
-    from localspec.chat.model_list import repository  # imported by then
-
-    return repository(name)
