@@ -266,7 +266,8 @@ def test_what_an_engine_says_meanwhile_travels_with_the_reply():
 
     loaded = Loaded(Speaking(["One"]), 0.0, 0.0, (), heard)
     asked = ReplyRequest("demo", "", ASKED, {"temperature": 0.0}, None, (), None, "x", False, THIS, True)
-    ticket, delivered = Ticket(asked, "", 0, lambda one: delivered.append(one.value)), []
+    delivered = []
+    ticket = Ticket(asked, "", 0, delivered.append)
     EngineRoom(Settings(), None)._reply_to_command(SimpleNamespace(exactly=lambda *_: (loaded, 0.0)), ticket, asked)
     assert [one["notice"] for one in delivered if "notice" in one] == [wording("the_disk_is_full"), "Now it is broken."]
     assert "kept" in delivered[-1] and not loaded.new_notices
