@@ -16,7 +16,7 @@ from localspec.weights.checkpoint import is_packed
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer, ReplySampling
-    from localspec.families.default_sampling import DefaultSampling
+    from localspec.families.generation_config import DefaultSampling
     from localspec.models.registry import TargetCard
     from localspec.store.store import Store
 
