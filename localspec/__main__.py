@@ -4,12 +4,14 @@ import os
 import signal
 import sys
 
+from localspec import environment
 from localspec.cli.interrupt import end_at_once
 from localspec.cli.main import main
 
 
 def run() -> int:
     """Run one command, and return its exit code. After that, Ctrl+C ends the interpreter at once."""
+    environment.one_command = True
     try:
         code = main()
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -157,18 +157,19 @@ def run_rows(
     before_turn: Callable[[], None] = lambda: None,
     until: Callable[[int], bool] = lambda turns: False,
     at_most: Callable[[], float] = lambda: math.inf,
+    warm_up: Limits | None = None,
 ) -> list[list[Statistics]]:
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
     No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns an
-    upper bound of the remaining seconds. Each reply comes from a new engine, because text learned in one reply would
-    make the next one faster. After each turn the `timer` measures the costs of rows. `before_turn` runs before each
-    turn.
+    upper bound of the remaining seconds. The first reply of each row does not count and has the limits `warm_up`, or
+    else `limits`. Each reply comes from a new engine, because text learned in one reply would make the next one faster.
+    After each turn the `timer` measures the costs of rows. `before_turn` runs before each turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
         progress(f"warming up row {number} of {len(engines)}")
-        _reply(engine(), prompts[0], own, limits)
+        _reply(engine(), prompts[0], own, warm_up or limits)
     replies: list[list[Statistics]] = [[] for _ in engines]
     turns = repeat * len(prompts)
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):

@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import psutil
 import typer
 
-from localspec import marks
+from localspec import environment, marks
 from localspec.chat.start import chosen_model
 from localspec.cli import console
 from localspec.cli.interrupt import Interrupt
@@ -31,6 +32,7 @@ from localspec.models.names import full_name
 from localspec.paths import Paths, file_stem, private_files
 from localspec.quantities import speedup
 from localspec.store.store import user_store
+from localspec.training.course_state import NOTABLE
 from localspec.training.directory import Lock, refuse_course, usable
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import is_packed
@@ -51,7 +53,7 @@ BATCH, RATE = 4096, 1e-3  # if neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
 STEADY, STEADY_SECONDS = 0.1, 5.0  # share or seconds of a training after its first step, from which its pace is known
-NOTABLE = 1.5  # times as many tokens as were expected, or as few
+LONGEST_START = 60.0  # seconds that Python may take to start
 FEW = 1000  # tokens below which a share is known only to about two percent
 
 
@@ -138,7 +140,7 @@ def train(
     Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
     pays, which a bench decides.
     """
-    began = time.monotonic()
+    began = _beginning()
     if kind not in kinds("weights"):
         trainable = _trainable(settings)
         raise UsageMistake(
@@ -217,6 +219,12 @@ def train(
     return 0
 
 
+def _beginning() -> float:
+    """Return when this command began, by `time.monotonic`: with its process, if that began for it."""
+    age = time.time() - psutil.Process().create_time() if environment.one_command else 0.0
+    return time.monotonic() - (age if 0 < age < LONGEST_START else 0.0)  # the system's clock may have been set
+
+
 def _prompt_source(data: Sequence[str], more: Sequence[Path], keep_answers: bool) -> Literal["", "prompts", "history"]:
     """Return where the prompts come from: "history", the shipped "prompts", or "" if the user gave training text."""
     if more and not data:
@@ -240,7 +248,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         interrupt.wait_for_step = True
         expected = course.plan.tokens
         for seen in course.answer(lambda: interrupt.requested):
-            if seen.expected < expected / NOTABLE or seen.expected > expected * NOTABLE:
+            if seen.done >= STEADY and not expected / NOTABLE <= seen.expected <= expected * NOTABLE:
                 expected = seen.expected
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
             progress.show(
@@ -280,6 +288,11 @@ def _plan(course: "Course") -> Iterator[str]:
         yield f"continuing a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."
         return
     yield f"the plan, {_duration(3600 * plan.limit)} at most: {parts}."
+    if course.slowdown >= NOTABLE:
+        yield (
+            f"the plan expects everything to take {course.slowdown:.1f} times as long as on an idle machine, because "
+            "other programs are running."
+        )
     yield (
         f"it takes about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB in "
         f"{course.directory}; the drafter is kept if it pays."
@@ -319,7 +332,7 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
             steady = seen.step > first.step and (seen.done >= STEADY or seen.seconds - first.seconds >= STEADY_SECONDS)
             if steady and not estimated and seen.done < 1:
                 estimated = True
-                progress.notice(f"about {seen.steps} steps, {_duration(seen.left)} more.")
+                progress.notice(f"{_duration(seen.left)} more, about {seen.steps} steps in all at the present speed.")
             _show_step(progress, seen, losses)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:

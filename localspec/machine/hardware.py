@@ -52,6 +52,7 @@ def torch_build() -> TorchBuild:
     return TorchBuild(values.get("__version__", "unknown"), values.get("cuda"), values.get("hip"))
 
 
+OWN_LOAD = 0.5  # in the average of the last minute: of this process, which has just begun
 _STATISTICS = Path("/proc/stat")
 _QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # of control groups, version 2 and 1
 
@@ -149,6 +150,15 @@ class IdleCores:
         this process)."""
         own = psutil.Process().cpu_times()
         return time.monotonic(), _busy_seconds(), own.user + own.system
+
+
+def slowdown() -> float:
+    """Return how many times as long as on an idle machine this process's work takes now; at least 1.
+
+    All running programs count as equal, by the system's average of the last minute.
+    """
+    load: float = psutil.getloadavg()[0]
+    return 1 + max(load - OWN_LOAD, 0.0) / physical_cores()
 
 
 class OthersLoad:

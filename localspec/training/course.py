@@ -23,6 +23,7 @@ from localspec.config import Settings
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
+from localspec.machine import hardware
 from localspec.models import registry
 from localspec.models.messages import Message
 from localspec.nn.packing import DTYPES
@@ -31,7 +32,7 @@ from localspec.quantities import speedup
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import BatchAnswerer, GenerationSettings, answerer, answering_choice, at_once
-from localspec.training.course_state import CoursePlan, CourseState, drafter_json, read
+from localspec.training.course_state import NOTABLE, CoursePlan, CourseState, drafter_json, read
 from localspec.training.directory import ANSWERS, PLAN, Lock, has_unfinished, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, saved_replies
 from localspec.training.examples import Example, Past, Question, digest_of, read_answers, read_past
@@ -41,8 +42,8 @@ from localspec.training.prompts import held_out_prompts, shipped_questions
 from localspec.training.readings import Readings
 from localspec.training.result import report_of
 from localspec.training.trainable import PROBE_SECONDS, trainable_class
+from localspec.training.verdict import FEWEST, MOST, Verdict, judge, seconds_of
 from localspec.training.verdict import LEAST as LEAST_PROMPTS
-from localspec.training.verdict import MOST, Verdict, judge, seconds_of
 
 Source = Literal["prompts", "history"]
 HISTORY: Source = "history"
@@ -56,6 +57,7 @@ LEAST = 16  # answers, needed to learn anything
 CHUNK = 64  # prompts of all kinds that are answered together, if that is possible
 DRAWN = 0.7  # the temperature of second and further answers to the same prompts
 BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
+MOST_BENCH = 0.3  # of the time, if not even LEAST_PROMPTS fit in BENCH_SHARE of it
 LOADING = 30.0  # seconds, and measuring what rows cost
 MEASURING_SHARE = 0.05  # of the time, for each of the two measured texts
 PROBE_SHARE = 0.2  # of the time, for a probe of layers
@@ -153,7 +155,7 @@ class Course(Clock):
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._before = 0.0
-        self._state = CourseState(secrets.token_hex(8), self._identity(), seconds)
+        self._state = CourseState(secrets.token_hex(8), self._identity(), seconds, slowdown=hardware.slowdown())
         self._state.plan = asdict(self._planned())
         return self._state
 
@@ -166,6 +168,11 @@ class Course(Clock):
     def plan(self) -> CoursePlan:
         """The estimate from the beginning of the course."""
         return CoursePlan(**self._state.plan)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times as long as on an idle machine everything takes, by the plan."""
+        return self._state.slowdown
 
     @property
     def left(self) -> float:
@@ -193,10 +200,11 @@ class Course(Clock):
         speed = self._speed * at_once(self._choice)
         each, tail = self._token_seconds(1 / speed), self._tail
         least = LEAST * REPLY / speed
+        busy = " while other programs are running" if self.slowdown >= NOTABLE else ""
         if self.options.hours and least + tail > MOST_ANSWERING * self._total:
             raise UsageMistake(
                 f"--hours {self.options.hours} is too short: {LEAST} answers of {self.request.name}, training and a "
-                f"bench of {LEAST_PROMPTS} prompts take {self._least_hours(least):g} hours here; give at least that."
+                f"bench of {FEWEST} prompts take {self._least_hours(least):g} hours here{busy}; give at least that."
             )
         balanced = (self._total - tail) / (1 + each * speed)
         answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
@@ -239,9 +247,19 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """The tokens/s of one answer: the expected speed, or the speed of earlier answers if lower."""
-        known = self._choice.tokens_per_second or 1.0
-        return min(known, 1 / (self._state.each * at_once(self._choice))) if self._state.each else known
+        """The tokens/s of one answer: by the load at the beginning, or the speed of earlier answers."""
+        if self._state.each:
+            return min(self._idle_speed, 1 / (self._state.each * at_once(self._choice)))
+        return self._idle_speed / self._state.slowdown
+
+    @property
+    def _idle_speed(self) -> float:
+        return self._choice.tokens_per_second or 1.0
+
+    @property
+    def _training_seconds(self) -> float:
+        """The seconds of training per token, on a machine that is as busy as it was for the answers."""
+        return self._state.token_seconds * self._idle_speed / self._speed
 
     @property
     def _width(self) -> int:
@@ -253,7 +271,7 @@ class Course(Clock):
         If texts are read once before training, reading takes about as long as generating.
         """
         once = answered if self._job.shadow.reads_once else 0.0
-        return once + self._passes * self._state.token_seconds
+        return once + self._passes * self._training_seconds
 
     @property
     def _tail(self) -> float:
@@ -262,9 +280,13 @@ class Course(Clock):
 
     def _tail_of(self, total: float) -> float:
         """Return the seconds for everything after the training, if the course takes `total` seconds in all."""
-        bench = LOADING / 2 + seconds_of(LEAST_PROMPTS + 1, self._speed)
-        bench = max(bench, min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed)))
-        return bench + 2 * _measuring(total)
+        few, enough = self._bench(FEWEST), self._bench(LEAST_PROMPTS)
+        usual = min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed))
+        return max(few, min(enough, MOST_BENCH * total), usual) + 2 * _measuring(total)
+
+    def _bench(self, prompts: int) -> float:
+        """Return about how many seconds a bench of this many prompts takes, with the loading of models."""
+        return LOADING / 2 + seconds_of(prompts + 1, self._speed)
 
     def _least_hours(self, least: float) -> float:
         """Return the smallest number of hours in which `least` seconds of answers fit, rounded up to two digits."""
@@ -306,8 +328,9 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float:
-        """Return the seconds after which no further reply is measured, for each of the two kinds of text."""
-        return _measuring(self._total)
+        """Return the seconds after which no further reply is measured, for each of the two kinds of text: fewer than
+        planned if the time is hardly enough for the shortest bench."""
+        return min(_measuring(self._total), max(self.left - self._bench(FEWEST), 0.0) / 2)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
@@ -470,7 +493,7 @@ class Course(Clock):
         their number. Add which answers the training learns from: the first ones of their file, and their digest.
         """
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
-        tokens = left / self._state.token_seconds
+        tokens = left / self._training_seconds
         if not self.options.hours or self._job.shadow.reads_once:
             tokens = min(tokens, self._passes * len(examples) * REPLY)
         steps = STEPS_OF_READINGS if self._job.shadow.reads_once else STEPS

@@ -11,6 +11,8 @@ from localspec.errors import DoesNotFit, LocalspecError
 from localspec.training.directory import PLAN, has_unfinished
 from localspec.weights.checkpoint import read_json
 
+NOTABLE = 1.5  # times as long as on an idle machine, or as many tokens as expected: the user should know
+
 
 @dataclass(frozen=True)
 class CoursePlan:
@@ -48,6 +50,7 @@ class CourseState:
     training: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # proposed by the drafter's kind
     each: float = 0.0  # seconds per answered token, with several conversations at once
+    slowdown: float = 1.0  # by other programs when the course began
 
     def save(self, directory: Path) -> None:
         """Write plan.json atomically. Raises DoesNotFit."""

@@ -231,10 +231,12 @@ class Job:
             reader = reader_of(served_target(self.request.card, self._settings, target))
             missing, stored = readings.lacking(rows), len(readings)
             worth = sum(map(len, map(positions, missing)))
+            before = sum(len(positions(row)) for row in rows if row in readings)
+            enough = 2 * sum(map(len, map(positions, corpus.held_out)))
             for count in readings.fill(missing, reader):
                 done = count - stored
                 self._progress(f"{100 * done / worth:.0f} %  read {done} of {worth} tokens")
-                if self.clock.reading_is_over() and done >= 2 * sum(map(len, map(positions, corpus.held_out))):
+                if self.clock.reading_is_over() and before + done >= enough:
                     break
         self.processes.wait_for_everyone()
         if not self.main or begun:

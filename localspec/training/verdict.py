@@ -29,7 +29,8 @@ from localspec.outside_files import parse_json, read_bytes
 from localspec.store.store import Store
 
 TOKENS = 96  # of a reply, at most
-LEAST, MOST = 6, 24  # prompts
+WARM_UP = 16  # of each row's first reply, which does not count
+FEWEST, LEAST, MOST = 2, 6, 24  # prompts: of any bench, of one with enough time, and of the longest one
 ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter with phrases
 
 
@@ -79,7 +80,7 @@ def judge(
 ) -> Verdict:
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    No prompt begins that would end after `seconds`, except for the first `LEAST`. Costs and replies are saved in
+    No prompt begins that would end after `seconds`, except for the first `FEWEST`. Costs and replies are saved in
     `store`, so that later choices know them. Raises the errors of loading, and UsageMistake if no prompt leaves room
     for a reply.
     """
@@ -114,11 +115,11 @@ def judge(
 
     def over(turns: int) -> bool:
         now = time.monotonic()
-        return turns >= LEAST and now - began + (now - turning) / max(turns, 1) > seconds
+        return turns >= FEWEST and now - began + (now - turning) / max(turns, 1) > seconds
 
     replies = run_rows(
         engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over,
-        at_most=lambda: seconds - (time.monotonic() - began),
+        at_most=lambda: seconds - (time.monotonic() - began), warm_up=Limits(WARM_UP),
     )  # fmt: skip
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 

@@ -164,3 +164,10 @@ def test_where_a_process_cannot_be_pinned_all_processors_count(host: Host, monke
 def test_this_kernel_tells_of_its_processors() -> None:
     first = hardware._busy_seconds()
     assert 0 < first <= hardware._busy_seconds()
+
+
+@pytest.mark.parametrize(("load", "cores", "times"), [(0.3, 2, 1.0), (2.5, 2, 2.0), (8.5, 2, 5.0), (8.5, 16, 1.5)])
+def test_other_programs_slow_this_one_down_by_their_number(monkeypatch, load: float, cores: int, times: float) -> None:
+    monkeypatch.setattr(hardware.psutil, "getloadavg", lambda: (load, 0.0, 99.0))
+    monkeypatch.setattr(hardware, "physical_cores", lambda: cores)
+    assert hardware.slowdown() == times
