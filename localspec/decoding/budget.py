@@ -168,6 +168,7 @@ NOTHING = 10.0  # above this ratio of a draft's cost to its gain, the number is 
 READING = 0.25  # plain steps: a draft that takes longer may have read the text before it
 DECLINED = 8  # steps in a row without a draft, after which the drafter's reason is shown
 SOONEST, LATEST = 16, 512  # plain steps until it is tried again: twice as many each time it still does not pay
+DOUBTED = 64  # the first wait of drafts that did not pay in earlier replies
 
 
 class Budget:
@@ -186,11 +187,17 @@ class Budget:
 
     Costs are corrected by the present times of forwards (`ObservedCosts`). Without `branches` the target reads only
     chains, so the most promising path of a draft is verified. Without `costs` trees have up to `most` nodes, and are
-    pruned or switched off only if memory runs out. If `most` is 0, `off_reason` says why.
+    pruned or switched off only if memory runs out. If `most` is 0, `off_reason` says why. Drafts that are `doubted`,
+    because they did not pay in earlier replies, are tried for a shorter time, until they pay.
     """
 
     def __init__(
-        self, most: int, costs: ForwardCostModel | None = None, branches: bool = True, off_reason: str | None = None
+        self,
+        most: int,
+        costs: ForwardCostModel | None = None,
+        branches: bool = True,
+        off_reason: str | None = None,
+        doubted: bool = False,
     ) -> None:
         self._branches, self._always_off = branches, off_reason
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
@@ -198,7 +205,7 @@ class Budget:
         # Seconds of recent steps outside of draft and forward, with trees and without.
         self._tree_overheads, self._plain_overheads = (deque[float](maxlen=REMEMBERED) for _ in range(2))
         self._lately = (0.0, 0.0)  # recent tokens, and their seconds by the costs
-        self._allowed = LOSS
+        self._allowed, self._soonest = (RETRY, DOUBTED) if doubted else (LOSS, SOONEST)
         self.plain = PlainTime(costs if most else None)
         self.begin()
 
@@ -242,7 +249,7 @@ class Budget:
             0.0  # plain steps: lost since drafts last paid, and the two sums that they come from
         )
         # Plain steps left until the next try, the length of the wait after it, and the slowness when switched off.
-        self._wait, self._interval, self._slowness = 0, SOONEST, 1.0
+        self._wait, self._interval, self._slowness = 0, self._soonest, 1.0
         self.plain.begin()
 
     def stop(self, reason: str) -> None:
@@ -345,6 +352,7 @@ class Budget:
             self._lost = self._gained = self._paid = 0.0
             if gained:
                 self._allowed, self._interval, self.off_reason = LOSS, SOONEST, None
+                self._soonest = SOONEST
         elif self._lost > self._allowed:
             self._off, self._wait, self._slowness = True, self._interval, slowness
             self._interval, self._allowed = min(2 * self._interval, LATEST), RETRY

@@ -128,7 +128,10 @@ class Engine:
             settle_step_form(choice.device, self.target, cache, self.profile.subject)  # before all measurements
         self.exactness = known_exactness(choice, self.target, self.profile)
         self._costs = self.profile.costs(choice, self.target) if auto else None
-        self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason)
+        small_model = choice.draft.target if choice.draft else None
+        self._key = reply_key(choice.drafter, choice.trained, small_model)
+        doubted = self._costs is not None and self.profile.lost(self._key, self._costs)
+        self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason, doubted)
         # The drafter.
         self._layers = load_layers(choice, self.target, self.profile, self._costs)
         own: list[Drafter] = [
@@ -506,8 +509,7 @@ class Engine:
         for quantity, calibration in self._calibrated:
             self.profile.remember(quantity, calibration)
         if statistics is not None and not goes_round(self.target.decode(statistics.token_ids)):
-            draft = self.choice.draft.target if self.choice.draft else None
-            self.profile.add_reply(reply_key(self.choice.drafter, self.choice.trained, draft), statistics)
+            self.profile.add_reply(self._key, statistics)
 
 
 def _cannot_spell(characters: str) -> str:

@@ -7,7 +7,7 @@ from statistics import median_low
 from typing import Any, Self, TypeVar
 
 from localspec.choosing.choice import LoadSpec
-from localspec.choosing.cost import CurrentCosts, Estimate, ForwardCostModel, ForwardCosts, Rates
+from localspec.choosing.cost import CONTEXT, CurrentCosts, Estimate, ForwardCostModel, ForwardCosts, Rates
 from localspec.choosing.fit import STATIC_ROWS
 from localspec.choosing.measure import (
     COSTS,
@@ -18,6 +18,7 @@ from localspec.choosing.measure import (
     T,
     model_subject,
     replies_subject,
+    reply_stats,
     with_kernels,
     with_reply,
 )
@@ -239,6 +240,17 @@ class ModelProfile:
             return timing_forwards(target)
 
         return self.cache.measuring(COSTS, self.subject, measure_now)
+
+    def lost(self, drafter: str, costs: ForwardCostModel) -> bool:
+        """Return whether earlier replies with a drafter, under its `reply_key`, took longer than plain decoding."""
+        sums = (self.cache.recall(REPLIES, self.replies_subject) or {}).get(drafter)
+        stats = reply_stats(sums) if sums else None
+        if stats is None:
+            return False
+        whole, part = divmod(stats.nodes, 1)  # on average: most steps have no nodes where drafts were switched off
+        rows = [costs.at(1 + int(whole) + more, CONTEXT) for more in (0, 1)]
+        verifying = (rows[0] + part * (rows[1] - rows[0])) / costs.at(1, CONTEXT)
+        return stats.length * (1 + stats.rest) < verifying * (1 + stats.drafting + stats.rest)
 
     def add_reply(self, drafter: str, statistics: Statistics) -> None:
         """Add one reply to the saved figures of a drafter, under its `reply_key`."""

@@ -31,7 +31,7 @@ from tiny_models import Tiny, prompt_ids, stock_reply
 
 from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.acceptance import walk
-from localspec.decoding.budget import DECLINED, ENOUGH, LATEST, LOSS, SOONEST, Budget
+from localspec.decoding.budget import DECLINED, DOUBTED, ENOUGH, LATEST, LOSS, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
 from localspec.decoding.logits import NumpyHidden, PicksOnRequest
 from localspec.decoding.sampling import Sampling
@@ -179,6 +179,26 @@ def test_a_draft_that_pays_is_forgiven_all_and_the_intervals_begin_again() -> No
     assert budget.nodes == 0
     feed(budget, chain(MOST), WRONG)
     assert budget.nodes == MOST
+
+
+def test_drafts_that_did_not_pay_in_earlier_replies_are_tried_for_a_shorter_time_until_they_pay() -> None:
+    def tried(budget: Budget) -> int:
+        steps = 0
+        while budget.nodes:
+            feed(budget, chain(MOST), WRONG, seconds=0.5)
+            steps += 1
+        return steps
+
+    budget = Budget(MOST, PROCESSOR, doubted=True)
+    assert 3 * (soon := tried(budget)) <= tried(Budget(MOST, PROCESSOR))
+    feed(budget, chain(MOST), WRONG, times=DOUBTED - 1)
+    assert budget.nodes == 0
+    budget.begin()
+    assert budget.nodes == MOST, "each reply tries them"
+    while budget._allowed < LOSS:
+        feed(budget, chain(MOST), *[RIGHT] * MOST, seconds=0.1)
+    budget.begin()
+    assert tried(budget) > soon, "the usual allowance"
 
 
 def test_bad_luck_does_not_switch_off_what_pays_on_the_whole() -> None:

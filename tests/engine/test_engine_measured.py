@@ -334,6 +334,20 @@ def test_replies_are_kept_as_one_average_however_they_were_decoded(measured, sto
         tokens.append(kept["phrases"][0])
 
 
+def test_drafts_that_lost_time_in_earlier_replies_are_doubted(measured, store):
+    def engine(tokens: float, nodes: float) -> Engine:
+        profile = Engine(choice(), store=store).profile
+        sums = [tokens, 200.0, 200.0 * nodes, 0.5, 10.0, 0.5, 1.0, 1.0, 3.0]
+        profile.cache.remember(REPLIES, profile.replies_subject, {"phrases": sums})
+        return Engine(choice(), store=store)
+
+    assert not Engine(choice(), store=store).profile.lost("phrases", COSTS), "nothing is known"
+    for tokens, nodes, lost in ((202.0, 1.0, True), (202.0, 0.1, True), (400.0, 1.0, False), (400.0, 40.0, True)):
+        found = engine(tokens, nodes)
+        assert found.profile.lost("phrases", COSTS) is lost, (tokens, nodes)
+        assert found.profile.lost("lookahead", COSTS) is False
+
+
 @pytest.mark.slow
 def test_a_reply_that_repeats_itself_does_not_count(measured, store, monkeypatch):
     engine = Engine(choice(), store=store)
