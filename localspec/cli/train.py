@@ -30,7 +30,7 @@ from localspec.models.drafter_cards import accepted_kinds, trained_drafters
 from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.models.names import full_name
 from localspec.paths import Paths, file_stem, private_files
-from localspec.quantities import speedup
+from localspec.quantities import counted, speedup
 from localspec.store.store import user_store
 from localspec.training.course_state import NOTABLE
 from localspec.training.directory import Lock, refuse_course, usable
@@ -376,7 +376,7 @@ def _summary(report: dict[str, Any]) -> str:
         if found := report.get(name):
             lines.append(
                 f"{what}: {found['length']:.2f} tokens per forward with {found['nodes']} nodes "
-                f"({found['replies']} replies, {found['tokens']} tokens)"
+                f"({counted(found['replies'], 'reply', 'replies')}, {counted(found['tokens'], 'token')})"
             )
     if report["changes_target"]:
         before, after = report["perplexity"]
