@@ -22,6 +22,7 @@ from each import each
 from golden import matching, wording
 from real.whole_matrix import WHOLE_MATRIX
 from reply_statistics import said
+from slow_cases import seldom
 from torture.cage import Signal
 
 from localspec.bench import comparison
@@ -397,7 +398,7 @@ def test_a_command_begins_with_its_process(monkeypatch):
     assert time.monotonic() - train_command._beginning() < 0.5
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "s3d"])
+@pytest.mark.parametrize("kind", seldom(["eagle3", "s3d"], ["s3d"]))
 def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
     small, speeds, model, tmp_path, monkeypatch, capfd, kind
 ):

@@ -11,6 +11,7 @@ from cuda_emulation import emulate
 from each import each
 from golden import wording
 from quantized_layers import error, gaussian
+from slow_cases import seldom
 
 from localspec.decoding.tree import DraftTree
 from localspec.nn import cuda_kernels, kernel_checks, row_kernels
@@ -168,17 +169,17 @@ def test_matrices_of_drafters_are_packed_like_those_of_their_target(monkeypatch,
     assert isinstance(dense.compute.linear(weights[0].numpy()), TorchLinear)
 
 
+WRONG = [
+    ("place / 16 + place % 4 / 2 * 8", "place / 16 + place % 4 / 2 * 4"),
+    ("for (int other = 1; other < WARPS; other++)", "for (int other = 2; other < WARPS; other++)"),
+    ("(squares / (parts * SEVERAL) + epsilon)", "(squares / parts + epsilon)"),
+    ("fmaxf(found, weights[row][slot])", "weights[row][slot]"),
+    ("__syncthreads();\n        const int row = tile * 8", "const int row = tile * 8"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ("place / 16 + place % 4 / 2 * 8", "place / 16 + place % 4 / 2 * 4"),
-        ("for (int other = 1; other < WARPS; other++)", "for (int other = 2; other < WARPS; other++)"),
-        ("(squares / (parts * SEVERAL) + epsilon)", "(squares / parts + epsilon)"),
-        ("fmaxf(found, weights[row][slot])", "weights[row][slot]"),
-        ("__syncthreads();\n        const int row = tile * 8", "const int row = tile * 8"),
-    ],
-)
+@pytest.mark.parametrize(("right", "wrong"), seldom(WRONG, WRONG[::3]))
 def test_the_trial_sees_what_is_wrong(monkeypatch, right, wrong):
     source = cuda_kernels.source
     assert any(right in source(file) for file in ("linear_dense.cu", "layer.cu", "attention.cu"))
