@@ -64,17 +64,22 @@ async def test_a_resumed_conversation_is_folded_too(chat, folder):
 
 
 async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
-    async with chat([UsageMistake("It is too long.")], ["Said."]).opened() as (talk, pilot):
+    scripts = [UsageMistake("It is far too long.")], [UsageMistake("It is too long.")], ["Said."]
+    async with chat(*scripts).opened() as (talk, pilot):
         talk.app.post_message(Paste("\n".join(["word"] * 1000)))
         await until(pilot, lambda: "1,000 lines, 4,999 tokens" in attached(talk))
         assert wording("too_long_4_999_tokens_model_reads") in attached(talk)
         await pilot.press("enter")
+        await until(pilot, lambda: talk.idle() and "It is far too long." in talk.screen_text())
+        await pilot.press("enter")
         await until(pilot, lambda: talk.idle() and "It is too long." in talk.screen_text())
+        assert "It is far too long." not in talk.screen_text()
         assert talk.typed.startswith("word") and talk.app._chat._top._title == ""
         await pilot.press("f7", "delete")
         assert attached(talk) == "" and talk.typed == ""
         await say(pilot, "short")
         await until(pilot, lambda: talk.replies() == ["Said."] and talk.app._chat._top._title == "short")
+        await until(pilot, lambda: talk.idle() and "too long" not in talk.screen_text())
 
 
 async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):

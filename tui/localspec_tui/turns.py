@@ -18,6 +18,7 @@ from localspec_tui.reply_buffer import Pace
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import Finder
 from localspec_tui.widgets.first_screen import FirstScreen
+from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import SidePanel
 from localspec_tui.widgets.status_line import LiveLine, TopLine, WaitingLine
@@ -181,6 +182,7 @@ class Turns:
         self._stopping = False
         self.edited: int | None = None  # the turn whose prompt is being edited
         self._instead: int | None = None  # the turn that the last prompt replaces
+        self._refusal: NoticeView | None = None  # about the last prompt, if it was refused
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -286,8 +288,11 @@ class Turns:
             await self._conversation.finish(turn)
         elif prompt is not None:
             await self._take_back(prompt, ended.before)
+        await self._conversation.forget(self._refusal)
+        self._refusal = None
         if ended.trouble is not None:
-            await self._conversation.tell(ended.trouble, trouble=True)
+            told = await self._conversation.tell(ended.trouble, trouble=True)
+            self._refusal = told if turn is None else None
         elif turn is not None and (sentence := self._remark(turn)):
             await self._conversation.tell(sentence)
         self.show_figures()
