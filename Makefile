@@ -95,7 +95,7 @@ train-demo: $(INSTALLED) native
 	$(PYTHON) research/demo_card.py --data $(DATA) --work $(WORK) --out localspec/demo
 
 wheels: $(TESTABLE)
-	$(PYTHON) tools/wheels.py
+	$(PYTHON) tools/release.py --wheels
 
 release: $(TESTABLE)
 	$(PYTHON) tools/release.py $(if $(REHEARSAL),--rehearsal)

@@ -20,22 +20,13 @@ __version__ = "0.1.0"
 # OpenMP reads it when torch is imported: threads that spin while they wait slow down every other program, and this one.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-_HOME = {
-    "Engine": "localspec.engine.engine",
-    "Limits": "localspec.decoding.session",
-    "Sampling": "localspec.decoding.sampling",
-    "Choice": "localspec.choosing.choice",
-    "DoesNotFit": "localspec.errors",
-    "LocalspecError": "localspec.errors",
-    "NotAllowed": "localspec.errors",
-    "NotHere": "localspec.errors",
-    "UsageMistake": "localspec.errors",
-    "Done": "localspec.events",
-    "Event": "localspec.events",
-    "Memory": "localspec.events",
-    "Prefill": "localspec.events",
-    "Statistics": "localspec.events",
-    "Text": "localspec.events",
+_NAMES = {
+    "localspec.choosing.choice": ("Choice",),
+    "localspec.decoding.session": ("Limits",),
+    "localspec.decoding.sampling": ("Sampling",),
+    "localspec.engine.engine": ("Engine",),
+    "localspec.errors": ("DoesNotFit", "LocalspecError", "NotAllowed", "NotHere", "UsageMistake"),
+    "localspec.events": ("Done", "Event", "Memory", "Prefill", "Statistics", "Text"),
 }
 
 __all__ = [
@@ -59,11 +50,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'localspec' has no attribute {name!r}")
-    value: object = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value  # the next look-up finds it at once
-    return value
+    for module, names in _NAMES.items():
+        if name in names:
+            value: object = getattr(import_module(module), name)
+            globals()[name] = value  # the next look-up finds it at once
+            return value
+    raise AttributeError(f"module 'localspec' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -84,10 +84,7 @@ class Settings:
     )
     max_tokens: int | None = _row(None, checks.integer(1), "The longest reply, in tokens.", "-n", per_reply=True)
     seed: int | None = _row(
-        None,
-        checks.integer(0),
-        "The same seed gives the same text (bit for bit with --exact).",
-        per_reply=True,
+        None, checks.integer(0), "The same seed gives the same text (bit for bit with --exact).", per_reply=True
     )
     think: bool | None = _row(None, checks.thinking, "Think before answering, or not, if the model has a switch.")
     stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
@@ -191,7 +188,7 @@ SAMPLING = tuple(name for name, row in TABLE.items() if row.per_reply)
 
 
 def load(
-    paths: Paths | None = None, environ: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+    paths: Paths | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, object] | None = None
 ) -> Settings:
     """Return the merged settings.
 
@@ -199,7 +196,6 @@ def load(
 
     Raises UsageMistake for an unknown name or an invalid value. The message names the source.
     """
-    environ = os.environ if environ is None else environ
     paths = paths or Paths(home(environ))
     values: dict[str, Any] = {}  # each of them checked
     origins = dict.fromkeys(NAMES, "default")
@@ -239,7 +235,9 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
     try:
         value = TABLE[name].check.value(given)
     except ValueError as error:
-        shown = f"{TYPED} {name.replace('_', '-')} {_as_typed(given, text)}"
+        # 1e999 is read as infinity
+        typed = shortened(text.strip(), LONGEST_SHOWN) if isinstance(given, int | float) else _shown(given)
+        shown = f"{TYPED} {name.replace('_', '-')} {typed}"
         raise UsageMistake(f"{shown} must be {error}; give another value.") from None
     return replace(settings, **{name: value}, origins={**settings.origins, name: TYPED})
 
@@ -293,24 +291,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Return ' (did you mean …?)' with the most similar of `names`, or an empty text."""
     spelled = {known.lower().replace("-", "_"): known for known in names}
     wanted = name.lower().replace("-", "_")
-    sure = [one for one in spelled if _is_likely(wanted, one)]
+    # The same letters in another order, or one begins with the other.
+    sure = [
+        one
+        for one in spelled
+        if (min(len(wanted), len(one)) > 2 and (one.startswith(wanted) or wanted.startswith(one)))
+        or (len(wanted) > 1 and sorted(wanted) == sorted(one))
+    ]
     found = get_close_matches(wanted, sure, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
     return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
-
-
-def _is_likely(wanted: str, name: str) -> bool:
-    """Return whether `wanted` may be a misspelling of `name`: the same letters in another order, or one begins with
-    the other."""
-    begins = min(len(wanted), len(name)) > 2 and (name.startswith(wanted) or wanted.startswith(name))
-    return begins or (len(wanted) > 1 and sorted(wanted) == sorted(name))
-
-
-def _as_typed(value: object, text: str) -> str:
-    """Return a value for display.
-
-    A number is shown as it was typed (`text`), because 1e999 is read as infinity.
-    """
-    return shortened(text.strip(), LONGEST_SHOWN) if isinstance(value, int | float) else _shown(value)
 
 
 def _shown(value: object) -> str:
@@ -336,11 +325,18 @@ def keep_setting(file: Path, name: str, value: str) -> None:
     wanted = {**before, name: value}
     try:
         text = file.read_bytes().decode("utf-8-sig") if file.exists() else ""
-        found = next((new for new in _attempts(text, name, value) if _means(new, wanted)), None)
+        found = None
+        for attempt in _attempts(text, name, value):
+            with suppress(ValueError):
+                if parse_toml(attempt.encode()) == wanted:
+                    found = attempt
+                    break
         if found is None:
             line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
             raise UsageMistake(f"{file} has a layout that localspec does not edit: add {line} yourself.")
-        _replace(Path(os.path.realpath(file)), found)
+        target = Path(os.path.realpath(file))
+        private_directory(target.parent)
+        write_anew(target, found.encode())
     except OSError as error:
         raise UsageMistake(f"{file} cannot be written ({error.strerror}); correct its permissions.") from None
 
@@ -364,14 +360,3 @@ def _attempts(text: str, name: str, value: str) -> Iterator[str]:
             at -= 1  # a comment before a table belongs to it
         above = "".join(lines[:at])
         yield above + (end if above and not above.endswith("\n") else "") + line + end + "".join(lines[at:])
-
-
-def _means(text: str, wanted: dict[str, object]) -> bool:
-    with suppress(ValueError):
-        return parse_toml(text.encode()) == wanted
-    return False
-
-
-def _replace(file: Path, text: str) -> None:
-    private_directory(file.parent)
-    write_anew(file, text.encode())

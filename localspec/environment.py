@@ -14,84 +14,77 @@ one_command = False  # whether this process began for the command that it runs, 
 TAB_DRIVER = "localspec_tui.tab:TabDriver"  # Textual's driver in a tab of a browser, by its own variable
 
 
-def home(environ: Mapping[str, str] | None = None) -> Path | None:
+def home(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory that LOCALSPEC_HOME names, absolute, or None."""
-    named = (os.environ if environ is None else environ).get(HOME)
+    named = environ.get(HOME)
     return Path(os.path.expanduser(named)).absolute() if named else None
 
 
-def instruction_set(environ: Mapping[str, str] | None = None) -> str | None:
+def instruction_set(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the instruction set that LOCALSPEC_ISA prescribes for the compiled library; None for the best of this
     CPU."""
-    return (os.environ if environ is None else environ).get(ISA) or None
+    return environ.get(ISA) or None
 
 
-def ollama_models(environ: Mapping[str, str] | None = None) -> Path | None:
+def ollama_models(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of Ollama's models that OLLAMA_MODELS names; None if it is not set."""
-    named = (os.environ if environ is None else environ).get("OLLAMA_MODELS")
+    named = environ.get("OLLAMA_MODELS")
     return Path(named) if named else None
 
 
-def serve_key(environ: Mapping[str, str] | None = None) -> str | None:
+def serve_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the key of LOCALSPEC_SERVE_KEY for requests over TCP.
 
     It is not a setting, because settings are displayed.
     """
-    return (os.environ if environ is None else environ).get(SERVE_KEY) or None
+    return environ.get(SERVE_KEY) or None
 
 
-def server_key(environ: Mapping[str, str] | None = None) -> str | None:
+def server_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the key of LOCALSPEC_SERVER_KEY for a server. It is a secret too."""
-    return (os.environ if environ is None else environ).get(SERVER_KEY) or None
+    return environ.get(SERVER_KEY) or None
 
 
-def dumb_terminal(environ: Mapping[str, str] | None = None) -> bool:
+def dumb_terminal(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether TERM says that the terminal cannot move its cursor."""
-    return (os.environ if environ is None else environ).get("TERM") == "dumb"
+    return environ.get("TERM") == "dumb"
 
 
-def in_a_tab(environ: Mapping[str, str] | None = None) -> bool:
+def in_a_tab(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether a browser tab replaces the terminal (`localspec serve --ui`)."""
-    return (os.environ if environ is None else environ).get("TEXTUAL_DRIVER") == TAB_DRIVER
+    return environ.get("TEXTUAL_DRIVER") == TAB_DRIVER
 
 
-def inside_tmux(environ: Mapping[str, str] | None = None) -> bool:
+def inside_tmux(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the terminal is a window of tmux, which has its own buffer for copying."""
-    return bool((os.environ if environ is None else environ).get("TMUX"))
+    return bool(environ.get("TMUX"))
 
 
-def in_screen(environ: Mapping[str, str] | None = None) -> bool:
+def in_screen(environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the terminal is a window of GNU screen, which sends reports that localspec did not request."""
-    return bool((os.environ if environ is None else environ).get("STY"))
+    return bool(environ.get("STY"))
 
 
-def terminal_kind(environ: Mapping[str, str] | None = None) -> str:
+def terminal_kind(environ: Mapping[str, str] = os.environ) -> str:
     """Return the kind of terminal, from TERM."""
-    return (os.environ if environ is None else environ).get("TERM", "")
+    return environ.get("TERM", "")
 
 
-def light_background(environ: Mapping[str, str] | None = None) -> bool | None:
+def light_background(environ: Mapping[str, str] = os.environ) -> bool | None:
     """Return whether COLORFGBG says that the terminal's background is light; None if it does not say."""
-    ground = (os.environ if environ is None else environ).get("COLORFGBG", "").rpartition(";")[2]
+    ground = environ.get("COLORFGBG", "").rpartition(";")[2]
     return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
 
 
-def editor(environ: Mapping[str, str] | None = None) -> str | None:
+def editor(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the command of the user's editor."""
-    environ = os.environ if environ is None else environ
     return environ.get("VISUAL") or environ.get("EDITOR") or None
 
 
-def kernel_settings(environ: Mapping[str, str] | None = None) -> list[str]:
+def kernel_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Return the variables, as NAME=value, that make torch's libraries choose other kernels, which changes the last
     bits of results."""
-    environ = os.environ if environ is None else environ
-    names = (
-        "DNNL_MAX_CPU_ISA",
-        "MKL_CBWR",
-        "MKL_ENABLE_INSTRUCTIONS",
-        "ONEDNN_MAX_CPU_ISA",
-    )
+    names = ("DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
     return [f"{name}={environ[name]}" for name in names if environ.get(name)]
 
 
@@ -111,18 +104,16 @@ _AROUND = " \t\r\n'\""  # characters that files of variables leave around a valu
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
-def network_variables(ending: str = "", environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def network_variables(ending: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the set variables that name proxies or certificates, or with the ending `_proxy` only proxies."""
-    environ = os.environ if environ is None else environ
     names = [name for name in (*_PROXIES, "ssl_cert_file", "ssl_cert_dir") if name.endswith(ending)]
     if ending:
         names.remove("no_proxy")
     return {one: environ[one] for name in names for one in (name.upper(), name) if environ.get(one)}
 
 
-def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
+def hub_places(environ: Mapping[str, str] = os.environ) -> HubPlaces:
     """Return the client's directories from these variables. The client reads them once, when it is imported."""
-    environ = os.environ if environ is None else environ
 
     def place(*names: str, default: str) -> str:
         found = next((environ[name] for name in names if environ.get(name)), default)
@@ -138,13 +129,12 @@ def hub_places(environ: Mapping[str, str] | None = None) -> HubPlaces:
     )
 
 
-def quiet_hub(environ: MutableMapping[str, str] | None = None) -> None:
+def quiet_hub(environ: MutableMapping[str, str] = os.environ) -> None:
     """Switch off telemetry, update checks and advice of the Hugging Face client before it is imported.
 
     Surrounding white space is removed from its variables, and empty ones are deleted. Files are fetched over HTTP,
     where an interrupted download is resumed and localspec checks every byte. HF_HUB_DISABLE_XET=0 allows Xet.
     """
-    environ = os.environ if environ is None else environ
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):
         environ[name] = "1"
     environ.setdefault("HF_HUB_DISABLE_XET", "1")

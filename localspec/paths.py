@@ -15,6 +15,17 @@ from platformdirs import PlatformDirs
 _PLATFORM = PlatformDirs("localspec", appauthor=False)
 
 
+class _Place:
+    """A file or folder in one of the four directories of `Paths`."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self._directory, self._name = directory, name
+
+    def __get__(self, paths: "Paths", _: object = None) -> Path:
+        directory: Path = getattr(paths, self._directory)
+        return directory / self._name
+
+
 @dataclass(frozen=True)
 class Paths:
     """The places of files: below `home` if it is given, otherwise where this platform keeps such files."""
@@ -37,88 +48,32 @@ class Paths:
     def cache_dir(self) -> Path:
         return self.home / "cache" if self.home else _PLATFORM.user_cache_path
 
-    @property
-    def config_file(self) -> Path:
-        return self.config_dir / "config.toml"
+    config_file = _Place("config_dir", "config.toml")
+    user_models_file = _Place("config_dir", "models.toml")
 
-    @property
-    def user_models_file(self) -> Path:
-        return self.config_dir / "models.toml"
+    database = _Place("data_dir", "localspec.db")
+    copied = _Place("data_dir", "copied.txt")  # the last text that was copied while no clipboard could be reached
+    choice = _Place("data_dir", "model.json")  # the model that was chosen last
+    former_names = _Place("data_dir", "former-names.json")  # of imports that conversations and phrases still refer to
+    drafters = _Place("data_dir", "drafters")
+    answers = _Place("data_dir", "answers")  # of models to the prompts of localspec, as training data for drafters
+    pulled = _Place("data_dir", "pulled")
+    imports = _Place("data_dir", "imported")  # packed models that are the only copy of their weights
+    serving_key = _Place("data_dir", "serving.key")  # for requests over TCP
 
-    @property
-    def database(self) -> Path:
-        return self.data_dir / "localspec.db"
+    socket = _Place("state_dir", "serve.sock")  # of `localspec serve` for its own user
+    # the last notice about the answering model, so that it is repeated only once a day
+    last_notice = _Place("state_dir", "last-notice.txt")
+    logs = _Place("state_dir", "logs")
 
-    @property
-    def copied(self) -> Path:
-        """The last text that was copied while no clipboard could be reached."""
-        return self.data_dir / "copied.txt"
-
-    @property
-    def choice(self) -> Path:
-        """The model that was chosen last."""
-        return self.data_dir / "model.json"
-
-    @property
-    def former_names(self) -> Path:
-        """Names of deleted imports that conversations and phrases still refer to."""
-        return self.data_dir / "former-names.json"
-
-    @property
-    def last_notice(self) -> Path:
-        """The last notice about the answering model, so that it is repeated only once a day."""
-        return self.state_dir / "last-notice.txt"
-
-    @property
-    def drafters(self) -> Path:
-        return self.data_dir / "drafters"
-
-    @property
-    def answers(self) -> Path:
-        """Models' answers to the prompts of localspec, as training data for drafters."""
-        return self.data_dir / "answers"
+    packed = _Place("cache_dir", "packed")  # packed models that can be made again from weights on this machine
+    tokenizers = _Place("cache_dir", "tokenizers")
+    kernels = _Place("cache_dir", "kernels")  # code compiled for GPUs
 
     def answers_of(self, model: str) -> list[Path]:
         """Return the directories of a model's answers, one for each packing."""
         stem = file_stem(model)
         return [one for one in self.answers.glob(f"{stem}-*") if re.fullmatch("-[0-9a-f]{12}", one.name[len(stem) :])]
-
-    @property
-    def pulled(self) -> Path:
-        return self.data_dir / "pulled"
-
-    @property
-    def imports(self) -> Path:
-        """Packed models that are the only copy of their weights."""
-        return self.data_dir / "imported"
-
-    @property
-    def packed(self) -> Path:
-        """Packed models that can be made again from weights on this machine."""
-        return self.cache_dir / "packed"
-
-    @property
-    def tokenizers(self) -> Path:
-        return self.cache_dir / "tokenizers"
-
-    @property
-    def kernels(self) -> Path:
-        """Code compiled for GPUs."""
-        return self.cache_dir / "kernels"
-
-    @property
-    def serving_key(self) -> Path:
-        """The key for requests over TCP."""
-        return self.data_dir / "serving.key"
-
-    @property
-    def socket(self) -> Path:
-        """The socket of `localspec serve` for its own user."""
-        return self.state_dir / "serve.sock"
-
-    @property
-    def logs(self) -> Path:
-        return self.state_dir / "logs"
 
 
 def file_stem(name: str) -> str:

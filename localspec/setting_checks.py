@@ -63,28 +63,15 @@ def _object(text: str) -> object:
         return text
 
 
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise ValueError("a text")
+def _of(description: str, allowed: Callable[[Any], bool], read: Callable[[str], object] = str, **more: str) -> Check:
+    """Return the check for a value that is `allowed`."""
 
+    def check(value: object) -> object:
+        if allowed(value):
+            return value
+        raise ValueError(description)
 
-def _name(value: object) -> str:
-    if isinstance(value, str) and value.strip():
-        return value
-    raise ValueError("a name")
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if isinstance(value, list | tuple) and all(isinstance(text, str) and text for text in value):
-        return tuple(value)
-    raise ValueError("a list of texts, none of them empty")
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("true or false")
+    return Check(check, read, **more)
 
 
 def _thinking(value: object) -> bool | None:
@@ -120,13 +107,9 @@ def number(description: str, allowed: Callable[[float], bool]) -> Check:
 
 def one_of(*words: str) -> Check:
     """Return the check for one of these words."""
-
-    def check(value: object) -> str:
-        if isinstance(value, str) and value in words:
-            return value
-        raise ValueError(f"one of {', '.join(words)}")
-
-    return Check(check, metavar="|".join(words))
+    return _of(
+        f"one of {', '.join(words)}", lambda value: isinstance(value, str) and value in words, metavar="|".join(words)
+    )
 
 
 def parts(*known: str) -> Check:
@@ -142,12 +125,6 @@ def parts(*known: str) -> Check:
     return Check(check, _list)
 
 
-def _server(value: object) -> str:
-    if isinstance(value, str) and (value == "off" or SERVER_URL.fullmatch(value)):
-        return value
-    raise ValueError("off, or an address such as http://localhost:8000/v1 (put a key into LOCALSPEC_SERVER_KEY)")
-
-
 def _draft_max(value: object) -> int | str:
     if value == "auto":
         return "auto"
@@ -155,12 +132,6 @@ def _draft_max(value: object) -> int | str:
         return int(integer(0).value(value))
     except ValueError as error:
         raise ValueError(f"auto or {error}") from None
-
-
-def _device(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", value):
-        return value
-    raise ValueError("one of auto, cpu, cuda, cuda:0 (or another number), mps")
 
 
 def _keymap(value: object) -> dict[str, str]:
@@ -182,7 +153,24 @@ def _keymap(value: object) -> dict[str, str]:
     return flat
 
 
-text, name, texts = Check(_text), Check(_name), Check(_texts, _list)
-boolean, thinking = Check(_boolean, _word), Check(_thinking, _word)
-draft_max, device = Check(_draft_max, _number, "N"), Check(_device)
-server, keymap = Check(_server, metavar="URL|off"), Check(_keymap, _object)
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, list | tuple) and all(isinstance(text, str) and text for text in value):
+        return tuple(value)
+    raise ValueError("a list of texts, none of them empty")
+
+
+def _matches(pattern: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
+
+
+text = _of("a text", lambda value: isinstance(value, str))
+name = _of("a name", lambda value: isinstance(value, str) and bool(value.strip()))
+boolean = _of("true or false", lambda value: isinstance(value, bool), _word)
+device = _of("one of auto, cpu, cuda, cuda:0 (or another number), mps", _matches(r"auto|cpu|mps|cuda(:[0-9]{1,3})?"))
+server = _of(
+    "off, or an address such as http://localhost:8000/v1 (put a key into LOCALSPEC_SERVER_KEY)",
+    _matches(f"off|{SERVER_URL.pattern}"),
+    metavar="URL|off",
+)
+texts, thinking = Check(_texts, _list), Check(_thinking, _word)
+draft_max, keymap = Check(_draft_max, _number, "N"), Check(_keymap, _object)

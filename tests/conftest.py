@@ -252,6 +252,6 @@ def kills(request: pytest.FixtureRequest) -> int:
 @pytest.fixture(autouse=True)
 def busy_machines_name_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no message about waiting appear in the output of a command, however busy the machine is."""
-    progress = sys.modules.get("localspec.cli.progress")
-    if progress is not None:
-        monkeypatch.setattr(progress, "WAIT_SECONDS", 600.0)
+    console = sys.modules.get("localspec.cli.console")
+    if console is not None:
+        monkeypatch.setattr(console, "WAIT_SECONDS", 600.0)

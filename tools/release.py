@@ -1,11 +1,13 @@
-"""A release, made and tried but not published: `make release`.
+"""A release, made and tried but not published: `make release`. Only its wheels: `make wheels`.
 
-Version and changelog must agree; the sdist and the wheels are built into an empty dist/; the sdist must give the same
+Wheels for every platform that the native library is made for come into dist/, with SHA256SUMS. For a release, version and changelog must agree; the sdist and the wheels are built into an empty dist/; the sdist must give the same
 wheel as this tree; and this machine's wheel, in an empty environment, must answer a question.
 """
 
 import argparse
+import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,10 +16,44 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from wheels import ROOT, build_wheels, hatchling, write_checksums
-
 import localspec
-from localspec.native.build import this_machine
+from localspec.native.build import TARGETS, this_machine
+
+ROOT = Path(__file__).resolve().parent.parent
+# The other targets are compiled by the same compiler from the same sources, and were not run.
+TRIED = {"linux-x86_64": "all tests", "linux-aarch64": "part of the native tests under qemu (make test-aarch64)"}
+
+
+def hatchling(kind: str, dist: Path, **variables: str) -> Path:
+    """Return the wheel or sdist that hatchling makes of this tree."""
+    dist.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=dist) as folder:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder]
+        done = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, check=False
+        )
+        if done.returncode:
+            sys.exit(done.stderr.rstrip())
+        (made,) = Path(folder).iterdir()
+        return made.replace(dist / made.name)
+
+
+def write_checksums(dist: Path) -> None:
+    """Write SHA256SUMS for `sha256sum --check`."""
+    files = sorted(path for path in dist.iterdir() if path.suffix in (".whl", ".gz"))
+    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    (dist / "SHA256SUMS").write_text("".join(lines))
+
+
+def build_wheels(dist: Path) -> dict[str, Path]:
+    """Build a wheel for each target, print what it was tried with, and return the wheels by target."""
+    wheels = {}
+    for name in TARGETS:
+        wheels[name] = hatchling("wheel", dist, BUILD_NATIVE_FOR=name)
+        tried = f"tried: {TRIED[name]}" if name in TRIED else "compiled here, NEVER RUN: nobody has such a machine here"
+        here = ", this machine's" if name == this_machine() else ""
+        print(f"{wheels[name].name}  {wheels[name].stat().st_size / 1e6:.1f} MB{here}; {tried}", flush=True)
+    return wheels
 
 
 def complaints(version: str, changelog: str, changes: str) -> list[str]:
@@ -74,14 +110,20 @@ def try_wheel(wheel: Path, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rehearsal", action="store_true", help="go on where a release would be refused")
-    rehearsal = parser.parse_args().rehearsal
+    parser.add_argument("--wheels", action="store_true", help="build the wheels for every platform, and nothing else")
+    options, dist = parser.parse_args(), ROOT / "dist"
+    if options.wheels:
+        build_wheels(dist)
+        write_checksums(dist)
+        print(dist / "SHA256SUMS")
+        return
+    rehearsal = options.rehearsal
     git = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, check=True, capture_output=True, text=True)
     found = complaints(localspec.__version__, (ROOT / "CHANGELOG.md").read_text("utf-8"), git.stdout)
     for complaint in found:
         print(complaint, file=sys.stderr)
     if found and not rehearsal:
         sys.exit(1)
-    dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     sdist = hatchling("sdist", dist)
     wheels = build_wheels(dist)

@@ -88,14 +88,11 @@ class Choice(LoadSpec):
 
         Unknown figures are left out.
         """
-        draft = () if self.draft is None else (f"{self.draft.target.name} drafts in {self.draft_form}",)
-        return *self._speed, *draft
-
-    @property
-    def _speed(self) -> tuple[str, ...]:
-        if self.tokens_per_second is None:
-            return ()
-        pace = pace_in_words(self.tokens_per_second, self.measured, self.speedup if self.nodes else None)
-        if self.rule is None or self.cost_effectiveness is None:
-            return pace
-        return *pace, m_words(self.cost_effectiveness, self.rule)
+        words: list[str] = []
+        if (speed := self.tokens_per_second) is not None:
+            words += pace_in_words(speed, self.measured, self.speedup if self.nodes else None)
+            if self.rule is not None and self.cost_effectiveness is not None:
+                words.append(m_words(self.cost_effectiveness, self.rule))
+        if self.draft is not None:
+            words.append(f"{self.draft.target.name} drafts in {self.draft_form}")
+        return tuple(words)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from localspec.choosing import fit
 from localspec.choosing.choice import Choice, LoadSpec
@@ -43,6 +44,8 @@ from localspec.weights.recipe import is_coarser
 # Packings in which a row's result does not depend, to the bit, on the rows computed with it. On CUDA localspec's
 # kernels guarantee this, and they need bf16.
 INVARIANT = {"cpu": ("none", "int8", "int4", BLOCKS), "cuda": ("none", "int8", "nf4"), "mps": ("none",)}
+
+LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity, from Q4_1 on a GPU (docs/figures/file-as-it-is.md)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,14 @@ def choices(
     measurements = measurements or NoMeasurements()
     machine = machine or this_machine(measurements.recalled_bandwidth)
     _check_context(settings, model.card)
-    devices = machine.devices if settings.device == "auto" else (_device(machine, settings),)
+    devices = machine.devices
+    if settings.device != "auto":
+        devices = tuple(filter(None, [machine.device(settings.device)]))
+    if not devices:
+        where = f"{settings.shown('device')}: " if settings.is_set_outside("device") else ""
+        raise UsageMistake(
+            f"{where}There is no device '{settings.device}' here; use one of {_names(machine)}, or auto."
+        )
     attempts = [_attempt(model, drafter, settings, device, machine, measurements) for device in devices]
     possible = [attempt for attempt in attempts if attempt.refused is None]
     refusals = [attempt.refused for attempt in attempts if attempt.refused]
@@ -141,7 +151,9 @@ def choices(
         for device, attempt in zip(devices, attempts, strict=True)
     ]
     for plan in (first, *smaller):
-        chosen = _of_candidate(plan.candidate, model) if drafter.drafter == "auto" else drafter
+        chosen, one = drafter, plan.candidate
+        if drafter.drafter == "auto":
+            chosen = DrafterSpec(one.drafter, one.trained, model.small if one.small else None)
         _check(settings, chosen, plan.precision, model)
         check_layers(chosen.drafter, model.card, model.shape)
         draft = None
@@ -163,7 +175,12 @@ def _attempt(
     try:
         precisions = possible_precisions(model, precisions_of(settings, as_computed(device, model)))
         if not precisions:
-            raise _too_coarse(model, settings) if model.from_gguf else only_packed(model.card.path)
+            if not model.from_gguf:
+                raise only_packed(model.card.path)
+            raise UsageMistake(  # four bits on a GPU
+                f"--quantize {settings.quantize} would round the weights of {model.card.name} a second time, which "
+                f"costs SmolLM2-135M in Q4_1 {LOST[settings.quantize]} % of perplexity; give int8, none or auto."
+            )
     except (UsageMistake, NotHere) as mistake:  # another device may still meet the settings
         return Attempt(refused=mistake)
     draft_device = device if settings.draft_device == "auto" else machine.device(settings.draft_device)
@@ -187,17 +204,6 @@ def _attempt(
     # `run_plans` leaves out precisions by plain decoding only. With the named drafter another precision may fit.
     others = among(left_out)
     return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
-
-
-LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity, from Q4_1 on a GPU (docs/figures/file-as-it-is.md)
-
-
-def _too_coarse(model: Model, settings: Settings) -> UsageMistake:
-    """Return the error for a packing of four bits on a GPU, which would round a GGUF file's weights a second time."""
-    return UsageMistake(
-        f"--quantize {settings.quantize} would round the weights of {model.card.name} a second time, which costs "
-        f"SmolLM2-135M in Q4_1 {LOST[settings.quantize]} % of perplexity; give int8, none or auto."
-    )
 
 
 def _eligible(
@@ -237,10 +243,6 @@ def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:
     """Return whether a candidate is the drafter that the settings name, with the same weights or small model."""
     small = drafter.small and drafter.small.card
     return (drafter.drafter, drafter.trained, small) == (candidate.drafter, candidate.trained, candidate.small)
-
-
-def _of_candidate(candidate: DrafterCandidate, model: Model) -> DrafterSpec:
-    return DrafterSpec(candidate.drafter, candidate.trained, model.small if candidate.small else None)
 
 
 def _most_nodes(settings: Settings) -> int | None:
@@ -289,16 +291,10 @@ def _choice(
     as_named = f"{drafter.drafter}, as you asked, in {precision}{expert_words(plan)}"
     return Choice(
         target=card,
-        device=precision.device.name,
-        dtype=precision.dtype,
-        quantize=precision.quantize,
+        **_how_loaded(plan),
         exact=settings.exact,
         context=settings.context,
         threshold=settings.int8_threshold,
-        engine=precision.device.engine,
-        loaded_bytes=plan.loaded_bytes,
-        bytes=plan.bytes,
-        bits=precision.bits,
         drafter=drafter.drafter,
         nodes=plan.most if drafter.drafter != "none" else 0,
         fixed=settings.draft_max != "auto",
@@ -313,7 +309,6 @@ def _choice(
         draft=draft,
         parts=getattr(settings, parts) if parts else (),
         off_reason=why_none(plan, ranked) if chose_none else None,
-        on_disk=disk_words(plan),
     )
 
 
@@ -338,18 +333,18 @@ def _draft(
     if plan is None:
         smallest = min(plain, key=lambda plan: plan.bytes)
         raise DoesNotFit(_too_large(small.card, smallest, None, machine, measurements))
-    return LoadSpec(
-        target=small.card,
-        device=device.name,
-        dtype=plan.precision.dtype,
-        quantize=plan.precision.quantize,
-        engine=plan.precision.device.engine,
-        loaded_bytes=plan.loaded_bytes,
-        bytes=plan.bytes,
-        bits=plan.precision.bits,
-        drafts=is_coarser(plan.precision.quantize, small.shape.vocab_size, plan.precision.device.engine),
-        on_disk=disk_words(plan),
-    )
+    drafts = is_coarser(plan.precision.quantize, small.shape.vocab_size, plan.precision.device.engine)
+    return LoadSpec(target=small.card, **_how_loaded(plan), drafts=drafts)
+
+
+def _how_loaded(plan: RunPlan) -> dict[str, Any]:
+    """Return the fields of `LoadSpec` that a plan decides."""
+    precision = plan.precision
+    return {
+        "device": precision.device.name, "dtype": precision.dtype, "quantize": precision.quantize,
+        "engine": precision.device.engine, "loaded_bytes": plan.loaded_bytes, "bytes": plan.bytes,
+        "bits": precision.bits, "on_disk": disk_words(plan),
+    }  # fmt: skip
 
 
 def _too_large(
@@ -371,27 +366,18 @@ def _too_large(
         one for one in recommendations(only_there, measurements, here=False) if one.fits and one.card.name != card.name
     ]
     here = [one for one in others if one.card.here and not one.toy]
-    if (one := preferred(here) or preferred(others)) is not None and one.plan is not None:
-        gated = ", gated: its terms must be accepted first" if one.gated else ""
-        fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`{gated})"
-        return (
-            f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
-            f"{gib(max(2**30 // 10, one.plan.bytes))} GiB."
-        )
-    return f"{missing}; close other programs, or give a smaller --context."
+    if (one := preferred(here) or preferred(others)) is None or one.plan is None:
+        return f"{missing}; close other programs, or give a smaller --context."
+    gated = ", gated: its terms must be accepted first" if one.gated else ""
+    fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`{gated})"
+    return (
+        f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
+        f"{gib(max(2**30 // 10, one.plan.bytes))} GiB."
+    )
 
 
 def _names(machine: Machine) -> str:
     return ", ".join(device.name for device in machine.devices)
-
-
-def _device(machine: Machine, settings: Settings) -> Device:
-    if (device := machine.device(settings.device)) is None:
-        where = f"{settings.shown('device')}: " if settings.is_set_outside("device") else ""
-        raise UsageMistake(
-            f"{where}There is no device '{settings.device}' here; use one of {_names(machine)}, or auto."
-        )
-    return device
 
 
 def _check_context(settings: Settings, card: TargetCard) -> None:
@@ -413,8 +399,7 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
 
     Raises UsageMistake if the settings name one that the device does not offer.
     """
-    dtype: str = settings.dtype
-    quantize: str = settings.quantize
+    dtype, quantize = str(settings.dtype), str(settings.quantize)
     if settings.exact and (device.type, device.engine) == ("cpu", "torch"):
         raise UsageMistake(
             f"--exact on a CPU needs the compiled library, and {compiled.missing()}; install localspec again, or leave "

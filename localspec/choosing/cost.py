@@ -42,10 +42,7 @@ class ForwardCosts:
     seconds: tuple[tuple[float, ...], ...]
 
     def at(self, rows: int, context: int) -> float:
-        """Return the seconds of a forward, interpolated between the measured points.
-
-        Beyond the last point the last segment is extrapolated. Before the first point the value is constant.
-        """
+        """Return the seconds of a forward, interpolated between the measured points as `linear` does."""
         return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
 
     def as_list(self) -> list[object]:
@@ -192,13 +189,6 @@ def reading(device: Device, dtype: str, quantize: str) -> float:
     return size / (bandwidth_of(device) * SHARES[device.backend][quantize])
 
 
-def _unpacked(device: Device, quantize: str, read: float) -> float:
-    """Return the seconds that a GPU takes to read a packed weight and unpack it."""
-    multiprocessors = device.cores if device.cores > 1 else bandwidth_of(device) / _FED
-    unpacked = _UNPACKED.get(quantize, 0.0) / multiprocessors
-    return float((read**_OVERLAP + unpacked**_OVERLAP) ** (1 / _OVERLAP))
-
-
 @dataclass(frozen=True)
 class Rates:
     """The seconds for reading a weight, for multiplying it by one row, for a layer, and for a row in a layer.
@@ -219,7 +209,9 @@ class Rates:
         """Return the rates estimated from a device's bandwidth, and on a CPU also from its instruction set."""
         read = reading(device, dtype, quantize)
         if device.backend == "cuda":
-            read, layer = _unpacked(device, quantize, read), _KERNEL * _KERNELS[quantize]
+            multiprocessors = device.cores if device.cores > 1 else bandwidth_of(device) / _FED
+            unpacked = _UNPACKED.get(quantize, 0.0) / multiprocessors
+            read, layer = (read**_OVERLAP + unpacked**_OVERLAP) ** (1 / _OVERLAP), _KERNEL * _KERNELS[quantize]
         else:
             layer = _LAYER[device.backend]
         if device.backend == "native":

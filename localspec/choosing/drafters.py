@@ -190,11 +190,6 @@ class DrafterCandidate:
             return self.small.here or (self.small.entry is not None and self.small.entry.source is not None)
         return self.published is None or self.published.source is not None
 
-    @property
-    def key(self) -> str:
-        """The key under which figures of replies with this drafter are stored."""
-        return reply_key(self.drafter, self.trained, self.small)
-
 
 def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
     """Return the key of a drafter's replies in the store: its name, and the state of its weights or of its small
@@ -237,18 +232,14 @@ class CostInputs:
     replies: Mapping[str, ReplyStats]
 
 
-def plain() -> DrafterCandidate:
-    """Return plain decoding as a candidate without a draft."""
-    return DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
-
-
 def candidates(
     card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
     """Yield plain decoding and phrases, then the drafters that are here, then those that could be fetched or
     trained."""
-    for one in (plain(), *_unmeasured(card, at, trained, small, small_here)):
-        yield replace(one, replies=at.replies.get(one.key))
+    plain = DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
+    for one in (plain, *_unmeasured(card, at, trained, small, small_here)):
+        yield replace(one, replies=at.replies.get(reply_key(one.drafter, one.trained, one.small)))
 
 
 def _unmeasured(
@@ -372,14 +363,9 @@ def _draft_seconds(
 ) -> Callable[[int], float]:
     """Return a function from the number of nodes to the seconds of a draft. It drafts `tokens` tokens; 0 means all."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
+    tokens = tokens or at.shape.vocab_size
     inputs = DraftCost(
-        parameters,
-        depth,
-        at.shape,
-        at.rates.product,
-        at.rates.layer,
-        lambda rows: costs.at(rows, CONTEXT),
-        tokens or at.shape.vocab_size,
+        parameters, depth, at.shape, at.rates.product, at.rates.layer, lambda rows: costs.at(rows, CONTEXT), tokens
     )
     host = cost.PHRASES if kind.has_phrases else cost.DRAFT  # seconds of Python
     return lambda nodes: kind.seconds(inputs, nodes) + (host if nodes else 0.0)

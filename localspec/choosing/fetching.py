@@ -75,10 +75,8 @@ def pull_set(
             why += f"; the speedup of {unknown[0]} is not known; --drafter {unknown[0]} fetches it"
         published = found.plan.candidate.published if found.plan else None
         if sources and published and published.license == UNLICENSED:
-            sources, why = (
-                (),
-                f"{why}; its publisher states no license, so it comes only with --drafter {published.kind}",
-            )
+            sources = ()
+            why = f"{why}; its publisher states no license, so it comes only with --drafter {published.kind}"
         return PullSet((*model_source, *sources), why, found)
     if drafter == "none":
         return PullSet(model_source, "only the model, as you asked")
@@ -154,7 +152,12 @@ def fit(
             f"it is unknown whether it fits: its config.json implies {shape.parameters:,} parameters, but its "
             f"weights are {weights:,} bytes"
         )
-    found = chosen or _recommended(name, shape, machine, measurements, drafter_bytes, settings)
+    if (found := chosen) is None:  # with a drafter that needs no fetching
+        devices = tuple(replace(one, free=max(0, one.free - drafter_bytes)) for one in machine.devices)
+        remaining = replace(machine, devices=devices)
+        model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
+        allowed = _allowed_precisions(settings, remaining, model)
+        found = recommend(model, remaining, measurements, here=True, precisions=allowed)
     if found.plan is None or not found.fits:
         return False, f"{name} {found.reason}"
     precision, device = found.plan.precision, found.plan.precision.device
@@ -162,18 +165,6 @@ def fit(
     return True, (
         f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB "
         f"that may be used{reason}"
-    )
-
-
-def _recommended(
-    name: str, shape: Shape, machine: Machine, measurements: MeasurementSource, drafter_bytes: int, settings: Settings
-) -> Recommendation:
-    """Return the recommendation for a model of this shape, with a drafter that needs no fetching."""
-    devices = tuple(replace(one, free=max(0, one.free - drafter_bytes)) for one in machine.devices)
-    remaining = replace(machine, devices=devices)
-    model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
-    return recommend(
-        model, remaining, measurements, here=True, precisions=_allowed_precisions(settings, remaining, model)
     )
 
 
@@ -205,16 +196,10 @@ def saved_packing(
 ) -> str | None:
     """Return the packing in which the CPU engine would save a model of this shape; None if it would not save it."""
     model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
+    names = ("device", "dtype", "quantize", "context", "exact")  # these decide on the form of the weights
+    of_weights = Settings(**{name: getattr(settings, name) for name in names})
     try:
-        choice = choices(model, DrafterSpec("auto"), _of_weights(settings), machine, measurements)[0]
+        choice = choices(model, DrafterSpec("auto"), of_weights, machine, measurements)[0]
     except LocalspecError:  # the error is reported when the model is loaded
         return None
     return choice.quantize if choice.engine == "native" and choice.quantize in FILED else None
-
-
-def _of_weights(settings: Settings) -> Settings:
-    """Return only the settings that decide on the form of the weights."""
-    return Settings(
-        device=settings.device, dtype=settings.dtype, quantize=settings.quantize, context=settings.context,
-        exact=settings.exact,
-    )  # fmt: skip

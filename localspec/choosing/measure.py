@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from localspec import __version__
 from localspec.choosing.cost import CONTEXT, ForwardCostModel, ForwardCosts
@@ -78,36 +78,27 @@ class ModelMeasurements:
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
 
 
-class MeasurementSource(Protocol):
-    """A source of the measurements of a machine."""
+class MeasurementSource:
+    """A source of the measurements of a machine. Its subclasses have some; it has none itself."""
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """Return the measurements of one model in one precision."""
-
-    def bandwidth(self, device: str) -> float | None:
-        """Return the most bytes per second that can be read from a device's memory; None if unknown."""
-
-    def recalled_bandwidth(self, device: str) -> float | None:
-        """Return the bandwidth if it was measured earlier, without measuring it now."""
-
-    def disk(self, card: TargetCard) -> float | None:
-        """Return the bytes per second at which a model's experts can be read from the disk; None if unknown."""
-
-
-class NoMeasurements:
-    """A source without measurements."""
-
-    def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         return ModelMeasurements()
 
     def bandwidth(self, device: str) -> float | None:
+        """Return the most bytes per second that can be read from a device's memory; None if unknown."""
         return None
 
     def recalled_bandwidth(self, device: str) -> float | None:
+        """Return the bandwidth if it was measured earlier, without measuring it now."""
         return self.bandwidth(device)
 
     def disk(self, card: TargetCard) -> float | None:
+        """Return the bytes per second at which a model's experts can be read from the disk; None if unknown."""
         return None
+
+
+NoMeasurements = MeasurementSource
 
 
 # -- saving and recalling ----------------------------------------------------------------------------------------------
@@ -186,17 +177,14 @@ def _sums(value: Any) -> dict[str, list[float]]:
     return {drafter: [*map(float, sums), 0.0][:9] for drafter, sums in value.items() if sound(sums)}
 
 
-def _layers(value: Any) -> list[MeasuredLayers] | None:
-    try:
-        return [MeasuredLayers.from_json(one) for one in value] or None
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
 COSTS = Quantity("costs", ForwardCosts.from_list, ForwardCosts.as_list)
 BANDWIDTH = Quantity("bandwidth", _readings, list)
 DISK = Quantity("bandwidth of a disk in pieces of 1 MiB", _readings, list)
-LAYERS = Quantity("layers that draft", _layers, lambda found: [one.as_json() for one in found])
+LAYERS: Quantity[list[MeasuredLayers]] = Quantity(
+    "layers that draft",
+    lambda value: [MeasuredLayers.from_json(one) for one in value] or None,
+    lambda found: [one.as_json() for one in found],
+)
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
 # steps; then the lowest peak, the drafter's bytes, and the number of replies.
 REPLIES = Quantity("replies that use it", _sums, dict)
@@ -265,7 +253,7 @@ def _file_of_experts(path: Path) -> Path | None:
     return largest if same_disk else None
 
 
-class Measurements:
+class Measurements(MeasurementSource):
     """A source of this machine's measurements. It measures the bandwidth of memory if that is unknown.
 
     That takes half a second per device. With `quiet` nothing is measured. `exact` and `context` say how models will be
@@ -322,7 +310,6 @@ class Measurements:
         return self._bandwidths[device]
 
     def recalled_bandwidth(self, device: str) -> float | None:
-        """Return the bandwidth if it was measured earlier, without measuring it now."""
         return self._bandwidths.get(device) or max(self._readings(device), default=None)
 
     def disk(self, card: TargetCard) -> float | None:

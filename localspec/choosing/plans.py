@@ -468,7 +468,8 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     """Return the reason for this plan, in one sentence. If the user named its drafter, the rule is left out."""
     name = "plain decoding" if plan.candidate.name == "none" else plan.candidate.name
     basis = "measured here" if plan.measured else "predicted"
-    sentence = f"{name} in {plan.precision}: {_pace(plan)} ({basis}), {shown_m(plan)}"
+    memory = "measured peak" if plan.peak_measured else "predicted"
+    sentence = f"{name} in {plan.precision}: {_pace(plan)} ({basis}), M {plan.cost_effectiveness:.2f} ({memory} memory)"
     if (replies := plan.candidate.replies) is not None and plan.candidate.name != "none":
         number = f" in {counted(replies.replies, 'reply', 'replies')}" if replies.replies else ""
         sentence += f", {replies.length:.2f} tokens/step as measured here{number}"
@@ -477,7 +478,12 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
         sentence += f", {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
     sentence += expert_words(plan)
-    return sentence if named else f"{sentence}; {rule_words(plan)}{_others(plan, ranked)}"
+    if named:
+        return sentence
+    why = "memory is short" if plan.rule == "memory" else "memory is plentiful"
+    why = "drafter_rule says so" if plan.rule_named else why
+    by = "M" if plan.rule == "memory" else "speed"
+    return f"{sentence}; chosen by {by}, since {why}{_others(plan, ranked)}"
 
 
 def expert_words(plan: RunPlan) -> str:
@@ -498,18 +504,6 @@ def disk_words(plan: RunPlan) -> str:
         slower = f", so a token takes about {plan.slowed:.1f} times as long"
         slower += "" if plan.disk_measured else f" if that reads {cost.DISK / 1e9} GB/s, as assumed"
     return f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk{slower}"
-
-
-def shown_m(plan: RunPlan) -> str:
-    """Return M in words, with the source of its memory figure."""
-    return f"M {plan.cost_effectiveness:.2f} ({'measured peak' if plan.peak_measured else 'predicted'} memory)"
-
-
-def rule_words(plan: RunPlan) -> str:
-    """Return a clause that says which rule decided, and why."""
-    why = "memory is short" if plan.rule == "memory" else "memory is plentiful"
-    why = "drafter_rule says so" if plan.rule_named else why
-    return f"chosen by {'M' if plan.rule == 'memory' else 'speed'}, since {why}"
 
 
 def _pace(plan: RunPlan) -> str:

@@ -1,6 +1,6 @@
 """Surveys the registered models on a machine: how each would run there, and which one to take."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -168,22 +168,20 @@ class Recommendation:
         """The missing downloads of the model, in the form that `pull` would take, and of its drafter."""
         candidate = self.plan.candidate if self.plan else None
         missing = [card for card in (self.card, candidate.small if candidate else None) if card and not card.here]
-        sizes = [self._download(card.entry) if card is self.card else _original(card.entry) for card in missing]
+        precision = self.plan.precision if self.plan else None
+        kept = precision.quantize if precision and precision.device.engine == "native" else None
+        sizes = [_download(card.entry, kept if card is self.card else None) for card in missing]
         sized = [size for size in sizes if size is not None]
         other = candidate.published if candidate and candidate.small is None else None
         drafter = other.download if other else None
         total = sum(sized) + (drafter or 0) if len(sized) == len(missing) else None
         return ToFetch(total, other is not None and drafter is None)
 
-    def _download(self, entry: Entry | None) -> int | None:
-        precision = self.plan.precision if self.plan else None
-        kept = precision.quantize if precision and precision.device.engine == "native" else None
-        form = suited_form(entry, kept) if entry else None
-        return form_bytes(form, entry) if form and entry else _original(entry)
 
-
-def _original(entry: Entry | None) -> int | None:
-    return original_bytes(entry) if entry else None
+def _download(entry: Entry | None, packing: str | None) -> int | None:
+    """Return about how many bytes a pull of a model fetches to keep it in a packing."""
+    form = suited_form(entry, packing) if entry else None
+    return form_bytes(form, entry) if form and entry else original_bytes(entry) if entry else None
 
 
 def recommendations(
@@ -194,9 +192,17 @@ def recommendations(
     With `here`, only models and drafters that can be loaded now count. Otherwise those that can be fetched count too.
     """
     cards = known()
-    found = [
-        _of_card(card, machine, measurements, here, rule, cards) for card in cards.values() if card.here or not here
-    ]
+    found: list[Recommendation] = []
+    for card in (card for card in cards.values() if card.here or not here):
+        try:
+            model = model_of(card, cards)
+            if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
+                one = Recommendation(card, None, "it has no tokenizer, so you cannot chat with it")
+            else:
+                one = replace(recommend(model, machine, measurements, here, rule=rule), passed_over=model.passed_over)
+        except LocalspecError as trouble:
+            one = Recommendation(card, None, str(trouble))
+        found.append(one)
     return sorted(found, key=lambda one: one.quality, reverse=True)
 
 
@@ -205,24 +211,6 @@ def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -
     `here`."""
     seen = {one.model_and_drafter for one in here}
     return [*here, *(one for one in every if one.model_and_drafter not in seen)]
-
-
-def _of_card(
-    card: TargetCard,
-    machine: Machine,
-    measurements: MeasurementSource,
-    here: bool,
-    rule: DrafterRule,
-    cards: Mapping[str, TargetCard],
-) -> Recommendation:
-    try:
-        model = model_of(card, cards)
-        if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
-            return Recommendation(card, None, "it has no tokenizer, so you cannot chat with it")
-        found = recommend(model, machine, measurements, here, rule=rule)
-        return replace(found, passed_over=model.passed_over)
-    except LocalspecError as trouble:
-        return Recommendation(card, None, str(trouble))
 
 
 def recommend(

@@ -15,7 +15,7 @@ from localspec import environment
 from localspec.chat.answerer import Answerer
 from localspec.chat.conversation import Resumed
 from localspec.chat.start import StartedChat, start_chat
-from localspec.cli.progress import Progress
+from localspec.cli.console import Progress
 from localspec.config import LOADED_BY, PREFIX, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter, Statistics
@@ -162,27 +162,19 @@ def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: R
                         return ""
                     if not piece:
                         errors.seek(0)
-                        return _last_sentence(errors.read(2**16))
+                        words = errors.read(2**16).decode("utf-8", "replace").splitlines()
+                        last = words[-1] if words else "The server ended without a message."
+                        return one_line(last.removeprefix("localspec: "))
     process.terminate()
     return f"The server did not start within {START_SECONDS:.0f} s."
 
 
-def _last_sentence(said: bytes) -> str:
-    """Return the last line that a process printed before it ended."""
-    found = said.decode("utf-8", "replace").splitlines() or ["The server ended without a message."]
-    return one_line(found[-1].removeprefix("localspec: "))
-
-
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
     """Return this process's variables, and variables that make a server load a model as this process would."""
-    known = {f"{PREFIX}{name.upper()}": _as_variable(getattr(settings, name)) for name in LOADED_BY}
-    own = {**known, f"{PREFIX}MODEL": registry.reference(card)}
+    own = {f"{PREFIX}MODEL": registry.reference(card)}
+    for name in LOADED_BY:
+        value: Any = getattr(settings, name)
+        text = json.dumps(list(value)) if isinstance(value, tuple) else "" if value is None else str(value)
+        own[f"{PREFIX}{name.upper()}"] = text.lower() if isinstance(value, bool) else text  # empty counts as unset
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
     return {**os.environ, **{name: value for name, value in own.items() if value}, **home}
-
-
-def _as_variable(value: Any) -> str:
-    """Return a value as the text of a variable. An empty text counts as unset."""
-    if isinstance(value, tuple):
-        return json.dumps(list(value))
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -11,15 +11,13 @@ import typer
 
 from localspec import config
 from localspec.bench import plot, prompts, server_table, table
-from localspec.bench.prompts import BenchPrompt
 from localspec.chat.start import chosen_model
 from localspec.choosing.choice import Choice, LoadSpec
 from localspec.choosing.choose import choose
 from localspec.choosing.drafters import MOST_NODES
 from localspec.choosing.measure import MeasurementCache, Measurements
-from localspec.cli.console import window
+from localspec.cli.console import Progress, tell, window
 from localspec.cli.options import no_effect, takes_settings, whole_number
-from localspec.cli.progress import Progress, tell
 from localspec.cli.texts import file_named
 from localspec.config import LOADED_BY, Settings
 from localspec.errors import UsageMistake
@@ -106,7 +104,11 @@ def bench(
     progress = Progress()
     progress.show("preparing the benchmark")
     if elsewhere:
-        report = measured(elsewhere, settings, asked, max_tokens, repeat, progress)
+        from localspec.serving.measuring import measure  # opens connections
+
+        with progress:
+            engines = [_engine(url, settings, progress) for url in elsewhere]
+            report = measure(engines, asked, max_tokens, repeat, settings, progress.show)
         _tell(report, server_table.of(report, _width(as_json)), as_json)
         if plotted:
             _draw(plot.figure_of_servers(report), plotted)
@@ -140,18 +142,14 @@ def bench(
         comparison.ComparedRow(choice, size, settings.accept if size else "exact")
         for (*_, size), choice in choices.items()
     ]
-    try:
-        with user_store(progress.notice, create=tune) as store:
-            report = comparison.bench(rows, asked, max_tokens, repeat, settings, progress.show, store, tune)
-    finally:
-        progress.clear()
+    with progress, user_store(progress.notice, create=tune) as store:
+        report = comparison.bench(rows, asked, max_tokens, repeat, settings, progress.show, store, tune)
     _tell(report, table.of(report, _width(as_json), details), as_json)
     if plotted:
         _draw(plot.figure(report), plotted)
 
 
 def _width(as_json: bool) -> int:
-    """Return the width of the table: as wide as the terminal, up to a limit."""
     return min(table.WIDTH, window(sys.stderr if as_json else sys.stdout)[0] or table.WIDTH)
 
 
@@ -207,26 +205,8 @@ def addresses(given: Sequence[str], settings: Settings) -> list[str]:
     return urls
 
 
-def measured(
-    urls: Sequence[str],
-    settings: Settings,
-    prompts: Sequence[BenchPrompt],
-    max_tokens: int,
-    repeat: int,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Return the report. Raises the errors of `measure` and `Server.open`, and NotHere for a model that a
-    server lacks."""
-    from localspec.serving.measuring import measure  # opens connections
-
-    try:
-        engines = [_engine(url, settings, progress) for url in urls]
-        return measure(engines, prompts, max_tokens, repeat, settings, progress.show)
-    finally:
-        progress.clear()
-
-
 def _engine(url: str, settings: Settings, progress: Progress) -> "ServerEngine":
+    """Open a server to measure. Raises the errors of `Server.open`, and NotHere for a model that it lacks."""
     from localspec.serving.server import Server
     from localspec.serving.server_engine import ServerEngine
 

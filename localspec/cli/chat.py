@@ -1,12 +1,12 @@
 """`localspec chat [PROMPT]`: opens a conversation in the terminal."""
 
 import sys
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
+from localspec.cli.console import is_terminal, say
 from localspec.cli.options import SharedFlags, takes_shared_flags
-from localspec.cli.progress import say
 from localspec.cli.texts import checked_prompt
 from localspec.environment import dumb_terminal, in_a_tab
 from localspec.errors import UsageMistake
@@ -33,7 +33,7 @@ def chat(
         if hint:
             say(hint)
         return converse(flags, first)
-    if not in_a_tab() and not all(map(_is_terminal, (sys.stdin, sys.stdout, sys.stderr))):
+    if not in_a_tab() and not all(map(is_terminal, (sys.stdin, sys.stdout, sys.stderr))):
         raise UsageMistake(
             "`localspec chat` needs a terminal; in pipelines use `localspec run`, or `localspec chat --plain`, "
             "which reads one prompt per line."
@@ -59,7 +59,3 @@ def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | 
     if (begun := name_in_prompt(word)) is not None:
         return flags, word, f"{word!r} is the first prompt; `localspec chat -m {begun}` would have chosen the model."
     return flags, word, ""
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and stream.isatty()

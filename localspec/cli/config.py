@@ -7,7 +7,7 @@ import typer
 
 from localspec import environment
 from localspec.cli.console import folded, width
-from localspec.config import NAMES, Settings, load
+from localspec.config import NAMES, load
 from localspec.models.present import present_model
 from localspec.paths import Paths
 from localspec.text import one_line
@@ -21,7 +21,11 @@ def config(
 ) -> None:
     """Show the settings and where each value comes from. A dash means that the model decides."""
     settings = load()
-    _check_chat(settings)
+    if settings.origins["theme"] != "default" or settings.keymap:
+        from localspec_tui import keymap, themes  # slow to import
+
+        themes.check(settings)
+        keymap.effective(settings)
     values = {name: getattr(settings, name) for name in NAMES}
     present = present_model(settings, Paths(environment.home()))
     if as_json:
@@ -40,12 +44,3 @@ def config(
         print("\n".join(folded(line, width(), indent=names + 1)))
     file = Paths(environment.home()).config_file
     print("\n".join(folded(one_line(f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"), width())))
-
-
-def _check_chat(settings: Settings) -> None:
-    """Raise UsageMistake for a theme or keys that the chat would refuse."""
-    if settings.origins["theme"] != "default" or settings.keymap:  # importing the terminal interface is slow
-        from localspec_tui import keymap, themes
-
-        themes.check(settings)
-        keymap.effective(settings)

@@ -1,4 +1,4 @@
-"""Output in the forms that commands share, JSON and tables, and questions before deletions."""
+"""Output of commands: JSON, tables and wrapped text, notices and a line of progress; questions before deletions."""
 
 import json
 import os
@@ -8,19 +8,26 @@ import sys
 import textwrap
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from typing import TextIO, TypeGuard
+from threading import Lock, Timer
+from time import monotonic
+from typing import Self, TextIO, TypeGuard
 
 import typer
 from rich.cells import cell_len, set_cell_size
 
 from localspec.errors import UsageMistake
-from localspec.marks import no_room
+from localspec.events import Reporter
+from localspec.marks import drawable, no_room
+from localspec.quantities import Arrival
 from localspec.text import one_line
 
 LEAST = 8  # columns of the beginning of a cut cell
 _SPEAKER = "localspec: "  # precedes messages on standard error, in the line of the first word
 # Text that may be copied to a shell, within a sentence or at its end.
 _WHOLE = re.compile(f"^{_SPEAKER}|`[^`]*`|(?<!^{_SPEAKER})(?<=: )localspec .*")
+HELD_BACK = 24  # characters that `WordWrap` holds back until their word ends; Thai has no spaces
+_PARTS = re.compile(r"\n| +|[^\n ]+")
+_FENCES = ("```", "~~~")
 
 
 def print_json(value: object) -> None:
@@ -89,17 +96,59 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
     return [part.replace("\0", " ") for part in parts] or [""]
 
 
-def once_more(lines: Sequence[str], height: int | None) -> list[str]:
-    """Return the lines of a page.
+class WordWrap:
+    """A filter that breaks text between words, into lines of `columns`. None leaves it unchanged.
 
-    If its first part would scroll away, repeat that part, up to the first empty line, at the end.
+    Code between fences stays whole, so that it can be copied.
     """
-    return [*lines] if height is None or len(lines) < height else [*lines, "", *lines[: lines.index("")]]
+
+    def __init__(self, columns: int | None) -> None:
+        self._columns = columns
+        self._at = 0  # columns of the line so far
+        self._line = self._word = ""
+        self._code = False
+
+    def add(self, text: str) -> str:
+        """Add text. Return the text that can be printed now. A word is held back until it has ended."""
+        if self._columns is None:
+            return text
+        return "".join(map(self._take, _PARTS.findall(text)))
+
+    def flush(self) -> str:
+        """Return the word that was held back."""
+        word, self._word = self._word, ""
+        if self._columns is None or not word:
+            return word
+        wide, self._line = cell_len(word), self._line + word
+        broken = not self._code and self._at > 0 and self._at + wide > self._columns
+        self._at = (0 if broken else self._at) + wide
+        return f"\n{word}" if broken else word
+
+    def _take(self, part: str) -> str:
+        if part == "\n":
+            shown = self.flush() + part
+            self._code ^= self._line.lstrip().startswith(_FENCES)
+            self._at, self._line = 0, ""
+            return shown
+        if part[0] == " ":
+            before = self.flush()
+            blanks = part if self._code else part[: max((self._columns or 0) - self._at, 0)]
+            self._at, self._line = self._at + len(blanks), self._line + part
+            return before + blanks
+        if self._code:
+            self._word += part
+            return self.flush()
+        shown = ""
+        for character in part:
+            self._word += character
+            if cell_len(character) > 1 or len(self._word) > HELD_BACK:  # Chinese may be broken anywhere
+                shown += self.flush()
+        return shown
 
 
 def seen() -> bool:
     """Return whether a person, not a program, reads standard output."""
-    return _is_terminal(sys.stdout)
+    return is_terminal(sys.stdout)
 
 
 def window(stream: TextIO | None) -> tuple[int | None, int | None]:
@@ -107,7 +156,7 @@ def window(stream: TextIO | None) -> tuple[int | None, int | None]:
     if stream is sys.stdout:
         return shutil.get_terminal_size() if seen() else (None, None)
     with suppress(OSError):
-        if _is_terminal(stream):
+        if is_terminal(stream):
             columns, lines = os.get_terminal_size(stream.fileno())
             return columns or None, lines or None
     return None, None
@@ -118,7 +167,8 @@ def width() -> int | None:
     return window(sys.stdout)[0]
 
 
-def _is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
+def is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
+    """Return whether a standard stream is open, and is a terminal."""
     return stream is not None and stream.isatty()
 
 
@@ -134,9 +184,115 @@ def may_delete(target: str, yes: bool) -> bool:
 
 def at_a_terminal() -> bool:
     """Return whether standard input is a terminal, where a question can be answered."""
-    return _is_terminal(sys.stdin)
+    return is_terminal(sys.stdin)
 
 
 def piped() -> bool:
     """Return whether a program writes the prompts or reads the replies. A chat does not list such conversations."""
     return not (at_a_terminal() and seen())
+
+
+# -- on standard error ------------------------------------------------------------------------------------------------
+
+
+def tell(text: str, end: str = "\n") -> None:
+    """Print to standard error. Errors are ignored, because a closed stream must not end the reply."""
+    if sys.stderr is not None:
+        with suppress(OSError):
+            print(drawable(text, sys.stderr), end=end, file=sys.stderr, flush=True)
+
+
+def say(sentence: str) -> None:
+    """Print a sentence to standard error, wrapped between words on a terminal."""
+    for line in folded(f"localspec: {one_line(sentence)}", window(sys.stderr)[0]):
+        tell(line)
+
+
+WAIT_SECONDS = 8.0  # a longer wait gets one line if no line can be overwritten
+
+
+class Progress:
+    """A line of progress on standard error. On a terminal it is overwritten.
+
+    Elsewhere one line is printed for each wait of more than WAIT_SECONDS, unless `names_waits` is False. As a context
+    it is cleared at the end.
+    """
+
+    def __init__(self, names_waits: bool = True) -> None:
+        self._on = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self._shown = False
+        self._names_waits = names_waits
+        self._lock, self._what, self._named = Lock(), "", ""
+        self._wait: Timer | None = None  # it has ended once `_named` is set
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.clear()
+
+    @property
+    def reporter(self) -> Reporter:
+        """Return a reporter for the engine, which shows notices and progress here."""
+        return Reporter(self.notice, self.show)
+
+    def show(self, what: str) -> None:
+        """Display the current wait, such as "loading qwen3: 40 %"."""
+        if self._on:
+            self._shown = True
+            # a longer one would wrap, and could not be overwritten
+            fitting = max((window(sys.stderr)[0] or 80) - len(" …") - 1, 0)
+            tell(f"\r\x1b[K{one_line(what)[:fitting]} …", end="")
+            return
+        with self._lock:
+            self._what = what
+            if self._named and _kind(what) != self._named:  # another wait has begun
+                self._wait, self._named = None, ""
+            if self._wait is None and self._names_waits:
+                self._wait = Timer(WAIT_SECONDS, self._name)
+                self._wait.daemon = True
+                self._wait.start()
+
+    def clear(self) -> None:
+        """Remove the line of progress, and forget when the wait began."""
+        with self._lock:
+            if self._wait is not None:
+                self._wait.cancel()
+            self._wait, self._what, self._named = None, "", ""
+        if self._shown:
+            tell("\r\x1b[K", end="")
+            self._shown = False
+
+    def _name(self) -> None:
+        """Print a line that names a long wait."""
+        with self._lock:
+            if self._what:
+                self._named = _kind(self._what)
+                say(f"{self._what} …")
+
+    def notice(self, sentence: str) -> None:
+        """Print a sentence in place of the line. The sentence stays."""
+        self.clear()
+        say(sentence)
+
+
+def _kind(what: str) -> str:
+    """Return the name of a wait without its progress, such as "loading qwen3"."""
+    return re.split(r"\d|: ", what, maxsplit=1)[0]
+
+
+class DownloadProgress:
+    """A line of progress for a download."""
+
+    PAUSE = 0.2  # seconds between two lines
+
+    def __init__(self, progress: Progress, name: str) -> None:
+        self._progress, self._name = progress, name
+        self._arrival, self._shown = Arrival(), float("-inf")
+
+    def show(self, done: int, total: int) -> None:
+        """Show that `done` of `total` bytes have arrived."""
+        now = monotonic()
+        if now - self._shown >= self.PAUSE or done >= total:
+            self._shown = now
+            self._progress.show(f"fetching {self._name}: {', '.join(self._arrival.parts(done, total, now))}")

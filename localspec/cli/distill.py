@@ -2,22 +2,19 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from localspec.chat.start import chosen_model
+from localspec.cli.console import Progress
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import takes_settings, whole_number
-from localspec.cli.progress import Progress
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.quantities import duration
 from localspec.store.store import user_store
 from localspec.training.examples import read_questions
-
-if TYPE_CHECKING:
-    from localspec.training.distill import Distiller
 
 app = typer.Typer()
 
@@ -55,8 +52,7 @@ def distill(
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
         raise UsageMistake(f"{output} cannot be written: it is not a path for a file; give another -o.")
     asked = read_questions(prompts)[:limit]
-    progress = Progress()
-    with Interrupt() as interrupt, user_store(progress.notice, create=False) as store:
+    with Interrupt() as interrupt, Progress() as progress, user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
         progress.show(f"loading {card.name}")
 
@@ -69,32 +65,22 @@ def distill(
             settings.temperature or 0.0 if settings.by_flag("temperature") else 0.0,
             0 if settings.seed is None else settings.seed,
         )
-        try:
-            distiller = Distiller(asked, output, answerer(card, settings, batch, store, progress.reporter), generation)
-            _announce(distiller, progress)
-            interrupt.wait_for_step = True
-            for batch_done in distiller.run():
-                progress.show(
-                    f"{batch_done.done} of {batch_done.total} replies, {batch_done.left / 3600:.2g} hours left"
+        distiller = Distiller(asked, output, answerer(card, settings, batch, store, progress.reporter), generation)
+        if distiller.too_long:
+            progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
+        if distiller.answered:
+            progress.notice(f"{len(distiller.answered)} of {distiller.total} replies already exist.")
+        if left := distiller.total - len(distiller.answered):
+            progress.show("measuring")
+            progress.notice(f"{left} replies take about {duration(distiller.estimate())} at most.")
+        interrupt.wait_for_step = True
+        for batch_done in distiller.run():
+            progress.show(f"{batch_done.done} of {batch_done.total} replies, {batch_done.left / 3600:.2g} hours left")
+            if interrupt.requested and batch_done.done < batch_done.total:
+                progress.notice(
+                    f"stopped; {output} has {batch_done.done} of {batch_done.total} replies, and the same command "
+                    "continues."
                 )
-                if interrupt.requested and batch_done.done < batch_done.total:
-                    progress.notice(
-                        f"stopped; {output} has {batch_done.done} of {batch_done.total} replies, and the same command "
-                        "continues."
-                    )
-                    return 130
-        finally:
-            progress.clear()
+                return 130
     print(f"{output}: {distiller.total} replies of {card.name}.", flush=True)
     return 0
-
-
-def _announce(distiller: "Distiller", progress: Progress) -> None:
-    """Report which prompts are left out, which are already answered, and how long the rest will take."""
-    if distiller.too_long:
-        progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
-    if distiller.answered:
-        progress.notice(f"{len(distiller.answered)} of {distiller.total} replies already exist.")
-    if left := distiller.total - len(distiller.answered):
-        progress.show("measuring")
-        progress.notice(f"{left} replies take about {duration(distiller.estimate())} at most.")

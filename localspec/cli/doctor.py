@@ -4,9 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,12 +15,11 @@ from localspec.choosing.cost import bandwidth_of
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.plans import expert_words
 from localspec.choosing.survey import Recommendation, all_pairs, mixture_words, preferred, recommendations
-from localspec.cli.console import folded, once_more, print_json, table, window
+from localspec.cli.console import Progress, folded, print_json, table, window
 from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
-from localspec.cli.progress import Progress
 from localspec.config import NAMES, Settings
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.machine import hardware
+from localspec.machine import compiled, hardware
 from localspec.machine.machine import Device, Machine, this_machine, torch_trouble
 from localspec.marks import drawable
 from localspec.paths import Paths
@@ -90,16 +87,17 @@ def doctor(
     if as_json:
         print_json(_report(survey))
     else:
-        print(drawable("\n".join(_printed(survey, verbose)), sys.stdout))
+        columns, height = window(sys.stdout)
+        lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
+        if height is not None and len(lines) >= height:  # its first part would scroll away
+            lines += ["", *lines[: lines.index("")]]
+        print(drawable("\n".join(lines), sys.stdout))
     return 0
 
 
 def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_json: bool) -> int:
-    progress = Progress()
-    try:
+    with Progress() as progress:
         proof = prove(model, settings, prompts, max_tokens, progress.reporter)
-    finally:
-        progress.clear()
     if as_json:
         print_json(asdict(proof))
     if proof.divergence is not None:
@@ -121,38 +119,24 @@ class _Survey:
     recommended: Recommendation | None
     ungated: Recommendation | None  # of those that are not gated
     mixture: str  # sentences that say why no better mixture of experts is recommended, or ""
-    packed: "_Packed"
+    paths: Paths
+    packed: int  # files
     found: list[FoundModel]  # of other programs, not imported
     others: float  # cores that other programs used meanwhile
 
 
-@dataclass(frozen=True)
-class _Packed:
-    """The number of packed models, the directories that hold them, and their bytes."""
-
-    path: Path
-    imports: Path
-    files: int
-    bytes: int
-
-    @classmethod
-    def look(cls, paths: Paths) -> "_Packed":
-        remove_abandoned(paths.packed, paths.imports)
-        return cls(paths.packed, paths.imports, len(packed_files(paths)), packed_bytes(paths))
-
-
 def _survey(settings: Settings) -> _Survey:
-    progress, others = Progress(), hardware.OthersLoad()
-    with ExitStack() as at_the_end:
-        at_the_end.callback(progress.clear)
+    others, paths = hardware.OthersLoad(), Paths(environment.home())
+    with Progress() as progress, user_store(progress.notice, create=settings.log) as store:  # saves measurements
         progress.show("checking this machine")
-        # Measurements are saved there.
-        store = at_the_end.enter_context(user_store(progress.notice, create=settings.log))
         measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)
         here = recommendations(machine, measurements, here=True, rule=settings.drafter_rule)
         every = recommendations(machine, measurements, here=False, rule=settings.drafter_rule)
     recommended = preferred(every, settings.prefer)
+    remove_abandoned(paths.packed, paths.imports)
+    imported = [one.header.origin.files for one in imports(paths).values()]
+    same = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in imported for name in files}
     return _Survey(
         machine,
         all_pairs(here, every),
@@ -160,17 +144,11 @@ def _survey(settings: Settings) -> _Survey:
         recommended,
         preferred([one for one in every if not one.gated], settings.prefer),
         mixture_words(recommended, every, settings.prefer) if recommended else "",
-        _Packed.look(Paths(environment.home())),
-        _found(Paths(environment.home())),
+        paths,
+        len(packed_files(paths)),
+        [one for one in models_of_others() if (one.path.name, one.bytes) not in same],
         others(),
     )
-
-
-def _found(paths: Paths) -> list[FoundModel]:
-    """Return the models of other programs, except those already imported under the same name and with the same size."""
-    every = [one.header.origin.files for one in imports(paths).values()]
-    here = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in every for name in files}
-    return [one for one in models_of_others() if (one.path.name, one.bytes) not in here]
 
 
 # -- as JSON -----------------------------------------------------------------------------------------------------------
@@ -180,9 +158,9 @@ def _report(survey: _Survey) -> dict[str, Any]:
     return {
         "processor": hardware.cpu_name(),
         "cores": survey.machine.cores,
-        "capabilities": hardware.capabilities(),
+        "capabilities": [*filter(None, [compiled.instruction_set()])],
         "torch_trouble": torch_trouble(),
-        "packed": {"path": str(survey.packed.path), "files": survey.packed.files, "bytes": survey.packed.bytes},
+        "packed": {"path": str(survey.paths.packed), "files": survey.packed, "bytes": packed_bytes(survey.paths)},
         "found": [
             {"name": one.name, "program": one.program, "path": str(one.path), "bytes": one.bytes}
             for one in survey.found
@@ -240,20 +218,22 @@ def _choice(recommendation: Recommendation) -> dict[str, Any]:
 # -- as a page ---------------------------------------------------------------------------------------------------------
 
 
-def _printed(survey: _Survey, verbose: bool) -> list[str]:
-    """Return the lines of the page. Its first part is repeated at the end if it would scroll away."""
-    columns, height = window(sys.stdout)
-    lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
-    return once_more(lines, height)
-
-
 def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from _advice(survey)
     yield ""
     yield from _machine(survey)
     yield ""
     yield f"Models, by quality{'; measured while other programs ran' if _busy(survey) else ''}:"
-    yield from _table(sorted(survey.recommendations, key=lambda one: one.quality, reverse=True), verbose, width)
+    by_quality = sorted(survey.recommendations, key=lambda one: one.quality, reverse=True)
+    rows = [
+        ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal leaves out the last ones
+        *([one.card.name + " *" * one.gated, *_cells(one)] for one in by_quality),
+    ]
+    if not verbose:
+        rows = [[*row[:4], *row[5:]] for row in rows]
+    figures = len(rows[0]) - 1  # before BY
+    right = {2, 3, 4} if verbose else {2, 3}
+    yield from table(rows, right, width, whole=range(figures), wraps={figures})
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
     yield "~ is predicted, the rest measured here. DRAFTS is the speed with drafts against plain decoding."
@@ -294,11 +274,9 @@ def _advice(survey: _Survey) -> Iterator[str]:
 
 def _experts(one: Recommendation) -> str:
     """Return a sentence about a model's experts, or "" if it has none."""
-    return (
-        f"The model is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."
-        if one.plan and one.plan.active
-        else ""
-    )
+    if one.plan is None or one.plan.active is None:
+        return ""
+    return f"The model is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."
 
 
 def _speed(one: Recommendation) -> str:
@@ -330,26 +308,14 @@ def _machine(survey: _Survey) -> Iterator[str]:
         )
     if trouble := torch_trouble():
         yield trouble
-    if survey.packed.files:
-        packed = survey.packed
-        yield f"{counted(packed.files, 'packed model')}, {size(packed.bytes)}, in {packed.path} and {packed.imports}"
+    if survey.packed:
+        held, paths = size(packed_bytes(survey.paths)), survey.paths
+        yield f"{counted(survey.packed, 'packed model')}, {held}, in {paths.packed} and {paths.imports}"
     for one in survey.found[:MOST_FOUND]:
         path = shlex.quote(str(one.path))
         yield f"{one.program} has {one.name}, {size(one.bytes)}. Use it: localspec import {path}"
     if (rest := len(survey.found) - MOST_FOUND) > 0:
         yield f"There {'is 1 more such model' if rest == 1 else f'are {rest} more such models'}; --json lists all."
-
-
-def _table(recommendations: list[Recommendation], verbose: bool, width: int | None) -> list[str]:
-    rows = [
-        ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal leaves out the last ones
-        *([one.card.name + " *" * one.gated, *_cells(one)] for one in recommendations),
-    ]
-    if not verbose:
-        rows = [[*row[:4], *row[5:]] for row in rows]
-    figures = len(rows[0]) - 1  # before BY
-    right = {2, 3, 4} if verbose else {2, 3}
-    return table(rows, right, width, whole=range(figures), wraps={figures})
 
 
 def _download(one: Recommendation) -> str:
@@ -405,15 +371,12 @@ def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
 
     found = Server.open(address)
     if as_json:
-        print_json(_server_report(found))
+        models = [{"model": name, "context": one.context or None} for name, one in found.models.items()]
+        program = found.program or None
+        print_json({"server": found.address.url, "program": program, "models": models, "unread": found.unread})
     else:
         print(drawable("\n".join(map(one_line, _server_page(found))), sys.stdout))
     return 0
-
-
-def _server_report(server: "Server") -> dict[str, Any]:
-    models = [{"model": name, "context": one.context or None} for name, one in server.models.items()]
-    return {"server": server.address.url, "program": server.program or None, "models": models, "unread": server.unread}
 
 
 def _server_page(server: "Server") -> Iterator[str]:

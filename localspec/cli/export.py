@@ -1,15 +1,15 @@
 """`localspec export ENGINE DRAFTER`: writes a trained drafter in the form of another engine."""
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from localspec.cli.console import print_json
+from localspec.cli.console import Progress, print_json
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import whole_number
-from localspec.cli.progress import Progress
 from localspec.exporting.engines import engine_named
 from localspec.quantities import size
 from localspec.text import one_line
@@ -35,21 +35,11 @@ def export(
     engine_named(engine)
     from localspec.exporting.export import export as write
 
-    progress = Progress()
-    progress.show(f"writing {drafter} for {engine}")
-    try:
-        with cleared_up_when_ended():
-            done = write(engine, drafter, model, out, tensor_parallel)
-    finally:
-        progress.clear()
+    with Progress() as progress, cleared_up_when_ended():
+        progress.show(f"writing {drafter} for {engine}")
+        done = write(engine, drafter, model, out, tensor_parallel)
     if as_json:
-        print_json(
-            {
-                "engine": done.engine, "form": done.form, "model": done.model, "directory": str(done.directory),
-                "files": done.files, "bytes": done.bytes, "tokens": done.tokens, "notes": done.notes,
-                "command": done.command,
-            }
-        )  # fmt: skip
+        print_json(asdict(done) | {"directory": str(done.directory)})
         return
     label = engine_named(engine).label
     typer.echo(one_line(f"{drafter} for {label}: {done.form}, {size(done.bytes)}, in {done.directory}"))

@@ -1,6 +1,5 @@
 """`localspec history`: the saved conversations, and how to delete them."""
 
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -8,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.chat.branches import ListedConversation, by_present_name, by_present_names, rows
+from localspec.chat.branches import by_present_name, by_present_names, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
-from localspec.cli.console import may_delete, print_json, seen, table
+from localspec.cli.console import may_delete, print_json, seen, table, tell, width
 from localspec.cli.options import whole_number
-from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.cli.texts import conversation_id
 from localspec.environment import home
@@ -34,7 +32,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard
 
 
 def _number(text: str) -> int:
-    """Return the number of a conversation in a text."""
     return conversation_id(text, "`localspec history list`")
 
 
@@ -68,8 +65,10 @@ def list_conversations(
     if not infos:
         typer.echo("No conversations are saved.")
     elif seen():
-        shown = [row for row in shown if row.info in infos]
-        typer.echo("\n".join(_table(shown, time.time(), shutil.get_terminal_size().columns)))
+        now, lines = time.time(), [["ID", "USED", "TURNS", "MODEL", "TITLE"]]
+        for info, title in ((row.info, row.indented + row.mark) for row in shown if row.info in infos):
+            lines.append([str(info.id), ago(info.used, now), str(info.turns), info.model_name, title])
+        typer.echo("\n".join(table(lines, right={0, 2}, width=width())))
         return
     for info in infos:  # for programs
         typer.echo(_title_line(info))
@@ -140,7 +139,12 @@ def rm(
     copied = Paths(home()).copied
     with store_if_any(WHAT) as store:
         history = store.history if store else None
-        infos = _to_delete(history, conversations, before)
+        if conversations:
+            infos = [found.info for found in _saved(history, conversations)]
+        elif history is None:
+            infos = []
+        else:
+            infos = history.conversations() if before is None else history.unused_since(before)
         drafts = store.drafts.orphaned() if store and everything else 0
         report_files_set_aside(WHAT)
         if store is None or not (infos or drafts):
@@ -154,7 +158,10 @@ def rm(
                 store.history.remove((), everything)  # an earlier deletion may be unfinished
             typer.echo(done)
             return
-        if not may_delete(_target(infos, drafts, before), yes):
+        target = _counts(len(infos), drafts) + ("" if before is None else f" last used before {day(before)}")
+        if len(infos) == 1 and not drafts:
+            target = f"conversation {infos[0].id}, {infos[0].title!r}"
+        if not may_delete(target, yes):
             return
         removed = store.history.remove([info.id for info in infos], everything)
         drafts = store.drafts.remove_orphaned() if drafts else 0
@@ -165,23 +172,6 @@ def rm(
             tell(f"localspec: {store.unfinished}")
         if store.phrases.any_phrase():
             typer.echo("Phrases that were learned from replies stay until `localspec pool clear`.")
-
-
-def _to_delete(
-    history: History | None, conversations: Sequence[int] | None, before: float | None
-) -> list[ConversationInfo]:
-    """Return the conversations with these ids; without ids, those last used before a moment; without either, all."""
-    if conversations:
-        return [found.info for found in _saved(history, conversations)]
-    if history is None:
-        return []
-    return history.conversations() if before is None else history.unused_since(before)
-
-
-def _target(infos: Sequence[ConversationInfo], drafts: int, before: float | None) -> str:
-    if len(infos) == 1 and not drafts:
-        return f"conversation {infos[0].id}, {infos[0].title!r}"
-    return _counts(len(infos), drafts) + ("" if before is None else f" last used before {day(before)}")
 
 
 def _counts(conversations: int, drafts: int) -> str:
@@ -200,14 +190,6 @@ def _all_saved(history: History | None) -> Iterator[Saved]:
             found = history.read(number)
             if found is not None:  # another process may have deleted it meanwhile
                 yield found
-
-
-def _table(found: Sequence[ListedConversation], now: float, width: int) -> list[str]:
-    lines = [
-        [str(row.info.id), ago(row.info.used, now), str(row.info.turns), row.info.model_name, row.indented + row.mark]
-        for row in found
-    ]
-    return table([["ID", "USED", "TURNS", "MODEL", "TITLE"], *lines], right={0, 2}, width=width)
 
 
 def _title_line(info: ConversationInfo) -> str:

@@ -5,11 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.cli.console import print_json
+from localspec.cli.console import Progress, print_json, say
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import takes_settings
-from localspec.cli.progress import Progress, say
 from localspec.cli.texts import file_named
 from localspec.config import Settings
 from localspec.engine.importing import Imported, import_gguf, must_stay
@@ -73,11 +72,8 @@ def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
 
 
 def _import(file: Path, settings: Settings, progress: Progress) -> Imported:
-    try:
-        with cleared_up_when_ended():
-            return import_gguf(file, settings, progress.reporter)
-    finally:
-        progress.clear()
+    with progress, cleared_up_when_ended():
+        return import_gguf(file, settings, progress.reporter)
 
 
 def _json(done: Imported) -> dict[str, Any]:

@@ -9,15 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.cli.console import table, width
-from localspec.cli.progress import say
+from localspec.cli.console import say, table, width
 from localspec.config import load
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
 from localspec.hub.records import packed_sources
 from localspec.models.default_draft import DRAFT_FOLDER, default_draft
-from localspec.models.drafter_cards import DrafterCard, damaged_drafters, trained_drafters
+from localspec.models.drafter_cards import damaged_drafters, trained_drafters
 from localspec.models.present import present_model
 from localspec.models.registry import TargetCard, installed, reference
 from localspec.paths import Paths
@@ -71,10 +70,19 @@ def list_models(
             with suppress(LocalspecError):
                 for trouble in damaged_drafters(card):
                     say(trouble)
+        draft = None  # the name of the small model here that drafts for this one, or its directory below the model's
+        own, _ = (None, "") if isinstance(found, LocalspecError) else default_draft(card)
+        if own is not None and own.card.here:
+            inside = own.card.path == card.path / DRAFT_FOLDER and not own.named
+            draft = f"{DRAFT_FOLDER}{os.sep}" if inside else own.card.name
+        trained: list[dict[str, Any]] = []
+        with suppress(LocalspecError):  # its files cannot be read
+            every_kind = [] if isinstance(found, LocalspecError) else trained_drafters(card)
+            trained = [{"kind": one.kind, "shipped": one.shipped} for one in every_kind]
         row |= {
             "packed": _packed(card, packed),
-            "draft": None if isinstance(found, LocalspecError) else _draft(card),
-            "trained": [{"kind": one.kind, "shipped": one.shipped} for one in _trained(card, found)],
+            "draft": draft,
+            "trained": trained,
             "license": card.license,
             "path": str(card.path),
             "description": card.description,
@@ -122,21 +130,6 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
     packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]
     return ", ".join([*in_blocks, *packed, *missing]) or "no"
-
-
-def _draft(card: TargetCard) -> str | None:
-    """Return the small model here that drafts for this one: its name, or its directory below the model's."""
-    own, _ = default_draft(card)
-    if own is None or not own.card.here:
-        return None
-    return f"{DRAFT_FOLDER}{os.sep}" if own.card.path == card.path / DRAFT_FOLDER and not own.named else own.card.name
-
-
-def _trained(card: TargetCard, found: object) -> list[DrafterCard]:
-    """Return the trained drafters of a model, or nothing if its files cannot be read."""
-    with suppress(LocalspecError):
-        return [] if isinstance(found, LocalspecError) else trained_drafters(card)
-    return []
 
 
 def _drafters(row: dict[str, Any]) -> str:

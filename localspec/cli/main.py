@@ -17,8 +17,8 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 import localspec
+from localspec.cli.console import say  # early: it could not be imported after memory or files ran out
 from localspec.cli.interrupt import INTERRUPTED
-from localspec.cli.progress import say  # early: it could not be imported after memory or files ran out
 from localspec.config import nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, no_more_files, out_of_memory
@@ -202,7 +202,10 @@ def _run(arguments: list[str]) -> int:
     except LocalspecError as error:
         return _say(str(error), error.exit_code)
     except TyperException as error:  # a usage error, or a file that cannot be opened
-        return _say(_usage_error(error), error.exit_code)
+        said, failed = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
+        if "unexpected extra argument" in said and getattr(failed, "name", None) in _WITH_PROMPT:
+            said = f"{said}; put quotation marks around the prompt."
+        return _say(said, error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _say("Interrupted.", INTERRUPTED)
     except BrokenPipeError:
@@ -222,13 +225,6 @@ def _run(arguments: list[str]) -> int:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
-
-
-def _usage_error(error: TyperException) -> str:
-    said, command = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
-    if "unexpected extra argument" in said and getattr(command, "name", None) in _WITH_PROMPT:
-        return f"{said}; put quotation marks around the prompt."
-    return said
 
 
 def _say(sentence: str, code: int = 1) -> int:

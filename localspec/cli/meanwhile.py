@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from localspec.cli.progress import Progress, tell
+from localspec.cli.console import Progress, is_terminal, tell
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import TUNING
@@ -45,7 +45,13 @@ class Meanwhile:
         if announced not in self._announced:
             self._announced.append(announced)
             tell(announced)
-        thread = threading.Thread(target=_measure, args=(stages, pause), name="measuring", daemon=True)
+
+        def measure() -> None:
+            for _ in stages:
+                if pause.is_set():
+                    return
+
+        thread = threading.Thread(target=measure, name="measuring", daemon=True)
         thread.start()
         try:
             yield
@@ -57,21 +63,14 @@ class Meanwhile:
             thread.join()
 
 
-def _measure(stages: Iterator[str], pause: threading.Event) -> None:
-    for _ in stages:
-        if pause.is_set():
-            return
-
-
 def measure_now(engine: Any, progress: Progress) -> None:
     """Run all missing measurements with a line of progress; Ctrl+C skips the rest."""
-    try:
-        for stage in engine.measure(tune=False):
-            progress.show(f"{stage} (Ctrl+C skips)")
-    except KeyboardInterrupt:
-        progress.notice("skipped; estimates are used until it is measured, after the first reply of a chat.")
-    finally:
-        progress.clear()
+    with progress:
+        try:
+            for stage in engine.measure(tune=False):
+                progress.show(f"{stage} (Ctrl+C skips)")
+        except KeyboardInterrupt:
+            progress.notice("skipped; estimates are used until it is measured, after the first reply of a chat.")
 
 
 def measure_new(name: str, settings: Settings, progress: Progress) -> None:
@@ -79,7 +78,7 @@ def measure_new(name: str, settings: Settings, progress: Progress) -> None:
 
     Without a terminal nothing is measured: a script continues at once with estimates. Failures only cause a notice.
     """
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         return
     from localspec import Engine  # slow to import
     from localspec.models import registry

@@ -157,8 +157,10 @@ def _shared_flags(
     refuse_rule_without_effect(settings)
     if go_on and conversation is not None:
         raise UsageMistake(f"--continue and --conversation {conversation} exclude each other; give one of them.")
-    if settings.elsewhere is not None:
-        _refuse_without_effect(settings)
+    # A value from a file or a variable is meant for models in this process.
+    given = [name for name in LOADED_BY if settings.by_flag(name) and name != "log"]
+    if settings.elsewhere is not None and given:
+        raise no_effect(settings.origins[given[0]], settings)
     if settings.by_flag("pool") and settings.pool != "off" and settings.plain:
         raise UsageMistake(f"--pool {settings.pool} has no effect without a drafter; leave it out.")
     if settings.system is not None:
@@ -178,16 +180,6 @@ def refuse_rule_without_effect(settings: Settings) -> None:
             f"--drafter-rule {settings.drafter_rule} has no effect with {other}, because it tells `auto` how to "
             "choose a drafter; leave one of them out."
         )
-
-
-def _refuse_without_effect(settings: Settings) -> None:
-    """Raise UsageMistake for a flag that has no effect because a server answers.
-
-    A value from a file or a variable is allowed: it is meant for models in this process.
-    """
-    for name in LOADED_BY:
-        if settings.by_flag(name) and name != "log":
-            raise no_effect(settings.origins[name], settings)
 
 
 def no_effect(flag: str, settings: Settings) -> UsageMistake:

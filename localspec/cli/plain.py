@@ -3,15 +3,15 @@
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from io import TextIOWrapper
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.attachments import GIVEN, ComposedPrompt, measured, saved_prompt, with_files
 from localspec.chat.branches import rows
-from localspec.chat.commands import Suggestion, listed, look_up, read
-from localspec.chat.conversation import Conversation, saved_conversation
+from localspec.chat.commands import listed, look_up, read
+from localspec.chat.conversation import saved_conversation
 from localspec.chat.figures import LiveStats
 from localspec.chat.introduction import farewell
 from localspec.chat.model_list import all_models, in_lines
@@ -32,13 +32,11 @@ from localspec.chat.start import choose
 from localspec.chat.trace import UNTOLD, Trace, step_by_step
 from localspec.chat.wording import in_words, repeated, same_answer, saved_thought
 from localspec.cli.beginning import ChatAndServer, begin
-from localspec.cli.console import piped, width
+from localspec.cli.console import Progress, WordWrap, at_a_terminal, is_terminal, piped, tell, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
-from localspec.cli.line_editing import TOO_LONG, WordWrap, read_line
 from localspec.cli.meanwhile import Meanwhile
 from localspec.cli.options import SharedFlags
-from localspec.cli.progress import Progress, tell
-from localspec.cli.texts import LONGEST, conversation_id
+from localspec.cli.texts import LONGEST, TOO_LONG, conversation_id, read_line
 from localspec.engine.importing import ready
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models import registry
@@ -76,9 +74,9 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
         finally:  # a signal may end it
             spoken = talk.conversation
             spoken.keep_rest()
-            if sys.stderr is not None and sys.stderr.isatty() and (words := farewell(spoken, spoken.title)):
-                typing = sys.stdin is not None and sys.stdin.isatty()
-                tell(f"\n{words}" if typing and not talk.left else words)  # the mark may be on the line by itself
+            if is_terminal(sys.stderr) and (words := farewell(spoken, spoken.title)):
+                # the mark may be on the line by itself
+                tell(f"\n{words}" if at_a_terminal() and not talk.left else words)
     return 0
 
 
@@ -86,23 +84,21 @@ class _LineProgress(Progress):
     """Progress as one line per stage, because a screen reader may read an overwritten line again and again."""
 
     def show(self, what: str) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
+        if is_terminal(sys.stderr):
             tell(one_line(f"{what} …"))
         else:
             super().show(what)
 
 
 class _Talk:
-    """One session of the line-by-line chat."""
-
     def __init__(self, flags: SharedFlags, begun: ChatAndServer, progress: Progress) -> None:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
         self._begun = begun
-        self._card, self._store, self._conversation = begun.chat
+        self._card, self._store, self.conversation = begun.chat
         self._engine: Answerer | None = None
-        self._left = False
+        self.left = False  # with a command; otherwise the chat ends with its input
         self._trace: Trace | None = None  # of the last reply
-        self._meanwhile = Meanwhile()
+        self._meanwhile = Meanwhile()  # measures what is missing after the first reply, while the user types
 
     def _load(self, card: registry.TargetCard) -> "Answerer":
         engine = self._begun.for_chat(self._settings.first, card)
@@ -114,16 +110,6 @@ class _Talk:
         if self._engine is None:
             self._engine = self._load(self._card)
         return self._engine
-
-    @property
-    def conversation(self) -> Conversation:
-        """The current conversation."""
-        return self._conversation
-
-    @property
-    def left(self) -> bool:
-        """Whether the user left with a command. Otherwise the chat ends with its input."""
-        return self._left
 
     # -- lines --------------------------------------------------------------------------------------------------------
 
@@ -140,10 +126,11 @@ class _Talk:
         if prompt is not None and prompt.strip():
             tell(safe(f"> {prompt}"))
             self._answer(prompt)
-        while not self._left:
+        while not self.left:
             try:
                 self._progress.clear()
-                with self._measured_meanwhile():
+                typing = at_a_terminal() and self._trace is not None
+                with self._meanwhile.measuring(self._engine) if typing else nullcontext():
                     line = self._line()
                 if line is None:
                     return
@@ -157,18 +144,13 @@ class _Talk:
                 if self._engine is None:
                     self._progress.notice(f"{self._card.name} continues.")
 
-    def _measured_meanwhile(self) -> AbstractContextManager[None]:
-        """Measure the missing figures of the model after its first reply, while the user types."""
-        typing = sys.stdin is not None and sys.stdin.isatty() and self._trace is not None
-        return self._meanwhile.measuring(self._engine) if typing else nullcontext()
-
     def _line(self) -> str | None:
         """Return the next prompt, or None at the end of the input."""
         lines: list[str] = []
-        length = 0
+        length, history = 0, self._store.history if self._store else None
         while True:
             try:
-                line = read_line("… " if lines else "> ", self._look_up)
+                line = read_line("… " if lines else "> ", lambda need: look_up(need, history))
             except EOFError:
                 return "\n".join(lines) if lines else None
             if not line.endswith("\\"):
@@ -176,9 +158,6 @@ class _Talk:
             lines.append(line[:-1])
             if (length := length + len(line)) > LONGEST:
                 raise UsageMistake(TOO_LONG)
-
-    def _look_up(self, need: str) -> list[Suggestion]:
-        return look_up(need, self._store.history if self._store else None)
 
     def _take(self, line: str) -> None:
         said = read(line)
@@ -211,18 +190,18 @@ class _Talk:
         tell(HELP)
 
     def _quit(self, _: str) -> None:
-        self._left = True
+        self.left = True
 
     def _new(self, _: str) -> None:
         self._settings.reset()
-        self._conversation = self._conversation.start_new(self._settings.first.system)
+        self.conversation = self.conversation.start_new(self._settings.first.system)
         tell("A new conversation.")
 
     def _resume(self, which: str) -> None:
         history = self._store.history if self._store else None
         if which:
             found = saved_conversation(history, conversation_id(which, "/resume"))
-            self._conversation = self._conversation.resume_other(found)
+            self.conversation = self.conversation.resume_other(found)
             self._recall()
             return
         script = piped()  # which may also continue conversations of scripts
@@ -250,15 +229,15 @@ class _Talk:
         self._engine = None  # if this one fails, the next prompt loads the previous one
         gc.collect()  # two may not fit at once
         self._engine = self._load(card)
-        self._card, self._conversation.model = card, registry.reference(card)
+        self._card, self.conversation.model = card, registry.reference(card)
         if self._begun.server is None:
             choose(card, "chat", self._progress.notice)
         tell(one_line(f"{card.name} answers from now on."))
 
     def _system(self, text: str) -> None:
         if text:
-            self._conversation.instruct(text)
-        tell(safe(f"System prompt: {self._conversation.system or 'none'}"))
+            self.conversation.instruct(text)
+        tell(safe(f"System prompt: {self.conversation.system or 'none'}"))
 
     def _set(self, rest: str) -> None:
         key, value = key_and_value(rest)
@@ -269,15 +248,15 @@ class _Talk:
     def _think(self, rest: str) -> None:
         word = parse_think(rest)
         if word == SHOW:
-            thoughts = next((turn.reasoning for turn in reversed(self._conversation.turns) if turn.reasoning), "")
+            thoughts = next((turn.reasoning for turn in reversed(self.conversation.turns) if turn.reasoning), "")
             tell(safe(thoughts or "No reply has thoughts yet."))
             return
         if word:
             self._settings.change({THINK: word}, self._loaded())
-        tell(state(self._settings.now, self._loaded(), self._conversation.system).sentence)
+        tell(state(self._settings.now, self._loaded(), self.conversation.system).sentence)
 
     def _again(self, _: str) -> None:
-        if self._conversation.answered and (notice := self._settings.resampling_notice(self._loaded())):
+        if self.conversation.answered and (notice := self._settings.resampling_notice(self._loaded())):
             tell(notice)
         self._instead(None)
 
@@ -291,10 +270,10 @@ class _Talk:
 
         Raises UsageMistake without a reply.
         """
-        before, turns = self._conversation, self._conversation.answered - 1
+        before, turns = self.conversation, self.conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
-        self._conversation = before.branch(turns)
+        self.conversation = before.branch(turns)
         try:
             if prompt is None:
                 turn = before.turns[turns]
@@ -302,21 +281,21 @@ class _Talk:
             else:
                 self._answer(prompt)
         except LocalspecError:
-            self._conversation = self._conversation.back() or before
+            self.conversation = self.conversation.back() or before
             raise
-        drawn = self._conversation
-        if (back := self._conversation.back()) is not None:
-            self._conversation = back
+        drawn = self.conversation
+        if (back := self.conversation.back()) is not None:
+            self.conversation = back
             same = same_answer(drawn.turns[-1].figures, WARMER) if drawn.same_answer else ""
             tell(same or "The model wrote nothing, so the earlier answer stays.")
         elif before.id is not None:
             tell(f"The earlier answer stays in conversation {before.id}: /resume {before.id} returns to it.")
 
     def _title(self, text: str) -> None:
-        self._conversation.rename(text)
+        self.conversation.rename(text)
 
     def _find(self, words: str) -> None:
-        turns = self._conversation.turns
+        turns = self.conversation.turns
         if not words:
             raise UsageMistake("/find needs the words to look for: /find WORDS.")
         found = hits([(turn.typed, turn.reply) for turn in turns], words)
@@ -348,7 +327,7 @@ class _Talk:
 
         prompt, engine = with_files(line).prompt, in_this_process(self._loaded())
         self._progress.show("racing")
-        lanes, streams = opponents(engine, prompt, self._conversation.system, self._settings.now)
+        lanes, streams = opponents(engine, prompt, self.conversation.system, self._settings.now)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.enter_context(closing(stream))
@@ -369,10 +348,11 @@ class _Talk:
             tell(safe(line))
 
     def _recall(self) -> None:
-        turns = self._conversation.turns
+        turns = self.conversation.turns
         if turns:
             tell(f"Continuing after {counted(len(turns), 'turn')}; the last one was:")
-            _show_files(saved_prompt(turns[-1]))
+            for name in saved_prompt(turns[-1]).files:
+                tell(one_line(f"+ {name}"))
             tell(safe(f"> {turns[-1].typed}"))
             if turns[-1].reasoning:
                 tell(f"({saved_thought(turns[-1].figures)})")
@@ -398,10 +378,10 @@ class _Talk:
         watched = sys.stdout.isatty()  # a program gets a repeating reply to its end
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed if watched else None)
         prompt = prompt.after(self._files, GIVEN)
-        sampling, think = engine.sampling(settings), engine.thinking(settings, self._conversation.system)
+        sampling, think = engine.sampling(settings), engine.thinking(settings, self.conversation.system)
         if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
             self._progress.notice(sampled)
-        events = self._conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
+        events = self.conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
         ended, how, begun, thinks = "\n", "(stopped)", False, False
         wrap = WordWrap(width())
         try:
@@ -418,7 +398,7 @@ class _Talk:
                             begun = True
                         case Prefill(_, _, dropped):
                             interrupt.wait_for_step = True
-                            if sentence := self._conversation.memory_notice(dropped):
+                            if sentence := self.conversation.memory_notice(dropped):
                                 self._progress.notice(sentence)
                         case Text(text):
                             if event.reasoning and not thinks:
@@ -429,29 +409,23 @@ class _Talk:
                             print(wrap.add(safe(text)), end="", flush=True)
                             ended = text[-1:] or ended
                         case Done(reason):
-                            turn = self._conversation.turns[-1]
-                            where = (
-                                "where the context ends" if filled_context(turn, settings) else "at the limit of tokens"
-                            )
+                            turn = self.conversation.turns[-1]
+                            full = filled_context(turn, settings)
+                            where = "where the context ends" if full else "at the limit of tokens"
                             how = f"(cut off {where})" if reason == "length" else ""
                             if reason == "repetition":
                                 how = f"({repeated(turn.figures, WARMER)})"
-                            how = why_empty(turn, settings, engine, self._conversation.system) or how
+                            how = why_empty(turn, settings, engine, self.conversation.system) or how
                     if interrupt.requested:
                         raise KeyboardInterrupt
         finally:  # the error gets a separate line
             print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
-        if self._conversation.unanswered is None:
+        if self.conversation.unanswered is None:
             self._files = ""  # the model has read them
         if how:
             tell(how)
-        unsaved = self._conversation.unsaved_words
+        unsaved = self.conversation.unsaved_words
         if words := [*in_words(live.figures()), *([f"not saved: {unsaved}"] if unsaved else [])]:
             tell(f"({' · '.join(words)})")
-
-
-def _show_files(prompt: ComposedPrompt) -> None:
-    for name in prompt.files:
-        tell(one_line(f"+ {name}"))

@@ -8,9 +8,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from localspec.chat.readable_phrases import ReadablePhrase, Stories, readable_phrases, reader
-from localspec.cli.console import folded, may_delete, print_json, width
+from localspec.cli.console import folded, may_delete, print_json, tell, width
 from localspec.cli.options import whole_number
-from localspec.cli.progress import tell
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.errors import NotHere
 from localspec.models.registry import find, renamed
@@ -71,7 +70,11 @@ def show(
 ) -> None:
     """Show the most useful phrases, as text if the model's tokenizer is here."""
     with store_if_any(WHAT) as store:
-        chosen = [(pool, *_best(store, pool, limit)) for pool in _pools_of(store, model)]
+        chosen = []
+        for pool in _pools_of(store, model):
+            decode, why_ids = reader(pool)
+            best = readable_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
+            chosen.append((pool, list(islice(best, min(limit, sys.maxsize))), why_ids))
         stories = Stories(store.history) if store else None
         titles = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases, _ in chosen]
     if as_json:
@@ -142,13 +145,6 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
         listed = ", ".join(sorted({pool.model for pool in pools})) or "none yet"
         raise NotHere(one_line(f"There are no phrases of {model!r} here; the models with phrases are: {listed}."))
     return chosen
-
-
-def _best(store: Store | None, pool: PoolInfo, limit: int) -> tuple[list[ReadablePhrase], str]:
-    """Return a pool's most useful phrases, and the reason if they are displayed only as token ids."""
-    decode, why_ids = reader(pool)
-    phrases = readable_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
-    return list(islice(phrases, min(limit, sys.maxsize))), why_ids
 
 
 def _shown(kept: ReadablePhrase) -> Shown:

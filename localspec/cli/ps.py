@@ -1,6 +1,5 @@
 """`localspec ps`: lists the models that `localspec serve` has loaded."""
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +19,11 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value inst
     """List the models that `localspec serve` has loaded, their memory, and the address of the server."""
     place = Paths(home()).socket
     process = server_process(place) if place.exists() else None
-    loaded = [] if process is None else _loaded(place)
+    loaded: list[dict[str, Any]] = []
+    if process is not None:
+        if (answer := next(filter(None, lines(place, "/localspec/loaded", {})), None)) is None:
+            raise NoServer("The server ended before it answered; try again.")
+        loaded = answer["loaded"]
     if as_json:
         print_json({"process": process, "socket": str(place) if process else None, "models": loaded})
         return
@@ -33,11 +36,3 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value inst
     else:
         typer.echo("No model is loaded; the next request loads one.")
     typer.echo(one_line(f"Process {process} is listening at {place}"))
-
-
-def _loaded(place: Path) -> list[dict[str, Any]]:
-    """Return the models that the server has loaded. Raises NoServer."""
-    for line in lines(place, "/localspec/loaded", {}):
-        if line is not None:
-            return list(line["loaded"])
-    raise NoServer("The server ended before it answered; try again.")

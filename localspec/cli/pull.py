@@ -8,21 +8,18 @@ import typer
 
 from localspec import environment
 from localspec.choosing.cost import TRAINING_TOKENS
-from localspec.cli.console import at_a_terminal, print_json, seen
+from localspec.cli.console import DownloadProgress, Progress, at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import takes_settings
-from localspec.cli.progress import DownloadProgress, Progress
 from localspec.cli.show import form_in_words
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.hub.fetch import Interrupted
 from localspec.hub.plan import Part, Plan, free_disk_bytes
 from localspec.hub.sources import Source, is_address
-from localspec.models.entries import Form
 from localspec.models.registry import cards
-from localspec.pulling.announced import Announced, Download, announced
-from localspec.pulling.gguf import Instead
+from localspec.pulling.announced import Announced, announced
 from localspec.pulling.heads import Converted, NotConverted
 from localspec.pulling.packing import Installed, Packed
 from localspec.pulling.pull import (
@@ -83,10 +80,9 @@ def pull(
         raise UsageMistake("--json prints the plan as JSON and fetches nothing; add --dry-run.")
     if is_address(name):
         name = str(Source.parse(name))
+    fetched, options = False, PullOptions(drafter, force, packed_only, original, settings)
     progress = Progress()
     download = DownloadProgress(progress, name)
-    fetched = False
-    options = PullOptions(drafter, force, packed_only, original, settings)
     try:
         if dry_run and (card := cards().get(name)):
             found = announced(card, options, progress.reporter)
@@ -101,9 +97,11 @@ def pull(
                     _print_plan(name, event, as_json)
                     return
                 _print(name, event, progress)
-                fetched = fetched or isinstance(event, AboutToFetch)
-                if isinstance(event, AboutToFetch) and not yes and not _may_fetch():
+                about_to = isinstance(event, AboutToFetch)
+                if about_to and not yes and at_a_terminal() and not typer.confirm("Fetch?", default=True):
+                    typer.echo("Nothing was fetched.")
                     return
+                fetched = fetched or about_to
         chats = isinstance(event, Packed) or (isinstance(event, Installed) and bool(event.source.gguf))
         if seen() and (name in cards() or chats):
             typer.echo(one_line(f"Chat with it: localspec chat -m {name}"))
@@ -117,16 +115,7 @@ def pull(
         progress.clear()
 
 
-def _may_fetch() -> bool:
-    """Ask the user for agreement, if there is a terminal."""
-    if not at_a_terminal() or typer.confirm("Fetch?", default=True):
-        return True
-    typer.echo("Nothing was fetched.")
-    return False
-
-
 def _print_plan(name: str, event: Planned | Announced | AlreadyHere, as_json: bool) -> None:
-    """Print only the plan, as text or as one JSON value."""
     if as_json:
         print_json(plan_json(name, event))
         return
@@ -145,7 +134,6 @@ def _print_lines(lines: Iterator[str]) -> None:
 
 
 def _print(name: str, event: PullEvent, progress: Progress) -> None:
-    """Print an event of a pull as text."""
     match event:
         case AlreadyHere() | Planned():
             _print_plan(name, event, as_json=False)
@@ -257,12 +245,21 @@ def plan_json(name: str, event: Planned | Announced | AlreadyHere) -> dict[str, 
         event = Planned(Plan((), free_disk_bytes()), None, already_here(name, event), "")
     plan = event if isinstance(event, Announced) else event.plan
     if isinstance(event, Announced):
-        sources = [_download_json(one) for one in event.downloads]
+        asked, forms = "registry", event.forms
+        sources = [
+            {
+                **_source_json(one.source), "commit": None, "files": [], "bytes": one.bytes, "license": one.license,
+                "gated": one.gated,
+            }
+            for one in event.downloads
+        ]  # fmt: skip
     else:
+        asked, forms = "hub", ()
         sources = [_part_json(part) for part in event.plan.parts]
+    instead = event.instead
     return {
         "name": name,
-        "asked": "registry" if isinstance(event, Announced) else "hub",
+        "asked": asked,
         "sources": sources,
         "bytes": plan.bytes,
         "cached_bytes": plan.cached_bytes,
@@ -271,36 +268,27 @@ def plan_json(name: str, event: Planned | Announced | AlreadyHere) -> dict[str, 
         "fits": event.fits if plan.fits_on_disk else False,
         "memory": event.memory,
         "drafter": event.drafter or None,
-        "instead_of": _instead_json(event.instead),
-        "forms": [_form_json(one) for one in event.forms] if isinstance(event, Announced) else [],
-    }
-
-
-def _instead_json(instead: Instead | None) -> dict[str, Any] | None:
-    if instead is None:
-        return None
-    of = instead.original
-    return {"repo": of.repo, "revision": of.revision, "bytes": instead.bytes, "quantize": instead.packing}
-
-
-def _form_json(one: Form) -> dict[str, Any]:
-    return {
-        "repo": one.source.repo, "revision": one.source.revision, "gguf": one.source.gguf or None,
-        "publisher": one.publisher or None, "license": one.license, "bytes": one.bytes,
+        "instead_of": instead and {
+            "repo": instead.original.repo, "revision": instead.original.revision, "bytes": instead.bytes,
+            "quantize": instead.packing,
+        },
+        "forms": [
+            {
+                **_source_json(one.source), "publisher": one.publisher or None, "license": one.license,
+                "bytes": one.bytes,
+            }
+            for one in forms
+        ],
     }  # fmt: skip
 
 
 def _part_json(part: Part) -> dict[str, Any]:
     files = [{"name": file.name, "bytes": file.bytes, "cached": file.name in part.here} for file in part.files]
     return {
-        "repo": part.source.repo, "revision": part.source.revision, "gguf": part.source.gguf or None,
-        "commit": part.commit, "files": files, "bytes": sum(file.bytes for file in part.files),
-        "license": part.license, "gated": part.gated,
+        **_source_json(part.source), "commit": part.commit, "files": files,
+        "bytes": sum(file.bytes for file in part.files), "license": part.license, "gated": part.gated,
     }  # fmt: skip
 
 
-def _download_json(one: Download) -> dict[str, Any]:
-    return {
-        "repo": one.source.repo, "revision": one.source.revision, "gguf": one.source.gguf or None,
-        "commit": None, "files": [], "bytes": one.bytes, "license": one.license, "gated": one.gated,
-    }  # fmt: skip
+def _source_json(source: Source) -> dict[str, Any]:
+    return {"repo": source.repo, "revision": source.revision, "gguf": source.gguf or None}

@@ -16,10 +16,9 @@ import typer
 from localspec.bench.race import LONGEST, Lane, RaceResult, race, racers, result, sentences, that_drafts
 from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, recording, whole_screen
 from localspec.chat.start import start_chat
-from localspec.cli.console import folded, width
+from localspec.cli.console import Progress, folded, width
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.options import refuse_rule_without_effect, takes_settings
-from localspec.cli.progress import Progress
 from localspec.cli.texts import valid_text
 from localspec.config import Settings
 from localspec.environment import dumb_terminal
@@ -84,13 +83,8 @@ def race_command(
         messages = [{"role": "user", "content": question}]
         if quiet.system:
             messages.insert(0, {"role": "system", "content": quiet.system})
-        lanes, streams = racers(
-            drafting,
-            messages,
-            sampling,
-            Limits(quiet.max_tokens, quiet.stop),
-            drafting.thinking(quiet, quiet.system),
-        )
+        limits, think = Limits(quiet.max_tokens, quiet.stop), drafting.thinking(quiet, quiet.system)
+        lanes, streams = racers(drafting, messages, sampling, limits, think)
         progress.clear()
         steps = race(lanes, streams)
         if seen:
@@ -102,7 +96,12 @@ def race_command(
     summary = list(sentences(lanes, found))
     size = terminal_size() if seen else RECORDED
     if cast:
-        _record(lanes, size, _folded(summary, size["columns"]), question, cast)
+        title = one_line(f"localspec race: {question}")
+        drawn = recording(lanes, size, _folded(summary, size["columns"]), title, int(time.time()))
+        try:
+            cast.write_text("".join(drawn), encoding="utf-8")
+        except OSError as error:
+            raise LocalspecError(f"{cast} cannot be written ({error.strerror}); name another --cast FILE.") from None
         progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
     if as_json:
         print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
@@ -184,11 +183,3 @@ def _lane(lane: Lane) -> dict[str, Any]:
         "sources": dict(lane.statistics.sources),
         "off_reason": lane.statistics.off_reason,
     }
-
-
-def _record(lanes: Sequence[Lane], size: Size, summary: Sequence[str], prompt: str, file: Path) -> None:
-    lines = recording(lanes, size, summary, one_line(f"localspec race: {prompt}"), int(time.time()))
-    try:
-        file.write_text("".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise LocalspecError(f"{file} cannot be written ({error.strerror}); name another --cast FILE.") from None

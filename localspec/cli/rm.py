@@ -2,9 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +18,11 @@ from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.entries import Entry
+from localspec.models.names import repository_of, sources_of
 from localspec.models.present import is_here
 from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
-from localspec.pulling.repositories import repository_of, sources_of
 from localspec.quantities import counted, size
 from localspec.store.phrases import PoolInfo
 from localspec.text import one_line
@@ -99,19 +98,18 @@ def rm(
     what = " and ".join(map(str, gone)) or f"{name}, packed"
     if not may_delete(f"{what} ({size(freed)})", yes):
         return
-    learned = Learned.of({name, *map(str, sources)}, packed)
-    for path in [*(removal.path for removal in removals), *packed]:
-        forget_tokenizer(path)
-    for file in packed:
-        file.unlink(missing_ok=True)
-    for removal in removals:
-        if drafter := drafter_made_of(removal.source, removal.commit):
-            shutil.rmtree(drafter)
-        remove(removal)
-    for one in left:
-        discard_gguf(one)
-    typer.echo(f"Deleted; {size(freed)} freed.")
-    learned.settle(yes, phrases)
+    with _with_what_was_learned({name, *map(str, sources)}, packed, yes, phrases):
+        for path in [*(removal.path for removal in removals), *packed]:
+            forget_tokenizer(path)
+        for file in packed:
+            file.unlink(missing_ok=True)
+        for removal in removals:
+            if drafter := drafter_made_of(removal.source, removal.commit):
+                shutil.rmtree(drafter)
+            remove(removal)
+        for one in left:
+            discard_gguf(one)
+        typer.echo(f"Deleted; {size(freed)} freed.")
 
 
 def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
@@ -120,7 +118,10 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         raise NotHere(f"{name} is a GGUF file of which nothing is saved here; delete the file yourself.")
     given = Path(os.path.abspath(os.path.expanduser(name)))
     if is_packed(given) and given in unreadable(paths):
-        _delete_unreadable(given, yes)
+        freed = given.stat().st_size
+        if may_delete(f"{given} ({size(freed)})", yes):
+            given.unlink(missing_ok=True)
+            typer.echo(f"Deleted; {size(freed)} freed.")
         return
     card = resolve(name)
     path = card.path
@@ -140,11 +141,13 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         typer.echo(one_line(_packed_line(file)))
     if not is_packed(path):
         typer.echo(one_line(f"{name} itself stays, because `localspec pull` did not fetch it."))
-    for stays in _read_from(mine):
-        typer.echo(one_line(f"{stays} stays; it is your own file."))
+    for stays in (name for file in mine if (header := _registration(file)) for name in header.origin.files):
+        if Path(stays).exists():
+            typer.echo(one_line(f"{stays} stays; it is your own file."))
     freed = sum(file.stat().st_size for file in mine)
-    if may_delete(f"{what} ({size(freed)})", yes):
-        learned = Learned.of({name, card.name, reference(card)}, mine)
+    if not may_delete(f"{what} ({size(freed)})", yes):
+        return
+    with _with_what_was_learned({name, card.name, reference(card)}, mine, yes, phrases):
         for file in mine:
             forget_tokenizer(file)
             if registered := _registration(file):
@@ -152,21 +155,6 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
                 forget([Path(name) for name in held], (mark for _, mark in held.values()), paths)
             file.unlink(missing_ok=True)
         typer.echo(f"Deleted; {size(freed)} freed.")
-        learned.settle(yes, phrases)
-
-
-def _delete_unreadable(file: Path, yes: bool) -> None:
-    """Delete a packed file that cannot be read."""
-    freed = size(file.stat().st_size)
-    if may_delete(f"{file} ({freed})", yes):
-        file.unlink(missing_ok=True)
-        typer.echo(f"Deleted; {freed} freed.")
-
-
-def _read_from(files: list[Path]) -> list[str]:
-    """Return the GGUF files that the registrations in `files` read."""
-    found = [header for file in files if (header := _registration(file))]
-    return [name for header in found for name in header.origin.files if Path(name).exists()]
 
 
 def _registration(file: Path) -> Header | None:
@@ -201,7 +189,6 @@ def _packed_line(file: Path) -> str:
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:
-    """Return the lines to print before the deletion."""
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
@@ -221,86 +208,72 @@ def _users(source: Source, name: str) -> list[str]:
     entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
 
     def needs(entry: Entry) -> bool:
-        needed = (entry.source, _draft_source(entry.draft, entries), *(one.source for one in entry.drafters))
+        needed = {entry.source, *(one.source for one in entry.drafters)}
+        if entry.draft in entries:
+            needed.add(entries[entry.draft].source)
+        else:
+            with suppress(UsageMistake):
+                needed.add(Source.parse(entry.draft))
         return source.repo in {one.repo for one in needed if one is not None}
 
     return [known for known, entry in entries.items() if known != name and needs(entry)]
 
 
-def _draft_source(draft: str, entries: Mapping[str, Entry]) -> Source | None:
-    """Return the repository of the small model that an entry names: a registered model, or org/repo."""
-    if draft in entries:
-        return entries[draft].source
-    with suppress(UsageMistake):
-        return Source.parse(draft)
-    return None
+@contextmanager
+def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes: bool, phrases: bool) -> Iterator[None]:
+    """Delete a model with these names and packed files in this context, and then what localspec derived from it.
 
-
-@dataclass(frozen=True)
-class Learned:
-    """The data that localspec derived from a model: phrases, conversations, drafters.
-
-    Collect it before deleting the model.
+    These are the answers that it wrote for trainings, and its phrases if the user agrees. Print what stays: phrases,
+    conversations, drafters. Nothing of that happens while the model is still here in another form. A store that cannot
+    be read counts as empty. Raises StoreTrouble.
     """
-
-    names: tuple[str, ...]
-    pools: tuple[PoolInfo, ...] = ()
-    conversations: int = 0
-    drafters: tuple[Path, ...] = ()
-    answers: tuple[Path, ...] = ()  # directories of replies that trainings read
-    former: Mapping[str, str] = field(default_factory=dict)  # present names by former names
-
-    @classmethod
-    def of(cls, names: Collection[str], files: Collection[Path]) -> "Learned":
-        """Find everything learned from a model, by its names and its packed files.
-
-        A store that cannot be read counts as empty.
-        """
-        now, names = renamed(), {*names, *_names_in(files)}
-        former = {name: now[name] for name in names if name in now}
-        drafters = _drafters_outside(names)
-        answers = tuple(one for name in names for one in Paths(home()).answers_of(name))
-        with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
-            if store is not None:
-                places = {str(file) for file in files}
-                pools = tuple(pool for pool in store.phrases.pools() if pool.model in names or pool.path in places)
-                infos = [info for info in store.history.conversations() if info.model in {*names, *places}]
-                return cls((*names,), pools, len(infos), drafters, answers, former)
-        return cls((*names,), drafters=drafters, answers=answers, former=former)
-
-    def settle(self, yes: bool, phrases: bool) -> None:
-        """Delete the model's answers that were made for trainings, and its phrases if the user agrees. Print a list of
-        the rest.
-
-        Nothing happens while the model is still here in another form. Raises StoreTrouble.
-        """
-        if any(is_here(name, Paths(home())) for name in self.names):
-            return
-        if self.pools or self.conversations:
-            with suppress(OSError):  # only the former name is lost
-                save_former_names(self.former, Paths(home()))
-        for place in self.answers:
-            held = sum(file.stat().st_size for file in place.rglob("*"))
-            shutil.rmtree(place)
-            typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
-        pools = [pool for pool in self.pools if pool.phrases]
-        count = sum(pool.phrases for pool in pools)
-        if count and not phrases and not yes and at_a_terminal():
-            phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from it?")
-        if count and phrases:
-            with store_if_any("phrases") as store:
-                removed = sum(store.phrases.forget(pool.pool) for pool in pools) if store else 0
-            typer.echo(f"Deleted {counted(removed, 'phrase')}.")
-        elif count:
-            clear = " and ".join(
-                dict.fromkeys(f"`localspec pool clear {self.former.get(pool.model, pool.model)}`" for pool in pools)
+    now, names = renamed(), set(names)
+    for file in files:
+        with suppress(LocalspecError):
+            names.add(packed_file.read(file).header.origin.name)
+    former = {name: now[name] for name in names if name in now}  # present names by former names
+    outside = set[Path]()  # trained drafters of the user that are not in their model's directory
+    for name in names:
+        with suppress(LocalspecError):
+            card = resolve(name)
+            own = (one.path for one in trained_drafters(card) if not one.shipped)
+            outside |= {path for path in own if not path.is_relative_to(card.path)}
+    answers = [one for name in names for one in Paths(home()).answers_of(name)]
+    pools, conversations = list[PoolInfo](), 0
+    with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
+        if store is not None:
+            places = {str(file) for file in files}
+            pools, conversations = (
+                [pool for pool in store.phrases.pools() if pool.model in names or pool.path in places],
+                sum(info.model in names | places for info in store.history.conversations()),
             )
-            typer.echo(one_line(f"{counted(count, 'phrase')} learned from it stay until {clear}."))
-        if self.conversations:
-            stay = "stays" if self.conversations == 1 else "stay"
-            typer.echo(f"{counted(self.conversations, 'conversation')} with it {stay} until `localspec history rm`.")
-        for drafter in self.drafters:
-            typer.echo(one_line(f"The drafter trained for it stays: {drafter}."))
+    yield
+    if any(is_here(name, Paths(home())) for name in names):
+        return
+    if pools or conversations:
+        with suppress(OSError):  # only the former name is lost
+            save_former_names(former, Paths(home()))
+    for place in answers:
+        held = sum(file.stat().st_size for file in place.rglob("*"))
+        shutil.rmtree(place)
+        typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
+    pools = [pool for pool in pools if pool.phrases]
+    count = sum(pool.phrases for pool in pools)
+    if count and not phrases and not yes and at_a_terminal():
+        phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from it?")
+    if count and phrases:
+        with store_if_any("phrases") as store:
+            removed = sum(store.phrases.forget(pool.pool) for pool in pools) if store else 0
+        typer.echo(f"Deleted {counted(removed, 'phrase')}.")
+    elif count:
+        commands = (f"`localspec pool clear {former.get(pool.model, pool.model)}`" for pool in pools)
+        clear = " and ".join(dict.fromkeys(commands))
+        typer.echo(one_line(f"{counted(count, 'phrase')} learned from it stay until {clear}."))
+    if conversations:
+        stay = "stays" if conversations == 1 else "stay"
+        typer.echo(f"{counted(conversations, 'conversation')} with it {stay} until `localspec history rm`.")
+    for drafter in sorted(outside):
+        typer.echo(one_line(f"The drafter trained for it stays: {drafter}."))
 
 
 def forget_tokenizer(path: Path) -> None:
@@ -313,24 +286,3 @@ def forget_tokenizer(path: Path) -> None:
         with suppress(LocalspecError, OSError, KeyError):
             texts[name] = packed_file.read(path).text(name) if is_packed(path) else (path / name).read_bytes()
     forget_trial(texts)
-
-
-def _drafters_outside(names: Collection[str]) -> tuple[Path, ...]:
-    """Return the user's trained drafters that are not in their model's directory, so they stay."""
-    found = set[Path]()
-    for name in names:
-        with suppress(LocalspecError):
-            card = resolve(name)
-            found |= {
-                one.path for one in trained_drafters(card) if not one.path.is_relative_to(card.path) and not one.shipped
-            }
-    return (*sorted(found),)
-
-
-def _names_in(files: Collection[Path]) -> set[str]:
-    """Return the names of the models in these packed files."""
-    found = set[str]()
-    for file in files:
-        with suppress(LocalspecError):
-            found.add(packed_file.read(file).header.origin.name)
-    return found

@@ -12,20 +12,11 @@ import typer
 from localspec.chat.attachments import ComposedPrompt, with_piped
 from localspec.chat.figures import known_speedup
 from localspec.chat.sampling import first_sampled, sampling_words, why_empty
-from localspec.chat.wording import (
-    SAMENESS,
-    drafting_off,
-    gain,
-    repeated,
-    seconds_words,
-    share_words,
-    tokens_a_step,
-)
+from localspec.chat.wording import SAMENESS, drafting_off, gain, repeated, seconds_words, share_words, tokens_a_step
 from localspec.cli.beginning import ReplyReport, begin, keep_seconds
-from localspec.cli.console import piped
+from localspec.cli.console import Progress, piped, say, tell
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags, takes_shared_flags
-from localspec.cli.progress import Progress, say, tell
 from localspec.cli.texts import checked_prompt, piped_text
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Prefill, Text
@@ -39,9 +30,8 @@ if TYPE_CHECKING:
     from localspec import Statistics
 
 app = typer.Typer()
-NOT_CHECKED = (
-    "not checked yet (a chat checks after its first reply, `--exact` before a reply)"  # `run` does not measure
-)
+# `run` does not measure
+NOT_CHECKED = "not checked yet (a chat checks after its first reply, `--exact` before a reply)"
 
 
 @app.command()
@@ -114,7 +104,11 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
             if sentence := why_empty(conversation.turns[-1], settings, engine, conversation.system):
                 progress.notice(sentence)
             if stats:
-                tell(_figures(values, report.exactness, known_speedup(statistics), sampling_words(sampling)))
+                lines = (
+                    _speed(values, known_speedup(statistics)),
+                    (*_origin(values, report.exactness), sampling_words(sampling)),
+                )
+                tell("\n".join(" · ".join(filter(None, parts)) for parts in lines))
 
         started, thought, written = False, 0, 0
         try:
@@ -190,12 +184,6 @@ def _prompt(argument: str | None, files: str) -> ComposedPrompt:
     if not prompt.prompt:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
     return prompt
-
-
-def _figures(report: dict[str, Any], exactness: str, ratio: float | None, sampling: str) -> str:
-    """Return the lines of --stats: the speed of the reply, then who proposed it and how exact it is."""
-    lines = (_speed(report, ratio), [*_origin(report, exactness), sampling])
-    return "\n".join(" · ".join(filter(None, parts)) for parts in lines)
 
 
 def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:

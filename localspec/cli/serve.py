@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localspec import environment
+from localspec.cli.console import Progress
 from localspec.cli.options import refuse_rule_without_effect, takes_settings, whole_number
-from localspec.cli.progress import Progress
 from localspec.config import Settings
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake

@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.hub.records import record
 from localspec.machine.machine import this_machine
 from localspec.models.default_draft import default_draft, too_large_to_draft
-from localspec.models.drafter_cards import MTP, DrafterCard, comes_with_mtp, damaged_drafters, trained_drafters
+from localspec.models.drafter_cards import MTP, comes_with_mtp, damaged_drafters, trained_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, draft_form, model_of
@@ -35,16 +35,8 @@ from localspec.weights.packed_file import read
 app = typer.Typer()
 
 Facts = dict[str, str | int | float | list[str] | None]
-_ONLY_KNOWN = (
-    "weights",
-    "shipped",
-    "draft",
-    "draft_form",
-    "draft_origin",
-    "passed_over",
-    "auto",
-    "idle",
-)  # most lack them
+# Most models lack them.
+_ONLY_KNOWN = ("weights", "shipped", "draft", "draft_form", "draft_origin", "passed_over", "auto", "idle")
 _ONLY_JSON = ("rule", "M")  # the line `auto` has them, too
 
 
@@ -97,7 +89,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
         "drafters": [
-            *(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)),
+            *_free_kinds(shape),
             *(one.kind for one in trained_drafters(card) if shape is None or kind_of(one.kind).drafts_for(shape)),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
@@ -113,22 +105,21 @@ def _installed_facts(card: TargetCard) -> Facts:
 
 def _shipped(card: TargetCard) -> list[str] | None:
     """Return the drafters that come with localspec for a published model, with their measured figures and cards."""
-    return [
-        f"{one.kind}, {size(one.bytes)}{_measured(one)}, described in {one.path / 'README.md'}"
-        for one in trained_drafters(card)
-        if one.shipped
-    ] or None
+    found = []
+    for one in trained_drafters(card):
+        length, nodes = one.generated or (0.0, 0)
+        measured = f", {length:.2f} tokens/step with {nodes} nodes" if nodes else ""
+        if one.shipped:
+            found.append(f"{one.kind}, {size(one.bytes)}{measured}, described in {one.path / 'README.md'}")
+    return found or None
 
 
-def _measured(drafter: DrafterCard) -> str:
-    if drafter.generated is None:
-        return ""
-    length, nodes = drafter.generated
-    return f", {length:.2f} tokens/step with {nodes} nodes"
-
-
-def _drafts_for(kind: str, shape: Shape) -> bool:
-    return kind_of(kind).drafts_for(shape) and (shape.layers_alone or kind not in kinds("probe"))
+def _free_kinds(shape: Shape | None) -> list[str]:
+    """Return the kinds of drafters without weights that draft for a model of this shape."""
+    if shape is None:
+        return [*kinds("nothing", "probe")]
+    possible = kinds("nothing", "probe") if shape.layers_alone else kinds("nothing")
+    return [kind for kind in possible if kind_of(kind).drafts_for(shape)]
 
 
 def _announced_facts(card: TargetCard) -> Facts:
@@ -146,11 +137,7 @@ def _announced_facts(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "drafters": [
-            *(kind for kind in kinds("nothing", "probe") if shape is None or _drafts_for(kind, shape)),
-            *own,
-            *(drafter.kind for drafter in trained_drafters(card)),
-        ],
+        "drafters": [*_free_kinds(shape), *own, *(drafter.kind for drafter in trained_drafters(card))],
         "shipped": _shipped(card),
     }
 
@@ -167,10 +154,8 @@ def _choice_facts(card: TargetCard) -> Facts:
             if not card.here:
                 machine = this_machine(known.recalled_bandwidth)
                 found = recommend(model_of(card), machine, known, here=False, rule=settings.drafter_rule)
-                return {
-                    "auto": found.reason,
-                    **_rated(found.plan, found.plan.cost_effectiveness if found.plan else None),
-                }
+                m = found.plan.cost_effectiveness if found.plan else None
+                return {"auto": found.reason, **_rated(found.plan, m)}
             choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
         except LocalspecError as trouble:
             return {"auto": str(trouble), "rule": None, "M": None, "idle": None}
@@ -201,15 +186,12 @@ def _entry_facts(entry: Entry) -> Facts:
 
 def _packed_facts(card: TargetCard, known: Facts) -> Facts:
     """Return where a packed file comes from, and facts from its template that are not yet in `known`."""
-    from localspec.models.chat_tokenizer import ChatTokenizer  # the tokenizers library
-    from localspec.models.tokenizer import Tokenizer
+    from localspec.models.chat_tokenizer import ChatTokenizer, tokenizer_of  # the tokenizers library
 
-    packed = read(card.path)
-    origin = packed.header.origin
+    origin = read(card.path).header.origin
     thinking = known.get("thinking")
     with suppress(LocalspecError):  # the error is reported when the model is loaded
-        texts = {name: packed.text(name) for name in packed.header.texts}
-        thinking = thinking or ChatTokenizer(Tokenizer.decoded(texts, card.path)).thinks
+        thinking = thinking or ChatTokenizer(tokenizer_of(card.path)).thinks
     file = next(iter(origin.files), None) if card.imported_as else None
     facts: Facts = {
         "source": file or known.get("source") or origin.repo or next(iter(origin.files), None),

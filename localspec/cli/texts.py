@@ -1,13 +1,16 @@
-"""The texts given to commands as arguments, in files or through pipes."""
+"""The texts given to commands: as arguments, in files, through pipes, or line by line."""
 
 import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from localspec.cli.progress import Progress
+from localspec.chat.commands import Completion, Suggestion, choices, needed
+from localspec.cli.console import Progress, tell
 from localspec.errors import UsageMistake
 from localspec.outside_files import MIB, decoded, read_bytes
-from localspec.text import shortened
+from localspec.text import one_line, shortened
 
 LONGEST = 64 * MIB  # bytes of a prompt: far more than the longest context
 
@@ -65,17 +68,74 @@ def piped_text() -> str | None:
     """Return all of standard input, or None if it is a terminal or closed. Raises UsageMistake."""
     if sys.stdin is None or sys.stdin.isatty():
         return None
-    progress = Progress()
-    progress.show("reading standard input (</dev/null skips it)")
-    try:
+    with Progress() as progress, _readable():
+        progress.show("reading standard input (</dev/null skips it)")
         content = sys.stdin.buffer.read(LONGEST + 1)
-    except OSError as error:
-        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
-    finally:
-        progress.clear()
     if len(content) > LONGEST:
         raise UsageMistake(f"Standard input is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less.")
     try:
         return decoded(content)
     except ValueError as error:
         raise UsageMistake(f"Standard input {error}; pipe text in.") from None
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
+
+
+# -- line by line ------------------------------------------------------------------------------------------------------
+
+TOO_LONG = f"A prompt is longer than {LONGEST // MIB} MiB, more than any model reads; pipe less."
+
+LookUp = Callable[[str], Sequence[Suggestion]]
+
+
+def read_line(mark: str, look_up: LookUp) -> str:
+    """Return one line without its end. At a terminal, display `mark` before it. Raises EOFError, UsageMistake."""
+    if sys.stdin is None:
+        raise EOFError
+    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
+        with suppress(ImportError):  # Windows has its own line editing
+            _complete_with(look_up, mark)
+        return input(mark)
+    with _readable():
+        line = sys.stdin.readline(LONGEST + 1)
+    if not line:
+        raise EOFError
+    if len(line) > LONGEST:
+        raise UsageMistake(TOO_LONG)
+    return line.rstrip("\n")
+
+
+class Completer:
+    """The completions of a line. readline requests them one at a time."""
+
+    def __init__(self, look_up: LookUp) -> None:
+        self._look_up = look_up
+        self.found: list[Completion] = []
+
+    def __call__(self, line: str, number: int) -> str | None:
+        if number == 0:
+            need = needed(line)
+            self.found = choices(line, {} if need is None else {need: self._look_up(need)})
+        return self.found[number].line if number < len(self.found) else None
+
+
+def _complete_with(look_up: LookUp, mark: str) -> None:
+    """Make Tab request completions from `look_up`. Raises ImportError if there is no readline."""
+    import readline  # input() uses it once it is imported
+
+    completer = Completer(look_up)
+
+    def show(*_: object) -> None:
+        tell("\n" + "\n".join(one_line(f"{shown}  {does}") for _, shown, does in completer.found))
+        print(mark + readline.get_line_buffer(), end="", flush=True)
+
+    readline.set_completer(completer)
+    readline.set_completer_delims("")  # complete the whole line, not its last word
+    readline.set_completion_display_matches_hook(show)
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")

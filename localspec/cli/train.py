@@ -18,9 +18,9 @@ import typer
 from localspec import environment, marks
 from localspec.chat.start import chosen_model
 from localspec.cli import console
+from localspec.cli.console import Progress
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import takes_settings, whole_number
-from localspec.cli.progress import Progress
 from localspec.config import Settings, nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
@@ -65,12 +65,9 @@ def _output_directory(text: str) -> Path:
 
 @app.command()
 @takes_settings(
-    "model",
-    "device",
-    "dtype",
-    "quantize",
+    "model", "device", "dtype", "quantize",
     model="The target: a name, a directory in the Hugging Face layout, or a GGUF file.",
-)
+)  # fmt: skip
 def train(
     *,
     kind: Annotated[str, typer.Argument(help="; ".join(KINDS))],
@@ -142,11 +139,20 @@ def train(
     """
     began = _beginning()
     if kind not in kinds("weights"):
-        trainable = _trainable(settings)
+        trainable = kinds("weights")
+        with suppress(LocalspecError):  # if it is not known which model this is for, all are listed
+            if settings.model is not None:
+                trainable = accepted_kinds(registry.resolve(full_name(settings.model)), "weights")
         raise UsageMistake(
             f"There is no kind {kind!r} to train{nearest(kind, trainable)}; give one of {', '.join(trainable)}."
         )
-    _check_numbers({"--hours": hours, "--epochs": epochs, "--lr": rate}, batch or BATCH, at_once)
+    for flag, value in {"--hours": hours, "--epochs": epochs, "--lr": rate}.items():
+        if value is not None and not 0 < value <= LONGEST:
+            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0, {LONGEST} at most.")
+    if at_once is not None and at_once > (batch or BATCH):
+        raise UsageMistake(
+            f"--at-once {at_once} is more than the {batch or BATCH} tokens of a step; lower it, or raise --batch."
+        )
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
     own = _prompt_source(data or [], more or [], keep_answers)
     progress = Progress()
@@ -243,7 +249,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
     for sentence in _plan(course):
         progress.notice(sentence)
     try:
-        if not course.propose() and not _goes_on():
+        if not course.propose() and console.at_a_terminal() and not typer.confirm("Train it anyway?", default=False):
             return None
         interrupt.wait_for_step = True
         expected = course.plan.tokens
@@ -269,11 +275,6 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         progress.notice("stopped; progress is saved, and the same command continues.")
         return None
     return report, verdict
-
-
-def _goes_on() -> bool:
-    """Ask whether to train a drafter that is not expected to pay, if there is a terminal."""
-    return not console.at_a_terminal() or typer.confirm("Train it anyway?", default=False)
 
 
 def _plan(course: "Course") -> Iterator[str]:
@@ -307,16 +308,6 @@ def _verdict(verdict: "Verdict", directory: str) -> str:
     if verdict.kept:
         return f"kept: {result}; `auto` may choose it from now on"
     return f"not kept: {result}; to use it anyway, give --drafter {shlex.quote(directory)}"
-
-
-def _check_numbers(above_zero: Mapping[str, float | None], batch: int, at_once: int | None) -> None:
-    for flag, value in above_zero.items():
-        if value is not None and not 0 < value <= LONGEST:
-            raise UsageMistake(f"{flag} {value} is not possible; give a number above 0, {LONGEST} at most.")
-    if at_once is not None and at_once > batch:
-        raise UsageMistake(
-            f"--at-once {at_once} is more than the {batch} tokens of a step; lower it, or raise --batch."
-        )
 
 
 def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
@@ -401,14 +392,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def _trainable(settings: Settings) -> tuple[str, ...]:
-    """Return the kinds that can be trained for the named model; all if it is not known which one that is."""
-    with suppress(LocalspecError):
-        if settings.model is not None:
-            return accepted_kinds(registry.resolve(full_name(settings.model)), "weights")
-    return kinds("weights")
 
 
 def _model_to_train_for(settings: Settings, progress: Progress, saves: bool) -> registry.TargetCard:

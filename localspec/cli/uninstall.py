@@ -25,9 +25,8 @@ from localspec.text import one_line
 
 app = typer.Typer()
 
-_DATABASE = re.compile(
-    r"(\.[a-z]+-\d+)?(-wal|-shm|-journal|-lock|-open)*"
-)  # after its name; a file set aside has a number
+# After its name; a file set aside has a number.
+_DATABASE = re.compile(r"(\.[a-z]+-\d+)?(-wal|-shm|-journal|-lock|-open)*")
 _PACKED = re.compile(r"\.(packed|safetensors|lock|new|partial|part)\b|^\.|^digests\.json$")
 
 PROGRAM = (
@@ -111,9 +110,15 @@ def uninstall(
     Conversations, phrases, settings and secrets are overwritten first.
     """
     paths = Paths(home())
-    _refuse_unreadable(paths)
+    for root in places_of(paths):  # what cannot be read would seem to be missing
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(root):
+                os.lstat(root / name)
     _refuse_while_in_use(paths)
-    groups = {root: found for root, places in places_of(paths).items() if (found := _there(places))}
+    groups: dict[Path, list[FoundPlace]] = {}
+    for root, places in places_of(paths).items():
+        if found := [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]:
+            groups[root] = found
     removals = _fetched(paths)
     total = sum(one.bytes for found in groups.values() for one in found)
     for root, found in groups.items():
@@ -174,67 +179,38 @@ def uninstall(
 
 def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
     """Return every place that localspec writes to, by directory. `uninstall` deletes nothing else there."""
-    database = paths.database.name
+    database, what = paths.database.name, "conversations, phrases and measurements"
     data = [
-        OwnedPath(
-            file,
-            "conversations, phrases and measurements" if file.name == database else "a file of the database",
-            True,
-            True,
-        )
+        OwnedPath(file, what if file.name == database else "a file of the database", True, True)
         for file in sorted(paths.data_dir.glob(f"{database}*"))
         if _DATABASE.fullmatch(file.name.removeprefix(database))
     ]
-    groups = [
-        (
-            paths.config_dir,
-            [
-                OwnedPath(paths.config_file, "settings", True),
-                OwnedPath(paths.user_models_file, "names of models", True),
-            ],
-        ),
-        (
-            paths.data_dir,
-            [
-                *data,
-                OwnedPath(paths.copied, "the text that was copied last", True, True),
-                OwnedPath(paths.serving_key, "the key of `localspec serve`", True, True),
-                OwnedPath(paths.choice, "the model that answers"),
-                OwnedPath(paths.former_names, "former names of models"),
-                OwnedPath(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
-                OwnedPath(paths.drafters, "trained drafters"),
-                OwnedPath(paths.answers, "answers of models, as training data for drafters"),
-                OwnedPath(paths.pulled, "records of what was fetched"),
-            ],
-        ),
-        (
-            paths.state_dir,
-            [
-                OwnedPath(paths.socket, "the socket of `localspec serve`"),
-                OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
-                OwnedPath(paths.last_notice, "when a notice was shown last"),
-                OwnedPath(paths.logs, "logs", True),
-            ],
-        ),
-        (
-            paths.cache_dir,
-            [
-                OwnedPath(paths.packed, "packed models", names=_PACKED),
-                OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),
-                OwnedPath(paths.kernels, "compiled kernels"),
-            ],
-        ),
+    places = [
+        OwnedPath(paths.config_file, "settings", True),
+        OwnedPath(paths.user_models_file, "names of models", True),
+        *data,
+        OwnedPath(paths.copied, "the text that was copied last", True, True),
+        OwnedPath(paths.serving_key, "the key of `localspec serve`", True, True),
+        OwnedPath(paths.choice, "the model that answers"),
+        OwnedPath(paths.former_names, "former names of models"),
+        OwnedPath(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
+        OwnedPath(paths.drafters, "trained drafters"),
+        OwnedPath(paths.answers, "answers of models, as training data for drafters"),
+        OwnedPath(paths.pulled, "records of what was fetched"),
+        OwnedPath(paths.socket, "the socket of `localspec serve`"),
+        OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
+        OwnedPath(paths.last_notice, "when a notice was shown last"),
+        OwnedPath(paths.logs, "logs", True),
+        OwnedPath(paths.packed, "packed models", names=_PACKED),
+        OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),
+        OwnedPath(paths.kernels, "compiled kernels"),
     ]
     found: dict[Path, list[OwnedPath]] = {}
-    for root, places in groups:  # two roots may be the same directory
-        for place in places:
-            unfinished = (OwnedPath(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
-            found.setdefault(root, []).extend([place, *unfinished])
+    for place in places:  # two of their directories may be the same
+        root = place.path.parent
+        unfinished = (OwnedPath(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
+        found.setdefault(root, []).extend([place, *unfinished])
     return found
-
-
-def _there(places: list[OwnedPath]) -> list[FoundPlace]:
-    return [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]
 
 
 def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
@@ -266,14 +242,6 @@ def _delete(place: OwnedPath) -> None:
         for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)
         shutil.rmtree(path)
-
-
-def _refuse_unreadable(paths: Paths) -> None:
-    """Raise OSError if one of the directories cannot be read, because its content would seem to be missing."""
-    for root in places_of(paths):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            for name in os.listdir(root):
-                os.lstat(root / name)
 
 
 def _refuse_while_in_use(paths: Paths) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from localspec import environment
-from localspec.cli.progress import say
+from localspec.cli.console import say
 from localspec.config import load
 from localspec.errors import LocalspecError
 from localspec.models import registry

@@ -1,25 +1,26 @@
 """`localspec verify NAME`: compares a model's files with their recorded digests."""
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from localspec.cli.progress import Progress
+from localspec.cli.console import Progress
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
+from localspec.hub.cache import size as bytes_of
 from localspec.hub.cached_gguf import verify_gguf
 from localspec.hub.records import packed_sources
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import DIGEST, drafter_directories, file_digest, read_drafter, remedy
+from localspec.models.names import repository_of, sources_of
 from localspec.models.only_copies import is_only_copy
 from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.paths import Paths
-from localspec.pulling.repositories import repository_of, sources_of
 from localspec.quantities import counted, size
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed
@@ -107,16 +108,9 @@ def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False
 
     With `listed`, also print each file's digest and fingerprint, for an entry in models.toml.
     """
-    progress, marks = Progress(), {file: mark for file, (_, mark) in fingerprints(files).items()}
-    try:
-        found = look(
-            files,
-            marks,
-            paths,
-            lambda done, total: progress.show(f"reading {name}: {size(done)} of {size(total)}"),
-        )
-    finally:
-        progress.clear()
+    marks = {file: mark for file, (_, mark) in fingerprints(files).items()}
+    with _reading(name) as show:
+        found = look(files, marks, paths, show)
     for file, one in found.items():
         if one.unseen:
             typer.echo(one_line(f"{name}: {file} has changed, although its size and samples have not."))
@@ -144,7 +138,16 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
         files = sorted(file for file in found if file.suffix in (SUFFIX, GPU_SUFFIX))
     damaged = []
     for file in files:
-        problems = _packed_problems(file)
+        try:
+            with _reading(file) as show:
+                if file.suffix == GPU_SUFFIX:
+                    from localspec.engine.backends import saved_damage
+
+                    problems = [*filter(None, [saved_damage(file)])]
+                else:
+                    problems = read(file).verify(show)
+        except LocalspecError as error:
+            problems = [str(error)]
         for problem in problems:
             typer.echo(one_line(f"{name}, packed: {problem}"))
         if problems:
@@ -190,37 +193,20 @@ def _verify_drafters(name: str) -> list[str]:
     return damaged
 
 
-def _packed_problems(file: Path) -> list[str]:
-    progress = Progress()
-    try:
-        if file.suffix == GPU_SUFFIX:
-            from localspec.engine.backends import saved_damage
-
-            progress.show(f"reading {file}")
-            return [clause] if (clause := saved_damage(file)) is not None else []
-        return read(file).verify(lambda done, total: progress.show(f"reading {file}: {size(done)} of {size(total)}"))
-    except LocalspecError as error:
-        return [str(error)]
-    finally:
-        progress.clear()
-
-
-def _as_long(file: Path, size: int) -> bool:
-    return file.is_file() and file.stat().st_size == size
-
-
 def _checked(source: Source) -> Verified:
-    progress, found = Progress(), packed_sources(Paths(home())).get(str(source))
-
-    def show(done: int, total: int) -> None:
-        progress.show(f"reading {source}: {size(done)} of {size(total)}")
-
-    try:
-        if found and (missing := found.missing) and not _as_long(missing, found.header.origin.files[str(missing)][0]):
-            what = f"{missing.name} is missing, or has another length"
-            return Verified(found.header.origin.commit, 0, False, (what,))
+    found = packed_sources(Paths(home())).get(str(source))
+    if found and (missing := found.missing) and bytes_of(missing) != found.header.origin.files[str(missing)][0]:
+        what = f"{missing.name} is missing, or has another length"
+        return Verified(found.header.origin.commit, 0, False, (what,))
+    with _reading(source) as show:
         if found and found.header.registered:
             return verify_gguf(source, found.header.origin.commit, show)
         return verify(source, progress=show)
-    finally:
-        progress.clear()
+
+
+@contextmanager
+def _reading(what: object) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how much of `what` is read: its bytes so far, and all of its bytes."""
+    with Progress() as progress:
+        progress.show(f"reading {what}")
+        yield lambda done, total: progress.show(f"reading {what}: {size(done)} of {size(total)}")

@@ -26,7 +26,7 @@ from localspec.drafters.tensors import StoredTensors, TensorSpec
 from localspec.drafters.trained import DraftVocabulary, Features, OfModel, ParallelDrafter, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.small_model import MaskedModel, compare_tokens, impossible_ids, mask_token
+from localspec.models.small_model import compare_tokens, impossible_ids, mask_token, masked_model
 from localspec.models.stored_names import stored_name
 from localspec.models.target_map import BIAS, WEIGHT, TargetMap, target_map
 from localspec.models.tokenizer import Tokenizer
@@ -196,8 +196,7 @@ class Drafter(ParallelDrafter, OfModel):
     def _model_of(self, tensors: Mapping[str, Array]) -> RowModel:
         sizes, rope = layers_of(self.compute.target.sizes, self.options), None
         if self.options.form == "model":
-            described = MaskedModel.of(self.options.config, self.target.context)
-            sizes, rope = described.sizes, described.rope
+            sizes, rope, _ = masked_model(self.options.config, self.target.context)
         stored = {name: f"model.{stored_name(name)}" for name in weight_map(sizes)}
         names = {name: one for name, one in stored.items() if one in tensors}
         return self.compute.model(sizes, rope, LazyTensors(names, lambda name: tensors[names[name]]))
@@ -230,7 +229,7 @@ class Drafter(ParallelDrafter, OfModel):
         """
         own = target.compute.target.sizes
         is_model = options.form == "model"
-        sizes = MaskedModel.of(options.config, target.context).sizes if is_model else layers_of(own, options)
+        sizes = masked_model(options.config, target.context)[0] if is_model else layers_of(own, options)
         specs = {"masks": TensorSpec((1 if is_model else options.masks, sizes.hidden_size))}
         for name, made_of in weight_map(sizes).items():
             rows, columns = sum(rows for _, rows in made_of), in_features(name, sizes)

@@ -13,8 +13,7 @@ from localspec.choosing.choice import StepForm
 from localspec.choosing.measure import LIBRARIES as LIBRARIES_COMPUTE
 from localspec.choosing.measure import MeasurementCache, Quantity
 from localspec.engine.backends import Target, find_step_form, recording_troubles, use_step_form
-from localspec.machine.hardware import versions
-from localspec.machine.nvidia import nvidia_driver
+from localspec.machine.hardware import nvidia_driver, versions
 
 PATIENCE = 60.0  # seconds to wait for another process that is trying
 LOOK_SECONDS = 0.2

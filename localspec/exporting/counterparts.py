@@ -24,7 +24,7 @@ from localspec.families.model_config import ModelConfig
 from localspec.models.default_draft import compare_stored
 from localspec.models.drafter_cards import DrafterCard, remedy
 from localspec.models.registry import TargetCard
-from localspec.models.small_model import MaskedModel, mask_token
+from localspec.models.small_model import mask_token, masked_model
 from localspec.models.stored_names import stored_name
 from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
@@ -164,9 +164,9 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
     vocab_size, tokens = target.sizes.vocab_size, 0
     content: dict[str, Any]
     if options.form == "model":
-        described = MaskedModel.of(options.config, target.config.max_position_embeddings)
-        sizes, content = described.sizes, parse_json(options.config)
-        form, notes = _parallel(engine, trained.path, described.mask, vocab_size)
+        sizes, _, mask = masked_model(options.config, target.config.max_position_embeddings)
+        content = parse_json(options.config)
+        form, notes = _parallel(engine, trained.path, mask, vocab_size)
         tokens = options.masks + 1 if form == "parallel draft model" else 0
     elif target.sizes.layer_sizes or target.sizes.delta:
         raise UsageMistake(

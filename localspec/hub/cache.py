@@ -220,7 +220,6 @@ def differs(content: bytes, file: ExpectedFile) -> bool:
 
 
 def _hash_of(file: ExpectedFile, length: int) -> Any:
-    """Return the hash for a file of this length: sha256, or git's sha1."""
     if len(file.digest) == 64:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % length, usedforsecurity=False)
@@ -240,8 +239,11 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
     repo = next(iter(info.repos), None)
     here = {revision.commit_hash: revision for revision in repo.revisions} if repo else {}
     if commit is None or commit not in here:
-        if _is_rest(source):
-            return Removal(source, commit or "", repository(source), _bytes_below(repository(source)), (), ())
+        place = repository(source)
+        # An interrupted deletion may leave blobs to which no snapshot refers.
+        if place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*")):
+            rest = (file for file in place.rglob("*") if file.is_file() and not file.is_symlink())
+            return Removal(source, commit or "", place, sum(max(size(file), 0) for file in rest), (), ())
         if trouble := next((str(one) for one in info.warnings if folder(source) in str(one)), None):
             raise LocalspecError(
                 f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); repair it with "
@@ -258,16 +260,6 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
         tuple(sorted(names - {source.revision, commit})),
         tuple(sorted(_display_name(source, name, one.refs, known) for name, one in here.items() if name != commit)),
     )
-
-
-def _is_rest(source: Source) -> bool:
-    """Return whether an interrupted deletion left blobs in the cache to which no snapshot refers."""
-    place = repository(source)
-    return place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*"))
-
-
-def _bytes_below(directory: Path) -> int:
-    return sum(max(size(path), 0) for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def _display_name(source: Source, commit: str, refs: frozenset[str], records: dict[str, PullRecord]) -> str:
@@ -312,16 +304,13 @@ def _scan(source: Source) -> Any:
         info = client().scan_cache_dir(hub_places().cache)
     except client().CacheNotFound:
         raise NotHere(f"There is no cache in {hub_places().cache}, so nothing is removed.") from None
+
+    def inside_only(repo: Any) -> Any:
+        root, revisions = os.path.realpath(repo.repo_path), []
+        for one in repo.revisions:
+            own = (file for file in one.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root))
+            revisions.append(replace(one, files=frozenset(own)))
+        return replace(repo, revisions=frozenset(revisions))
+
     found = (repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo)
-    return replace(info, repos=frozenset(map(_inside_only, found)))
-
-
-def _inside_only(repo: Any) -> Any:
-    """Return the client's view of a repository, without files that are links to contents outside its directory."""
-    root = os.path.realpath(repo.repo_path)
-
-    def own(revision: Any) -> Any:
-        files = (file for file in revision.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root))
-        return replace(revision, files=frozenset(files))
-
-    return replace(repo, revisions=frozenset(map(own, repo.revisions)))
+    return replace(info, repos=frozenset(map(inside_only, found)))

@@ -126,7 +126,12 @@ def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
-        return [one for place in places for one in _in(place) if source is None or _matches(one, source)]
+        found = [one for place in places for one in _in(place)]
+        if source is not None and COMMIT.fullmatch(source.revision):
+            found = [one for one in found if one.commit == source.revision]
+        if source is not None and source.gguf:
+            found = [one for one in found if one.source.gguf in (source.gguf, f"UD-{source.gguf}")]
+        return found
     return []
 
 
@@ -138,12 +143,6 @@ def _in(place: Path) -> Iterator[CachedGguf]:
             files = [_file(commit, path) for path in names if bytes_of(path) >= 0]
             for kind, found in by_type(files).items():
                 yield CachedGguf(replace(source, gguf=kind), commit.name, tuple(found))
-
-
-def _matches(found: CachedGguf, asked: Source) -> bool:
-    if COMMIT.fullmatch(asked.revision) and found.commit != asked.revision:
-        return False
-    return not asked.gguf or found.source.gguf in (asked.gguf, f"UD-{asked.gguf}")
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:

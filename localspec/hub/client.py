@@ -93,7 +93,12 @@ def _session() -> Any:
             request.extensions["timeout"] = httpx2.Timeout(constants.HF_HUB_ETAG_TIMEOUT).as_dict()
 
     def after(response: Any) -> None:
-        _check_wait(response)
+        if response.status_code == 429 or response.status_code >= 500:
+            said = [response.headers.get("retry-after", "").strip()]
+            said += re.findall(r"\bt=(\d+)", response.headers.get("ratelimit", ""))
+            seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
+            if seconds > LONGEST_WAIT:
+                raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
             # A few bytes may expand to gigabytes, and the limits count received bytes.
             raise LocalspecError(f"{server()} sends compressed data that was requested uncompressed; try again later.")
@@ -112,17 +117,6 @@ def _session() -> Any:
         )
     except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
         raise LocalspecError(_unusable_network_settings(error)) from None
-
-
-def _check_wait(response: Any) -> None:
-    """Raise LocalspecError if the server asks for a longer wait than LONGEST_WAIT."""
-    if response.status_code != 429 and response.status_code < 500:
-        return
-    said = [response.headers.get("retry-after", "").strip()]
-    said += re.findall(r"\bt=(\d+)", response.headers.get("ratelimit", ""))
-    seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
-    if seconds > LONGEST_WAIT:
-        raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
 
 
 def _unusable_network_settings(error: Exception) -> str:
@@ -216,7 +210,6 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
 
 
 def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
-    """Return the error for an HTTP status that the hub answered."""
     status, where = error.response.status_code, server()
     if isinstance(error, errors.GatedRepoError):
         if status == 401:
@@ -236,8 +229,10 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
             f"{source.repo} has no revision {source.revision!r}{guess}; {page(source)}/tree/main lists them."
         )
     if isinstance(error, errors.RepositoryNotFoundError):
+        found = hub_places().cache.glob("models--*--*")
+        cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
         return NotHere(
-            f"There is no model {source.repo!r} on {where}{nearest(source.repo, _cached_repositories())}, "
+            f"There is no model {source.repo!r} on {where}{nearest(source.repo, cached)}, "
             "or it is private; check the spelling, or log in with `hf auth login`."
         )
     if isinstance(error, errors.RemoteEntryNotFoundError):
@@ -263,12 +258,6 @@ def _revisions(source: Source) -> list[str]:
         return [ref.name for ref in (*refs.branches, *refs.tags)]
     except Exception:  # noqa: BLE001  # a hint must not cost the sentence
         return []
-
-
-def _cached_repositories() -> list[str]:
-    """Return the repositories in the cache, for a hint."""
-    found = hub_places().cache.glob("models--*--*")
-    return [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
 
 
 def _no_such_name(error: BaseException | None) -> bool:

@@ -169,12 +169,9 @@ def packed_sources(paths: Paths) -> dict[str, PackedFile]:
 
     If a source has several, take its registration of GGUF files, or else the newest packed file.
     """
-    pulled = (one for one in packed_files(paths) if _is_source(one.header.origin.repo))
+    pulled = []
+    for one in packed_files(paths):
+        with suppress(UsageMistake):
+            if str(Source.parse(one.header.origin.repo)) == one.header.origin.repo:
+                pulled.append(one)
     return {one.header.origin.repo: one for one in ranked(pulled)}
-
-
-def _is_source(repo: str) -> bool:
-    try:
-        return str(Source.parse(repo)) == repo
-    except UsageMistake:
-        return False

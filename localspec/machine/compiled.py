@@ -29,23 +29,17 @@ def library() -> ctypes.CDLL | None:
     shown = f"{environment.ISA} = {name!r}"
     if name is not None and name not in ISAS:
         raise UsageMistake(f"{shown} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
-    if (found := _loaded()) is None:
+    try:
+        found = None if _is_cut_short(FILE) else ctypes.CDLL(str(FILE))
+        if found is None or found.ls_abi() != ABI:  # damaged, or built from other sources
+            return None
+    except (OSError, AttributeError):  # it cannot be loaded, or is another library
         return None
     if name is not None:
         if not found.ls_isa_supported(ISAS.index(name)):
             raise UsageMistake(f"{shown} needs instructions that this CPU does not have; leave it out.")
         found.ls_isa_use(ISAS.index(name))
     return found
-
-
-def _loaded() -> ctypes.CDLL | None:
-    try:
-        if _is_cut_short(FILE):
-            return None
-        found = ctypes.CDLL(str(FILE))
-        return found if found.ls_abi() == ABI else None  # otherwise it was built from other sources
-    except (OSError, AttributeError):  # it cannot be loaded, or is another library
-        return None
 
 
 def _is_cut_short(file: Path) -> bool:

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localspec.machine import compiled, hardware, memory
-from localspec.machine.hardware import torch_build
-from localspec.machine.nvidia import nvidia_driver
+from localspec.machine.hardware import nvidia_driver, torch_build
 
 _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pack_mm"}  # on Apple's GPUs
 
@@ -35,15 +34,12 @@ def lacking(quantize: str, device: str) -> str:
         return (
             f"{quantize} is for NVIDIA's GPUs" if quantize == "nf4" else f"{quantize} has no kernels for {device_type}"
         )
-    if quantize == "int8" and _older_than_turing(device):
-        return f"int8 on {device} needs a GPU of compute capability 7.5 or more"
+    if quantize == "int8":
+        import torch
+
+        if torch.cuda.get_device_capability(device) < (7, 5):  # older than Turing
+            return f"int8 on {device} needs a GPU of compute capability 7.5 or more"
     return "" if find_spec("bitsandbytes") else "bitsandbytes is not installed; pip install bitsandbytes"
-
-
-def _older_than_turing(device: str) -> bool:
-    import torch
-
-    return torch.cuda.get_device_capability(device) < (7, 5)
 
 
 PACKINGS = ("int8", "int4", "nf4")
@@ -126,16 +122,12 @@ def _device(name: str, bandwidth: float | None) -> Device:
     missing = {packing: reason for packing in PACKINGS if (reason := lacking(packing, name))}
     packings = tuple(packing for packing in PACKINGS if packing not in missing)
     total, free = memory.total_memory(name), memory.free_memory(name)
-    cores = hardware.physical_cores() if name == "cpu" else _multiprocessors(name)
+    cores = hardware.physical_cores() if name == "cpu" else 1
+    if name.startswith("cuda"):
+        import torch
+
+        cores = int(torch.cuda.get_device_properties(name).multi_processor_count)
     return Device(name, title, total, free, dtypes, packings, capability, bandwidth, missing, engine_of(name), cores)
-
-
-def _multiprocessors(name: str) -> int:
-    if not name.startswith("cuda"):
-        return 1
-    import torch
-
-    return int(torch.cuda.get_device_properties(name).multi_processor_count)
 
 
 def engine_of(name: str) -> str:

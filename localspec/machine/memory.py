@@ -73,20 +73,12 @@ def peak_memory(device: str = "cpu") -> int:
         return int(torch.cuda.max_memory_reserved(device))
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    if (kept := _peak_of_this_program()) is not None:
-        return kept
+    with suppress(OSError, StopIteration):  # Linux, where `getrusage` would include this process's former program
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _peak_of_this_program() -> int | None:
-    """Return the peak in Linux. `getrusage` would include the process before it became this program."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        return None
 
 
 def give_back(device: str) -> None:

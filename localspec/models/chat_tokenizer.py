@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError, UsageMistake, first_line
-from localspec.families.generation_config import GENERATION, generation_config, read_generation_config
 from localspec.models.encoding import Unwanted
 from localspec.models.messages import Message
+from localspec.models.model import recommended_sampling
 from localspec.models.spelled_marks import PROBE, SpelledMarks, whole_characters
 from localspec.models.thinking import Switch, Thinking, WhenItThinks, find_switch, marks_of
 from localspec.models.tokenizer import Tokenizer
@@ -110,7 +110,10 @@ class ChatTokenizer:
 
         `marks` encodes it, so that typed marks become text, not tokens.
         """
-        plain = [self._readable(message) for message in messages]
+        # Many templates do not use the thoughts before earlier answers.
+        unread = () if "reasoning_content" in (self.tokenizer.chat_template or "") else ("reasoning_content",)
+        used = ({key: text for key, text in message.items() if key not in unread} for message in messages)
+        plain = [_with_texts(message, whole_characters) for message in used]
         apart = [_with_texts(message, self.marks.set_apart) for message in plain]
         if apart == plain:
             return self._rendered(plain, waits, think)
@@ -276,16 +279,6 @@ class ChatTokenizer:
         begun = self._asks([{"role": "user", "content": "a"}], {}).rstrip().endswith(self.thinking.marks.opening)
         return "always" if begun else None
 
-    @cached_property
-    def reads_reasoning(self) -> bool:
-        """Whether the template uses the thoughts before earlier answers."""
-        return "reasoning_content" in (self.tokenizer.chat_template or "")
-
-    def _readable(self, message: Message) -> Message:
-        """Return a message without halves of surrogate pairs, and without fields that the template does not use."""
-        asked = {key: text for key, text in message.items() if key != "reasoning_content" or self.reads_reasoning}
-        return _with_texts(asked, whole_characters)
-
     # -- reading and writing ------------------------------------------------------------------------------------------
 
     def prompt_loss(self) -> str:
@@ -385,12 +378,7 @@ def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
 
     Raises LocalspecError for files that cannot be used.
     """
-    if not is_packed(path):
-        return ChatTokenizer(Tokenizer.open(path)), read_generation_config(path)
-    found = packed_file.read(path)
-    texts = {name: found.text(name) for name in found.header.texts}
-    tokenizer = ChatTokenizer(Tokenizer.decoded(texts, path))
-    return tokenizer, generation_config(texts.get(GENERATION, b"{}"), path / GENERATION)
+    return ChatTokenizer(tokenizer_of(path)), recommended_sampling(path)
 
 
 def tokenizer_of(path: Path) -> Tokenizer:

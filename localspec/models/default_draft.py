@@ -5,7 +5,7 @@ It is found by name, in the target's directory, or next to it.
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +42,18 @@ def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = Non
     most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
     read. `every` is a recent result of `known`, for a caller that asks about many models.
     """
-    named = _named(card, every or {})
+    named: DefaultDraft | None = None
+    if card.draft:
+        with suppress(LocalspecError):  # a request for a draft model reports the error
+            found = (every or {}).get(card.draft) or named_card(card.draft)
+            named = DefaultDraft(found, "named in models.toml", named=True)
     troubles: list[str] = []
-    for found in _candidates(card, named, every) if card.here else ():
+    for one in _candidates(card, named, every) if card.here else ():
         try:
-            compare_stored(found.card.path, _vocabulary(found.card.path), card.path, _vocabulary(card.path))
-            return found, " ".join(troubles)
+            compare_stored(one.card.path, _vocabulary(one.card.path), card.path, _vocabulary(card.path))
+            return one, " ".join(troubles)
         except LocalspecError as trouble:
-            troubles.append(f"{found.card.name}, {found.origin}, does not draft for {card.name}: {trouble}")
+            troubles.append(f"{one.card.name}, {one.origin}, does not draft for {card.name}: {trouble}")
     return named, " ".join(troubles)
 
 
@@ -73,14 +77,6 @@ def _vocabulary(path: Path) -> int:
     if shape is None:
         raise LocalspecError(f"{path / 'config.json'} does not say how large the model is; fetch it again.")
     return shape.vocab_size
-
-
-def _named(card: TargetCard, every: Mapping[str, TargetCard]) -> DefaultDraft | None:
-    """Return the small model that models.toml names, here or not; None for an invalid name."""
-    if card.draft:
-        with suppress(LocalspecError):  # a request for a draft model reports the error
-            return DefaultDraft(every.get(card.draft) or named_card(card.draft), "named in models.toml", named=True)
-    return None
 
 
 def _candidates(
@@ -163,17 +159,20 @@ def same_file(one: Path, other: Path) -> bool:
 
 
 def _size(path: Path) -> int:
-    try:
+    with _readable(path):
         return len(_content(path)) if is_packed(path) else (path / FILE).stat().st_size
-    except FileNotFoundError as error:
-        raise _unreadable(path, error.strerror) from None
-    except OSError as error:
-        raise cannot_read(path / FILE, error) from None
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with _readable(path):
         return packed_file.read(path).text(FILE) if is_packed(path) else read_bytes(path / FILE)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Within this context, raise LocalspecError for a model whose tokenizer.json cannot be read."""
+    try:
+        yield
     except FileNotFoundError as error:
         raise _unreadable(path, error.strerror) from None
     except OSError as error:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,59 +25,6 @@ from localspec.weights.packed_file import read
 
 MTP = "mtp"  # the kind of drafter that it is
 PREFIX = "mtp."  # of its tensors in safetensors
-
-
-@dataclass(frozen=True)
-class MtpLayer:
-    """The sizes of an MTP layer: all parameters, parameters outside of matrices, and stored bytes."""
-
-    parameters: int
-    others: int
-    bytes: int
-
-
-def mtp_layer(path: Path) -> MtpLayer:
-    """Return the sizes of the MTP layer in the files of a model.
-
-    Raises NotHere if there is none, and LocalspecError for one with unknown arithmetic.
-    """
-    if is_packed(path):
-        return _registered(path)
-    config = text_config(read_config(path))
-    family = FAMILIES.get(str(config.get("model_type")))
-    entries: dict[str, Any] = {}
-    for file in weight_files(path) if family and family.ahead else ():
-        entries |= {name: one for name, one in tensor_headers(file).items() if name.startswith(PREFIX)}
-    if not entries:
-        raise _none(path)
-    if (layers := config.get("mtp_num_hidden_layers", 1)) != 1 or config.get("mtp_use_dedicated_embeddings"):
-        what = "its own embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
-        raise LocalspecError(
-            f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single layer "
-            "that uses the model's embedding; use another drafter."
-        )
-    shapes = [entry["shape"] for entry in entries.values()]
-    offsets = [entry["data_offsets"] for entry in entries.values()]
-    return _sum(shapes, sum(last - first for first, last in offsets))
-
-
-def _registered(path: Path) -> MtpLayer:
-    """Return the sizes of the MTP layer of a model in GGUF files."""
-    parts = [part for some in read(path).header.ahead.values() for part in some]
-    if not parts:
-        raise _none(path)
-    return _sum([part.shape for part in parts], sum(part.bytes for part in parts))
-
-
-def _sum(shapes: Sequence[Sequence[int]], held: int) -> MtpLayer:
-    return MtpLayer(sum(map(math.prod, shapes)), sum(math.prod(shape) for shape in shapes if len(shape) < 2), held)
-
-
-def _none(path: Path) -> NotHere:
-    return NotHere(
-        f"The files in {path} have no MTP layer ({PREFIX}*), which Qwen3.5 is published with; fetch them from the "
-        "publisher, or use another drafter."
-    )
 
 
 _OF_GEMMA4 = {*GEMMA4.classes, *UNIFIED.classes}
@@ -265,7 +212,14 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
     for path, content in drafter_directories(card, paths):
         found: DrafterCard | LocalspecError
         try:
-            found = _not_kept(path, content) if content.get("kept", True) is False else read_drafter(path)
+            if content.get("kept", True) is False:
+                why = "the bench after its training found that it does not pay"
+                why = why if "bench" in content else "its bench has not run yet"
+                raise NotHere(
+                    f"The drafter in {path} is not used unless you name it, because {why}; give --drafter {path} to "
+                    "use it."
+                )
+            found = read_drafter(path)
         except LocalspecError as trouble:
             found = trouble
         yield content.get("kind"), found
@@ -279,8 +233,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
     if not card.here:
         return
     try:
-        layer = mtp_layer(card.path)
-        yield MTP, DrafterCard(MTP, card.path, {}, "", card.name, layer.parameters, layer.bytes, {}, layer.others)
+        yield MTP, mtp_layer(card.path, card.name)
     except LocalspecError as trouble:  # in most models: there is none
         yield MTP, trouble
 
@@ -291,9 +244,14 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
     A drafter with a damaged drafter.json is left out, because its model is unknown. If it came with localspec, it is
     yielded with an empty content.
     """
-    places = _drafter_places(card, paths)
+    folder = (paths or Paths(home())).drafters
+    trained = [file.parent for file in folder.glob("*/drafter/drafter.json")] if folder.is_dir() else []
+    trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
+    next_to_model = [card.path / "drafters" / kind for kind in kinds("weights")]
+    next_to_model = [path for path in next_to_model if (path / "drafter.json").is_file()]
+    shipped = sorted({file.parent for file in SHIPPED.glob("*/drafter.*")})  # also with one of its two files
     own = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
-    for path in places:
+    for path in (*trained, *next_to_model, *shipped):
         try:
             content = _content(path / "drafter.json")
         except LocalspecError:
@@ -315,17 +273,6 @@ def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> 
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")
-
-
-def _drafter_places(card: TargetCard, paths: Paths | None) -> list[Path]:
-    """Return the possible places of drafters for a model: in the user's data directory, next to the model, in
-    localspec."""
-    own = (paths or Paths(home())).drafters
-    trained = [file.parent for file in own.glob("*/drafter/drafter.json")] if own.is_dir() else []
-    trained.sort(key=lambda path: (path / "drafter.json").stat().st_mtime, reverse=True)
-    next_to_model = [card.path / "drafters" / kind for kind in kinds("weights")]
-    shipped = sorted({file.parent for file in SHIPPED.glob("*/drafter.*")})  # also with one of its two files
-    return [*trained, *(path for path in next_to_model if (path / "drafter.json").is_file()), *shipped]
 
 
 def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
@@ -387,6 +334,38 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     return DrafterCard(kind, path, options, made_for, name, parameters, size, content, others, weights_of, *inner)
 
 
+def mtp_layer(path: Path, target: str = "") -> DrafterCard:
+    """Describe the MTP layer in the files of a model with the name `target`.
+
+    Raises NotHere if there is none, and LocalspecError for one with unknown arithmetic.
+    """
+    if is_packed(path):
+        parts = [part for some in read(path).header.ahead.values() for part in some]
+        shapes, held = [part.shape for part in parts], sum(part.bytes for part in parts)
+    else:
+        config = text_config(read_config(path))
+        family = FAMILIES.get(str(config.get("model_type")))
+        entries: dict[str, Any] = {}
+        for file in weight_files(path) if family and family.ahead else ():
+            entries |= {name: one for name, one in tensor_headers(file).items() if name.startswith(PREFIX)}
+        layers, apart = config.get("mtp_num_hidden_layers", 1), config.get("mtp_use_dedicated_embeddings")
+        if entries and (layers != 1 or apart):
+            what = "its own embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
+            raise LocalspecError(
+                f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single "
+                "layer that uses the model's embedding; use another drafter."
+            )
+        shapes = [entry["shape"] for entry in entries.values()]
+        held = sum(last - first for first, last in (entry["data_offsets"] for entry in entries.values()))
+    if not shapes:
+        raise NotHere(
+            f"The files in {path} have no MTP layer ({PREFIX}*), which Qwen3.5 is published with; fetch them from the "
+            "publisher, or use another drafter."
+        )
+    others = sum(math.prod(shape) for shape in shapes if len(shape) < 2)
+    return DrafterCard(MTP, path, {}, "", target, sum(map(math.prod, shapes)), held, {}, others)
+
+
 def file_digest(file: Path) -> str:
     """Return the SHA-256 of a file of weights. Raises LocalspecError if it cannot be read."""
     try:
@@ -394,17 +373,6 @@ def file_digest(file: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise cannot_read(file, error) from error
-
-
-def _not_kept(path: Path, content: Mapping[str, Any]) -> NotHere:
-    """Return the error for a drafter that a bench rejected, and that is therefore used only if its directory is
-    named."""
-    why = (
-        "the bench after its training found that it does not pay" if "bench" in content else "its bench has not run yet"
-    )
-    return NotHere(
-        f"The drafter in {path} is not used unless you name it, because {why}; give --drafter {path} to use it."
-    )
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -423,9 +391,7 @@ def _are_accuracies(content: object) -> bool:
 
 def _is_acceptance(content: object) -> bool:
     """Return whether a value is empty, or lists tokens per forward by nodes."""
-    if content is None:
-        return True
     if not isinstance(content, dict):
-        return False
+        return content is None
     length, nodes = content.get("length"), content.get("nodes")
     return type(nodes) is int and isinstance(length, int | float) and nodes >= 1 and 1 <= length <= nodes + 1

@@ -191,26 +191,11 @@ def _s3d_proposal(shape: Shape) -> tuple[float, int]:
     return share(shape.num_layers, len(proposal.kept), head), proposal.gamma
 
 
-def _s3d_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft, which reads the share β of the target."""
-    return _s3d_proposal(cost.shape)[0] * cost.forward(DRAFT_TOKENS)
-
-
 def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
     """Return the paper's prediction (eqs. 10 and 14) for the layers that it proposes."""
     beta, gamma = _s3d_proposal(shape)
     chances = [acceptance_at(place, beta, Constants()) for place in range(1, gamma + 1)]
     return chances, "by the formula of the S3D paper"
-
-
-def _layers_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a few forwards through about half of the target's layers. A probe measures them better."""
-    return min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1)
-
-
-def _semi_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting depth by depth, each time with the target's head."""
-    return cost.depth * (cost.product(cost.parameters + cost.head, 1) + 2 * cost.layer_seconds)
 
 
 def _eagle3_parameters(shape: Shape) -> int:
@@ -232,11 +217,6 @@ def _kept_by_a_layer(one: DrafterSize) -> int:
     return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
-def _mtp_parameters(shape: Shape) -> int:
-    """Return the number of parameters of a layer like the target's and of the matrix that joins embedding and state."""
-    return shape.layer + 2 * shape.hidden_size**2
-
-
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
     """Return the seconds of drafting token by token, each with a layer and the target's head: a share of a forward."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
@@ -256,11 +236,6 @@ def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
     """Return the bytes of keys and values of layers with this many parameters, and of one feature per token."""
     layers = max(round(parameters / one.shape.layer), 1) + 1
     return one.shape.cached_in_last(layers * one.cache_bytes)
-
-
-def _dflash_size(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of each layer, and a feature per token."""
-    return one.weights + _kept_by_layers(one, one.parameters)
 
 
 def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
@@ -293,16 +268,6 @@ def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
     return levels * (cost.product(cost.parameters, 2) + 4 * cost.layer_seconds)
 
 
-def _draft_model_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward per token."""
-    return nodes * cost.forward(1)
-
-
-def _ouroboros_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft model that reads a few rows of phrases in each forward."""
-    return nodes * cost.forward(4)
-
-
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
     """Return the names of the searched hyperparameters: the window if `accelerating`, and phrases if either part is
     active."""
@@ -321,7 +286,9 @@ TABLE = [
     ),
     DrafterKind("lookahead", "phrases found by a Jacobi window in spare rows", "nothing", _free),
     DrafterKind(
-        "layers", "some of the target's own layers: S3D without training", "probe", _layers_seconds, with_experts=False
+        "layers", "some of the target's own layers: S3D without training", "probe",
+        # a few forwards through about half of these layers; a probe measures them better
+        lambda cost, nodes: min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1), with_experts=False,
     ),
     DrafterKind(
         "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
@@ -339,16 +306,20 @@ TABLE = [
     ),
     DrafterKind(
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
-        _s3d_seconds, size=lambda one: one.parameters * one.other_bytes + one.head_rows, predicted=_s3d_predicted,
+        lambda cost, nodes: _s3d_proposal(cost.shape)[0] * cost.forward(DRAFT_TOKENS),  # the share β of the target
+        size=lambda one: one.parameters * one.other_bytes + one.head_rows, predicted=_s3d_predicted,
         with_experts=False,
     ),
     DrafterKind(
-        "semi", "the target's last state and a tiny model of the drafted tokens", "weights", _semi_seconds,
+        "semi", "the target's last state and a tiny model of the drafted tokens", "weights",
+        # depth by depth, each time with the target's head
+        lambda cost, nodes: cost.depth * (cost.product(cost.parameters + cost.head, 1) + 2 * cost.layer_seconds),
         size=_with_head_rows, on_chains=True, with_experts=False,
     ),
     DrafterKind(
         "dflash", "a few layers that draft a block of mask tokens at once", "published",
-        _dflash_seconds, size=_dflash_size, by_shapes=True, states_in="fc.weight", on_chains=True,
+        _dflash_seconds, size=lambda one: one.weights + _kept_by_layers(one, one.parameters), by_shapes=True,
+        states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(
         "dspark", "a few layers that draft a block at once, each token corrected by the one before", "published",
@@ -360,14 +331,17 @@ TABLE = [
     ),
     DrafterKind(
         "mtp", "the MTP layer in the target's own files, token after token", "published",
-        _mtp_seconds, size=_kept_by_a_layer, parameters=_mtp_parameters, on_chains=True,
+        # a layer like the target's, and the matrix that joins embedding and state
+        _mtp_seconds, size=_kept_by_a_layer, parameters=lambda shape: shape.layer + 2 * shape.hidden_size**2,
+        on_chains=True,
     ),
     DrafterKind(
-        "draft_model", "a small model with the same tokenizer", "draft model", _draft_model_seconds,
-        searched=lambda parts: (), on_chains=True,
+        "draft_model", "a small model with the same tokenizer", "draft model",
+        lambda cost, nodes: nodes * cost.forward(1), searched=lambda parts: (), on_chains=True,
     ),
     DrafterKind(
-        "ouroboros", "a small model that drafts phrase by phrase", "draft model", _ouroboros_seconds,
+        "ouroboros", "a small model that drafts phrase by phrase", "draft model",
+        lambda cost, nodes: nodes * cost.forward(4),  # each forward also reads a few rows of phrases
         has_phrases=True, parts="ouroboros", searched=_ouroboros_searched, on_chains=True,
     ),
 ]  # fmt: skip

@@ -60,8 +60,11 @@ def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) ->
     try:
         result, error = _awaited(done, seconds)
     except BaseException:
-        if end:
-            _end(thread)
+        for _ in range(10 if end else 0):  # if it is inside a library, SystemExit is raised afterwards
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
+            thread.join(LOOK)
+            if not thread.is_alive():
+                break
         raise
     if error is not None:
         raise error
@@ -78,15 +81,6 @@ def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:
                 raise Unwanted from None
             if time.monotonic() > deadline:
                 raise TimeoutError from None
-
-
-def _end(thread: threading.Thread) -> None:
-    """Raise SystemExit in a thread until the thread has ended. If it is inside a library, that is raised afterwards."""
-    for _ in range(10):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
-        thread.join(LOOK)
-        if not thread.is_alive():
-            break
 
 
 def is_abandoned() -> bool:

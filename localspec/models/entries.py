@@ -110,10 +110,6 @@ def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value) and "\0" not in value
 
 
-def _three_texts(value: object) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= 3 and all(map(_text, value))
-
-
 def _digests(digits: int) -> Callable[[object], bool]:
     """Return a check for lists of digests with this many digits each."""
 
@@ -124,28 +120,18 @@ def _digests(digits: int) -> Callable[[object], bool]:
     return check
 
 
-def _switch(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _count(value: object) -> bool:
-    return whole(value) and isinstance(value, int) and value <= LARGEST
-
-
-def _length(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value <= 100
-
-
 def _one_of(*names: str) -> tuple[Callable[[object], bool], str]:
     return lambda value: isinstance(value, str) and value in names, f"one of {', '.join(names)}"
 
 
 _Keys = Mapping[str, tuple[Callable[[object], bool], str]]
-_TEXT, _SWITCH, _COUNT = (_text, "a text"), (_switch, "true or false"), (_count, "a whole number from 1 up")
+_TEXT, _SWITCH = (_text, "a text"), (lambda value: isinstance(value, bool), "true or false")
+_COUNT = (lambda value: whole(value) and value <= LARGEST, "a whole number from 1 up")
+_LENGTH = (lambda value: type(value) in (int, float) and 1 <= value <= 100, "a number from 1 to 100")
 _TABLE = (lambda value: isinstance(value, dict), "a table")
 _SHAPE: _Keys = {name: _SWITCH if name == "tied" else _COUNT for name in TABLE_KEYS} | {"config": _TABLE}
 _DEPTH = (lambda value: whole(value) and value <= DEEPEST, f"a whole number from 1 to {DEEPEST}")
-_ACCEPTED: _Keys = {"length": (_length, "a number from 1 to 100"), "depth": _DEPTH, "source": _TEXT}
+_ACCEPTED: _Keys = {"length": _LENGTH, "depth": _DEPTH, "source": _TEXT}
 _DRAFTER: _Keys = {
     "kind": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "publisher": _TEXT, "parameters": _COUNT,
     "bytes": _COUNT, "accepted": _TABLE, "lossless": _SWITCH,
@@ -159,7 +145,10 @@ _ENTRY: _Keys = {
     "license": _TEXT, "description": _TEXT, "draft": _TEXT,
     "publisher": _TEXT, "quality": _COUNT, "gated": _SWITCH, "verified": _SWITCH, "shape": _TABLE,
     "architecture": _one_of(*ARCHITECTURES), "thinking": _one_of(*get_args(WhenItThinks)),
-    "starters": (_three_texts, "one to three texts"), "drafters": _TABLES, "forms": _TABLES,
+    "starters": (
+        lambda value: isinstance(value, list) and 0 < len(value) <= 3 and all(map(_text, value)), "one to three texts",
+    ),
+    "drafters": _TABLES, "forms": _TABLES,
     "sha256": (_digests(64), "a list of SHA-256 digests, each of 64 hexadecimal digits in lower case"),
     "fingerprints": (_digests(40), "a list of fingerprints, each of 40 hexadecimal digits in lower case"),
 }  # fmt: skip
@@ -192,12 +181,18 @@ def read_entries(file: Path) -> Iterator[Entry]:
             )
         if "forms" in entry and "repo" not in entry:
             raise UsageMistake(f"M{of[1:]} has forms but no repo; add a repo, or remove the forms.")
-        shape = entry.get("shape")
+        path, draft, shape = None, entry.get("draft", ""), entry.get("shape")
+        if "path" in entry:
+            path = file.parent / os.path.expanduser(entry["path"])
+            if entry["path"].startswith("package:"):
+                path = PACKAGE / entry["path"].removeprefix("package:")
+        if re.match(r"[.~/\\]", draft):  # a path, relative to its models.toml
+            draft = os.path.normpath(file.parent / os.path.expanduser(draft))
         yield Entry(
             name=name,
-            path=_place(file, entry["path"]) if "path" in entry else None,
+            path=path,
             source=_source(entry, of),
-            draft=_draft(file, entry.get("draft", "")),
+            draft=draft,
             starters=tuple(entry.get("starters", ())),
             shape=None if shape is None else _shape(shape, entry.get("architecture"), f"the shape of {of}"),
             drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
@@ -215,18 +210,6 @@ def _check(table: Mapping[str, Any], keys: _Keys, of: str) -> None:
         possible, what = keys[key]
         if not possible(value):
             raise UsageMistake(f"{key} = {value!r} of {of} must be {what}; correct it.")
-
-
-def _place(file: Path, path: str) -> Path:
-    if path.startswith("package:"):
-        return PACKAGE / path.removeprefix("package:")
-    return file.parent / os.path.expanduser(path)
-
-
-def _draft(file: Path, name: str) -> str:
-    if re.match(r"[.~/\\]", name):  # a path, relative to its models.toml
-        return os.path.normpath(file.parent / os.path.expanduser(name))
-    return name
 
 
 def _source(table: Mapping[str, Any], of: str) -> Source | None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.families.generation_config import (
@@ -94,11 +96,16 @@ def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) ->
 
 def default_sampling_of(card: TargetCard) -> DefaultSampling:
     """Return the default sampling of a model that is here, by its files. Raises LocalspecError."""
-    if not is_packed(card.path):
-        return default_sampling(read_generation_config(card.path), card.names)
-    found = read_packed(card.path)
+    return default_sampling(recommended_sampling(card.path), card.names)
+
+
+def recommended_sampling(path: Path) -> Mapping[str, Any]:
+    """Return what the generation_config.json in a directory or a packed file says. Raises LocalspecError."""
+    if not is_packed(path):
+        return read_generation_config(path)
+    found = read_packed(path)
     text = found.text(GENERATION) if GENERATION in found.header.texts else b"{}"
-    return default_sampling(generation_config(text, card.path / GENERATION), card.names)
+    return generation_config(text, path / GENERATION)
 
 
 def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:

@@ -1,14 +1,16 @@
-"""Resolves names of models as users type them: in any case, shortened, or in Ollama's spelling."""
+"""Resolves names of models as users type them: to models here, and to repositories of the hub."""
 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from localspec.config import nearest
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source, is_address
 from localspec.models import registry
 from localspec.models.registry import TargetCard
+from localspec.weights.packed_files import is_gguf
 
 LATEST = ":latest"  # the tag that Ollama adds to a name without one
 LISTED = 5  # most candidates that a message names
@@ -83,3 +85,44 @@ def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
     for card in cards:
         names.setdefault(card.path, card.name)
     return list(names.values())
+
+
+# -- repositories ------------------------------------------------------------------------------------------------------
+
+
+def sources_of(name: str, here: bool = False) -> list[Source]:
+    """Return all repositories that may have been fetched for a name: the model in any of its forms, and its drafters.
+
+    With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for a name
+    that is not registered, and UsageMistake for one that is not a repository either.
+    """
+    known = registry.cards()
+    if name in known:
+        entry = known[name].entry
+        assert entry is not None
+        every = (*entry.sources, *(one.source for one in entry.drafters))
+        return list(dict.fromkeys(one for one in every if one is not None))
+    if registry.is_path(name) and is_gguf(Path(name).expanduser()):
+        raise UsageMistake(f"{name} is already on this machine; chat with it: `localspec chat -m {name}`.")
+    if "/" not in name:
+        if here:
+            registry.refuse_damaged(name)
+        names = [one.name for one in known.values() if one.here or not here]
+        listed = (
+            "`localspec list` shows those that are here"
+            if here
+            else "give one that `localspec doctor` lists, or org/repo"
+        )
+        raise NotHere(f"There is no model {name!r}{nearest(name, names)}; {listed}.")
+    return [Source.parse(name)]
+
+
+def repository_of(name: str) -> Source | None:
+    """Return the repository from which an installed model was fetched, or else its publisher's repository.
+
+    Return None if the model came with localspec, or is the user's own directory.
+    """
+    card = registry.cards().get(name)
+    if card is None:
+        return Source.parse(name)
+    return registry.source_here(card.entry) or card.entry.source if card.entry else None

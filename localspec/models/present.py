@@ -58,27 +58,23 @@ def present_model(settings: Settings, paths: Paths) -> Present:
     if settings.model is not None:
         name = registry.renamed(paths).get(settings.model, settings.model)
         return Present(name, one_line(settings.origins["model"]))
-    choice = saved_choice(paths)
-    if choice is not None and (card := _chosen(choice, paths)):
-        return Present(card.name, _ORIGINS[choice.by])
+    if (choice := saved_choice(paths)) is not None:
+        card = None
+        try:
+            card = registry.resolve(choice.model, paths)
+            inspect(card.path)
+        except NotHere:
+            card = None
+        except LocalspecError:  # the first prompt reports what is wrong with it
+            card = registry.find(choice.model, paths)
+        if card:
+            return Present(card.name, _ORIGINS[choice.by])
     models = chat_models(paths)
     if len(models) > 1:
         return Present(None, f"the first prompt chooses one of the {len(models)} models here")
     if models:
         return Present(models[0].name, "the only model here")
     return Present("demo", "no other model is here")
-
-
-def _chosen(choice: SavedChoice, paths: Paths) -> registry.TargetCard | None:
-    """Return the model of the saved choice; None if it is not here."""
-    try:
-        card = registry.resolve(choice.model, paths)
-        inspect(card.path)
-    except NotHere:
-        return None
-    except LocalspecError:  # the first prompt reports what is wrong with it
-        return registry.find(choice.model, paths)
-    return card
 
 
 def is_here(model: str, paths: Paths) -> bool:

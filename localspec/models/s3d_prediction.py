@@ -103,12 +103,7 @@ def acceptance_at(place: int, beta: float, constants: Constants) -> float:
 
 def acceptance_length(gamma: int, beta: float, constants: Constants) -> float:
     """Return τ(γ, β): the expected tokens per iteration, including the bonus token (eq. 11)."""
-    tokens, reached = 0.0, 1.0
-    for place in range(1, gamma + 1):
-        chance = acceptance_at(place, beta, constants)
-        tokens += place * reached * (1 - chance)
-        reached *= chance
-    return tokens + (gamma + 1) * reached
+    return _length([acceptance_at(place, beta, constants) for place in range(1, gamma + 1)])
 
 
 def improvement(gamma: int, beta: float, constants: Constants) -> float:

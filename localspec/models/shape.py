@@ -103,34 +103,16 @@ class Shape:
             return sum(map(of, self.layer_sizes))
         return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
-    def _attention(self, one: LayerSizes) -> int:
-        """Return the number of weights in the attention matrices of a layer."""
-        return self.hidden_size * one.head_dim * ((3 if self.gated else 2) * self.num_heads + one.projected)
-
-    def _weights(self, one: LayerSizes) -> int:
-        """Return the number of weights in all matrices of a layer with attention."""
-        inner = self._inner(one.intermediate_size)
-        return self._attention(one) + self.hidden_size * (3 * inner + 2 * self.layer_inputs[0])
-
-    def _weights_at(self, index: int) -> int:
-        """Return the number of weights in all matrices of the layer `index`."""
-        if self.delta is None or not self.delta.layers[index]:
-            return self._weights(self.layer_sizes[index] if self.layer_sizes else self.widest)
-        projected = self.delta.read + 2 * self.delta.values  # including the projection that reads the values
-        return self.hidden_size * (projected + 3 * self._inner(self.intermediate_size))
-
-    def _inner(self, mlp: int) -> int:
-        """Return the number of channels of an MLP and of all experts together."""
-        if self.experts is None:
-            return mlp
-        return self.experts.count * self.experts.size + (mlp if self.experts.dense else 0)
-
     @cached_property
     def layers(self) -> int:
         """The number of weights of all layers' matrices, and of the projection of their additional inputs."""
-        if self.delta:
-            return sum(map(self._weights_at, range(self.num_layers)))
-        return self._sum(self._weights) + self.num_layers * self.layer_inputs[0] * self.hidden_size
+        differ = bool(self.delta or self.layer_sizes)
+        counted = [
+            sum(sum(rows) * inputs for _, rows, inputs in self._matrices(index))
+            for index in range(self.num_layers if differ else 1)
+        ]
+        total = sum(counted) if differ else self.num_layers * counted[0]
+        return total + self.num_layers * self.layer_inputs[0] * self.hidden_size
 
     @property
     def layer(self) -> int:
@@ -138,37 +120,44 @@ class Shape:
 
         For a mixture of experts, a layer with an MLP is counted, as its drafters have it.
         """
-        if self.experts:
-            return self._attention(self.widest) + 3 * self.hidden_size * self.intermediate_size
-        return self._weights(self.widest) if self.delta else self.layers // self.num_layers
+        if self.experts or self.delta:
+            one = self.widest
+            attention = one.head_dim * ((3 if self.gated else 2) * self.num_heads + one.projected)
+            return self.hidden_size * (attention + 3 * self.intermediate_size)
+        return self.layers // self.num_layers
 
     @property
     def linears(self) -> Iterator[tuple[str, list[int], int]]:
         """The name of each matrix of the layers and of the head, the rows of its parts, and its inputs."""
-        hidden, width = self.hidden_size, self.layer_inputs[0]
         for index in range(self.num_layers):
-            one, ours = self.layer_sizes[index] if self.layer_sizes else self.widest, f"layers.{index}."
-            if self.delta and self.delta.layers[index]:
-                heads = [self.delta.channels, self.delta.value_heads, self.delta.value_heads, self.delta.values]
-                yield f"{ours}delta.in_proj.weight", heads, hidden
-                yield f"{ours}delta.out_proj.weight", [hidden], self.delta.values
-            else:
-                queries, keys = self.num_heads * one.head_dim, one.num_kv_heads * one.head_dim
-                parts = [keys] * (one.projected // one.num_kv_heads)
-                yield f"{ours}qkv_proj.weight", [queries * (2 if self.gated else 1), *parts], hidden
-                yield f"{ours}o_proj.weight", [hidden], queries
-            if (experts := self.experts) is not None:
-                yield f"{ours}experts.gate_up_proj.weight", [experts.count * experts.size] * 2, hidden
-                yield f"{ours}experts.down_proj.weight", [experts.count * hidden], experts.size
-            if experts is None or experts.dense:
-                yield f"{ours}gate_up_proj.weight", [one.intermediate_size] * 2, hidden
-                yield f"{ours}down_proj.weight", [hidden], one.intermediate_size
-            if width:
-                yield f"{ours}per_layer_input_gate.weight", [width], hidden
-                yield f"{ours}per_layer_projection.weight", [hidden], width
+            for name, rows, inputs in self._matrices(index):
+                yield f"layers.{index}.{name}.weight", rows, inputs
+        if width := self.layer_inputs[0]:
+            yield "per_layer_model_projection.weight", [self.num_layers * width], self.hidden_size
+        yield "lm_head.weight", [self.vocab_size], self.hidden_size
+
+    def _matrices(self, index: int) -> Iterator[tuple[str, list[int], int]]:
+        """Yield the name of each matrix of a layer, the rows of its parts, and its inputs."""
+        hidden, width = self.hidden_size, self.layer_inputs[0]
+        one = self.layer_sizes[index] if self.layer_sizes else self.widest
+        if self.delta and self.delta.layers[index]:
+            heads = [self.delta.channels, self.delta.value_heads, self.delta.value_heads, self.delta.values]
+            yield "delta.in_proj", heads, hidden
+            yield "delta.out_proj", [hidden], self.delta.values
+        else:
+            queries, keys = self.num_heads * one.head_dim, one.num_kv_heads * one.head_dim
+            parts = [keys] * (one.projected // one.num_kv_heads)
+            yield "qkv_proj", [queries * (2 if self.gated else 1), *parts], hidden
+            yield "o_proj", [hidden], queries
+        if (experts := self.experts) is not None:
+            yield "experts.gate_up_proj", [experts.count * experts.size] * 2, hidden
+            yield "experts.down_proj", [experts.count * hidden], experts.size
+        if experts is None or experts.dense:
+            yield "gate_up_proj", [one.intermediate_size] * 2, hidden
+            yield "down_proj", [hidden], one.intermediate_size
         if width:
-            yield "per_layer_model_projection.weight", [self.num_layers * width], hidden
-        yield "lm_head.weight", [self.vocab_size], hidden
+            yield "per_layer_input_gate", [width], hidden
+            yield "per_layer_projection", [hidden], width
 
     @cached_property
     def four_bits(self) -> int:

@@ -1,10 +1,8 @@
 """Small language models that draft: a check of their tokens, and models with a mask token (PARD), by their
 config.json."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,23 +53,9 @@ def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: i
     return never
 
 
-@dataclass(frozen=True)
-class MaskedModel:
-    """A small model with a mask token, described by a config.json."""
-
-    sizes: TransformerConfig
-    rope: Rope
-    mask: int
-
-    @classmethod
-    def of(cls, text: str, context: int) -> "MaskedModel":
-        """Read a config.json; `context` is the longest text that the target holds.
-
-        Raises UsageMistake for a text that does not describe such a model, LocalspecError for an unsupported one.
-        Allocates no memory for it.
-        """
-        sizes, rope, mask = described(text, context, "small model", "pard_token")
-        return cls(sizes, rope, mask)
+def masked_model(text: str, context: int) -> tuple[TransformerConfig, Rope, int]:
+    """Return sizes, rotation and mask token of a small model, as `described` does. `text` is its config.json."""
+    return described(text, context, "small model", "pard_token")
 
 
 def described(text: str, context: int, what: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
@@ -82,31 +66,23 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
     """
     try:
         content = parse_json(text)
-        if unlikely := [name for name, most in _MOST.items() if not _is_count(content.get(name), most)]:
+        counts = {name: content[name] for name in _MOST if content.get(name) is not None}
+        if unlikely := [name for name, one in counts.items() if not (type(one) is int and 1 <= one <= _MOST[name])]:
             raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
         config = ModelConfig.of(content)
         sizes = TransformerConfig.of(config)
         if sizes.delta is not None:
             raise ValueError("recurrent layers do not draft by mask tokens")
         rope = Rope.of(config, min(context, config.max_position_embeddings))
-        return _sound(sizes), rope, int(content[token]) if token else -1
+        if sizes.num_heads % sizes.num_kv_heads:
+            raise ValueError(f"{sizes.num_heads} heads cannot share {sizes.num_kv_heads} key heads")
+        if sizes.head_dim % 2:
+            raise ValueError(f"head_dim = {sizes.head_dim}")
+        return sizes, rope, int(content[token]) if token else -1
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageMistake(
             f"The config of the {what} cannot be used ({first_line(error)}); train or fetch the drafter again."
         ) from error
-
-
-def _sound(sizes: TransformerConfig) -> TransformerConfig:
-    """Return the sizes if they fit each other. Raises ValueError if not."""
-    if sizes.num_heads % sizes.num_kv_heads:
-        raise ValueError(f"{sizes.num_heads} heads cannot share {sizes.num_kv_heads} key heads")
-    if sizes.head_dim % 2:
-        raise ValueError(f"head_dim = {sizes.head_dim}")
-    return sizes
-
-
-def _is_count(value: Any, most: int) -> bool:
-    return value is None or (type(value) is int and 1 <= value <= most)
 
 
 def _tokens(tokenizer: Tokenizer) -> dict[int, str]:

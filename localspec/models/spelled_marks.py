@@ -72,7 +72,8 @@ class SpelledMarks:
     def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the ids as `encode` does, and the range of characters of each. Raises the errors of `encode`."""
         if self.restored(text) == text:
-            return self._tokenizer.encode_with_offsets(text, add_special_tokens)
+            plain = self._tokenizer.encoding(text, add_special_tokens)
+            return plain.ids, plain.offsets
         return self._encode(text, add_special_tokens)
 
     def _replaced(self, text: str, instead: Callable[[str], str]) -> str:
@@ -96,7 +97,8 @@ class SpelledMarks:
         """
         # 1. Find the template's marks. A span includes the blanks that the tokenizer strips around its mark.
         neutral = text.translate(self._neutral)
-        coded = zip(*self._tokenizer.encode_with_offsets(neutral, False), strict=True)
+        around = self._tokenizer.encoding(neutral, False)
+        coded = zip(around.ids, around.offsets, strict=True)
         cuts: list[tuple[int, int, int | None]] = [
             (*span, token) for token, span in coded if self._is_mark(token, neutral, span)
         ]
@@ -110,11 +112,13 @@ class SpelledMarks:
             pieces += [self.restored(text[last:start]), _ALIAS]
             last = end
         literal = "".join([*pieces, self.restored(text[last:])])
-        ids, offsets, added = self._literal.encode_with_added(literal, add_special_tokens)
+        coded_text = self._literal.encoding(literal, add_special_tokens)
         # 3. Replace the aliases by the marks, and shift the spans to `text`. Alias and mark differ in length.
         alias, waiting, shift = self._literal.token_to_id(_ALIAS), iter(cuts), 0
         found: list[tuple[int, tuple[int, int]]] = []
-        for token, (start, end), is_added in zip(ids, offsets, added, strict=True):
+        for token, (start, end), is_added in zip(
+            coded_text.ids, coded_text.offsets, coded_text.special_tokens_mask, strict=True
+        ):
             if token == alias:
                 first, after, mark = next(waiting)
                 shift = after - end

@@ -103,35 +103,15 @@ class Tokenizer:
         Raises LocalspecError for a text on which the tokenizer fails or never ends, and Unwanted if the ids are no
         longer wanted (`stopping_unless`).
         """
-        ids: list[int] = self._encode(text, add_special_tokens).ids
+        ids: list[int] = self.encoding(text, add_special_tokens).ids
         return ids
 
-    def encode_with_offsets(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text, and the range of characters of each: (first, end). Raises the errors of
-        `encode`."""
-        encoding = self._encode(text, add_special_tokens)
-        return encoding.ids, encoding.offsets
+    def encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """Return the `ids` of a text, the range of characters of each in `offsets`, and a `special_tokens_mask`.
 
-    def encode_with_added(
-        self, text: str, add_special_tokens: bool
-    ) -> tuple[list[int], list[tuple[int, int]], list[bool]]:
-        """Return ids, offsets, and whether the tokenizer added each id around the text.
-
-        Raises the errors of `encode`.
+        The mask is 1 for ids that the tokenizer added around the text. Raises the errors of `encode`.
         """
-        encoding = self._encode(text, add_special_tokens)
-        return encoding.ids, encoding.offsets, [bool(one) for one in encoding.special_tokens_mask]
 
-    def reading_as_text(self, marks: Collection[str], alias: str) -> Self:
-        """Return a copy that reads the added tokens `marks` as ordinary text, and `alias` as a token."""
-        found = copy(self)
-        found.backend = Backend.from_str(self.backend.to_str())
-        found.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-        found.backend.add_tokens([AddedToken(alias, normalized=False)])
-        found.backend.encode_special_tokens = True
-        return found
-
-    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
         def encode() -> Encoding:  # as a batch: for a single text, the library would hold Python's interpreter
             return self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
@@ -147,6 +127,15 @@ class Tokenizer:
             raise
         except BaseException as error:
             raise _failed(self._path, error) from error
+
+    def reading_as_text(self, marks: Collection[str], alias: str) -> Self:
+        """Return a copy that reads the added tokens `marks` as ordinary text, and `alias` as a token."""
+        found = copy(self)
+        found.backend = Backend.from_str(self.backend.to_str())
+        found.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+        found.backend.add_tokens([AddedToken(alias, normalized=False)])
+        found.backend.encode_special_tokens = True
+        return found
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, without any clean-up."""
@@ -179,7 +168,8 @@ class Tokenizer:
         found = self._read("tokenizer_config.json").get(AROUND)
         pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
         known = range(self.backend.get_vocab_size(with_added_tokens=True))
-        before, after = ([one for one in side if type(one) is int and one in known] for side in map(_listed, pair))
+        sides = (side if isinstance(side, list) else [] for side in pair)
+        before, after = ([one for one in side if type(one) is int and one in known] for side in sides)
         return before, after
 
     @cached_property
@@ -261,10 +251,6 @@ def _failed(path: Path, error: BaseException) -> BaseException:
 
 def _damaged(path: Path, error: BaseException) -> LocalspecError:
     return LocalspecError(f"The tokenizer in {path} cannot be read ({first_line(error)[:200]}); fetch the model again.")
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _content(value: object) -> str | None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from localspec.errors import LocalspecError
 from localspec.models.chat_template import TOO_SLOW, render_template
@@ -36,8 +36,11 @@ def child() -> None:
         os.dup2(nowhere.fileno(), 1)
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     _limit_memory()
-    files, path = _request(sys.stdin.buffer)
-    tokenizer = None
+    if not (line := sys.stdin.buffer.readline()):  # the request: names and lengths of texts, then these texts
+        sys.exit()
+    said, read = json.loads(line), sys.stdin.buffer.read
+    files = {name: read(length).decode("utf-8", "surrogatepass") for name, length in said["files"].items()}
+    path, tokenizer = Path(said["path"]), None
     for seconds in (_SECONDS, _TEMPLATE_SECONDS):
         _limit_computing(seconds)
         answer: dict[str, Any] = {}
@@ -63,18 +66,6 @@ def child() -> None:
             break
 
 
-def _request(stream: BinaryIO) -> tuple[dict[str, str], Path]:
-    """Read the request: names and lengths of texts in a line of JSON, then these texts.
-
-    An empty request ends the process.
-    """
-    if not (line := stream.readline()):
-        sys.exit()
-    said = json.loads(line)
-    files = {name: stream.read(length).decode("utf-8", "surrogatepass") for name, length in said["files"].items()}
-    return files, Path(said["path"])
-
-
 def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     """Encode and decode some texts. An unusable tokenizer panics, or ends the process.
 
@@ -82,7 +73,8 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     interrupted.
     """
     tokenizer = Tokenizer(files, path, tried=True)
-    steps = _steps(tokenizer)
+    steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    steps = {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
     if not _decodes_in_bounds(steps["decoder"]):
         raise LocalspecError(
             f"The tokenizer in {path} decodes by a regular expression, or lengthens text, which may never end and "
@@ -95,12 +87,6 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
                 ids = tokenizer.backend.encode(text, add_special_tokens=marks).ids
                 tokenizer.backend.decode(ids, skip_special_tokens=marks)
     return tokenizer
-
-
-def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the settings of a tokenizer's normalizer, pre_tokenizer and decoder, by name."""
-    steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
-    return {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
 
 
 def _decodes_in_bounds(decoder: Any) -> bool:

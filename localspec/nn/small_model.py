@@ -9,7 +9,7 @@ import torch
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
-from localspec.models.small_model import MaskedModel, compare_tokens, mask_token
+from localspec.models.small_model import compare_tokens, mask_token, masked_model
 from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
@@ -74,11 +74,10 @@ def read_masked(path: Path, target: Target) -> tuple[Target, int]:
 def from_config(text: str, target: Target) -> tuple[Transformer, int]:
     """Make the transformer that a config.json describes, with fresh weights. Return it and its mask token.
 
-    Raises the errors of `MaskedModel.of` before any memory is allocated.
+    Raises the errors of `masked_model` before any memory is allocated.
     """
-    described = MaskedModel.of(text, target.context)
-    rotary = RotaryEmbedding(described.rope, target.device)
-    return Transformer(described.sizes, rotary, fresh_weights(described.sizes, target.device)), described.mask
+    sizes, rope, mask = masked_model(text, target.context)
+    return Transformer(sizes, RotaryEmbedding(rope, target.device), fresh_weights(sizes, target.device)), mask
 
 
 def rotary_embedding(config: ModelConfig, target: Target) -> RotaryEmbedding:

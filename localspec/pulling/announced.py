@@ -14,7 +14,7 @@ from localspec.hub.plan import free_disk_bytes
 from localspec.hub.sources import Source
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_kinds import kind_of
-from localspec.models.entries import Entry, Form
+from localspec.models.entries import Form
 from localspec.models.registry import TargetCard, cards, source_here
 from localspec.pulling.gguf import Instead, is_packed, replaced, second_copy
 from localspec.pulling.pull import AlreadyHere, PullOptions, already_here, measured
@@ -85,26 +85,23 @@ def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Ann
         downloads = [_download(source, card) for source in chosen.sources]
         fits, memory = _memory(card, downloads, options, machine, measurements, chosen)
         instead = None if options.original else _instead(card, options, machine, measurements)
-    if instead:
-        downloads[0] = _of_form(instead.form, entry)
+    if instead:  # it is here if the model came from it
+        form = instead.form
+        here = source_here(entry) == form.source
+        downloads[0] = Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
     forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
     kind = to_make(card)
-    hours = _hours(kind, entry, machine) if kind else None
+    hours = None
+    if kind and entry.shape:  # estimated without torch; `training/estimate.py` measures the rate
+        device = machine.as_torch_has_it().devices[0]
+        # Gradients of S3D pass half of the target's layers.
+        drawn = entry.shape.parameters / 2 if kind == "s3d" else kind_of(kind).parameters(entry.shape)
+        product = Rates.of(device, device.dtypes[0], "none").computed
+        hours = training_hours(TRAINING_TOKENS, entry.shape.parameters, 3 * drawn, product)
     imported = card.path if card.here and not downloads[0].here else None
     return Announced(
         tuple(downloads), forms, free_disk_bytes(), fits, memory, chosen.why, instead, kind, hours, imported
     )
-
-
-def _hours(kind: str, entry: Entry, machine: Machine) -> float | None:
-    """Return about how many hours a training takes, without torch. `training/estimate.py` measures the rate."""
-    if (shape := entry.shape) is None:
-        return None
-    device = machine.as_torch_has_it().devices[0]
-    # Gradients of S3D pass half of the target's layers.
-    drawn = shape.parameters / 2 if kind == "s3d" else kind_of(kind).parameters(shape)
-    product = Rates.of(device, device.dtypes[0], "none").computed
-    return training_hours(TRAINING_TOKENS, shape.parameters, 3 * drawn, product)
 
 
 def _instead(
@@ -121,12 +118,6 @@ def _instead(
     if form is None or packing is None or (form_bytes(form, entry) or 0) >= (whole or 0):
         return None
     return Instead(form, entry.source, whole, packing)
-
-
-def _of_form(form: Form, entry: Entry) -> Download:
-    """Return the download of another form of a model, by the registry. It is here if the model came from it."""
-    here = source_here(entry) == form.source
-    return Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
 
 
 def _download(source: Source, card: TargetCard) -> Download:

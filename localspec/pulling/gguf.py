@@ -43,21 +43,18 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
-    return found if texts is None or _holds(found, texts) else None
+    try:  # its config.json is not compared
+        files = texts.files if texts else ()
+        same = not any(differs(found.text(file.name), file) for file in files if file.name != CONFIG)
+    except (KeyError, OSError, LocalspecError):
+        return None
+    return found if same else None
 
 
 def as_held(part: Part, texts: Part) -> Part:
     """Return the part with a model's texts, with nothing to fetch if the installed model has the same texts."""
     held = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
-
-
-def _holds(packed: PackedFile, texts: Part) -> bool:
-    """Return whether a packed file has these texts. Its config.json is not compared."""
-    try:
-        return not any(differs(packed.text(file.name), file) for file in texts.files if file.name != CONFIG)
-    except (KeyError, OSError, LocalspecError):
-        return False
 
 
 def check(part: Part, packed_only: bool, settings: Settings) -> None:
@@ -151,7 +148,11 @@ def register(
         if before and texts:
             own = {name: before.text(name) for name in before.header.texts}
         if texts:
-            _check_types(file, part.source.gguf)
+            from localspec.weights.gguf_model import GgufModel  # numpy
+
+            named = _bits(part.source.gguf)
+            if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < named):
+                raise LocalspecError(f"{file.name} has weights in {', '.join(fewer)}, fewer bits than its name says")
         done = import_gguf(file, settings, reporter, origin, own)
     except LocalspecError as error:
         instead = f"; --original fetches the original weights, from {texts.source}" if texts else ""
@@ -177,14 +178,6 @@ def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) 
             if one.header.registered and any(file.exists() for file in others):
                 name = replace(Source.parse(source), revision=one.header.origin.commit)
                 reporter.notice(f"The earlier version of {source} is still here; `localspec rm {name}` deletes it.")
-
-
-def _check_types(file: Path, named: str) -> None:
-    """Raise LocalspecError for a file whose matrices have fewer bits than the type in its name."""
-    from localspec.weights.gguf_model import GgufModel  # numpy
-
-    if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < _bits(named)):
-        raise LocalspecError(f"{file.name} has weights in {', '.join(fewer)}, fewer bits than its name says")
 
 
 def _bits(named: str) -> int:

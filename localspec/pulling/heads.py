@@ -8,7 +8,7 @@ from pathlib import Path
 from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import find_snapshot, snapshot
-from localspec.hub.plan import Part, Plan
+from localspec.hub.plan import Plan
 from localspec.hub.records import folder, packed_sources
 from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import kind_of
@@ -62,9 +62,13 @@ def convert_heads(
                 convert("medusa", whole, whole, _drafter_directory(own), about)
             yield Converted(own, own)
     for part in (part for part in plan.parts if part.heads):
-        of_plan = [registered] if registered and kind_of(part.heads).by_shapes else models
-        model = of_plan[0] if of_plan else _base_model(part)
-        path = _path_of(model) if model else None
+        model = registered if registered and kind_of(part.heads).by_shapes else next(iter(models), None)
+        if model is None:
+            with suppress(UsageMistake):  # heads need not name their model
+                model = Source.parse(str(base_model(part.config, part.source.repo)))
+        path = find_snapshot(model) if model and not model.gguf else None
+        if model and model.gguf and (found := packed_sources(Paths(home())).get(str(model))):
+            path = found.path
         if model is None or path is None:
             yield NotConverted(part.source, model)
             continue
@@ -88,14 +92,6 @@ def drafter_made_of(source: Source, commit: str) -> Path | None:
     return None
 
 
-def _path_of(model: Source) -> Path | None:
-    """Return the fetched directory of a model, or the registration of its GGUF files."""
-    if not model.gguf:
-        return find_snapshot(model)
-    found = packed_sources(Paths(home())).get(str(model))
-    return found.path if found else None
-
-
 def _heads_inside(path: Path) -> bool:
     """Return whether a model's files also have Medusa heads."""
     return any(name.startswith(HEAD_PREFIX) for file in inspect(path).weight_files for name in tensor_headers(file))
@@ -103,11 +99,3 @@ def _heads_inside(path: Path) -> bool:
 
 def _drafter_directory(source: Source) -> Path:
     return Paths(home()).drafters / folder(source)
-
-
-def _base_model(heads: Part) -> Source | None:
-    """Return the repository of the model for which the heads were made, if they name it."""
-    try:
-        return Source.parse(str(base_model(heads.config, heads.source.repo)))
-    except UsageMistake:
-        return None

@@ -193,7 +193,11 @@ def _pack(
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
-    if other := _other_source(with_files(origin, path, Paths(home()), reporter), packing):
+    own = with_files(origin, path, Paths(home()), reporter)
+    same = (one.header.origin for one in packed_files(Paths(home())) if one.header.packing == packing)
+    others = (of.repo for of in same if (of.revision, of.files) == (own.revision, own.files))
+    other = next((repo for repo in others if repo not in ("", source)), None)
+    if other and find_snapshot(Source.parse(other)) is None:  # this packed file is its only copy
         raise LocalspecError(
             f"{source} has the weights of {other}, which is here only packed: use {other}, or delete it "
             f"with `localspec rm {other}`."
@@ -203,13 +207,3 @@ def _pack(
         if one.header.origin.repo == source and one.header.origin.commit != part.commit:
             one.path.unlink(missing_ok=True)
     return Packed(part.source, file, read(file).path.stat().st_size)
-
-
-def _other_source(origin: Origin, packing: str) -> str | None:
-    """Return another source of these weights if this packed file is its only copy."""
-    for one in packed_files(Paths(home())):
-        of = one.header.origin
-        same = (of.revision, of.files, one.header.packing) == (origin.revision, origin.files, packing)
-        if same and of.repo not in ("", origin.repo):
-            return of.repo if find_snapshot(Source.parse(of.repo)) is None else None
-    return None

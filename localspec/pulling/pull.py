@@ -19,11 +19,12 @@ from localspec.families.reading import NotComputed
 from localspec.hub.cache import snapshot
 from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
-from localspec.hub.plan import Part, Plan
+from localspec.hub.plan import Plan
 from localspec.hub.plan import plan as ask_hub
 from localspec.machine.hardware import devices
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_cards import MTP
+from localspec.models.names import repository_of, sources_of
 from localspec.models.registry import TargetCard, cards, named_card, split_of
 from localspec.models.shape import Shape
 from localspec.pulling import gguf
@@ -39,7 +40,6 @@ from localspec.pulling.packing import (
     packing_of,
     packing_to_keep,
 )
-from localspec.pulling.repositories import repository_of, sources_of
 from localspec.store.store import user_store
 
 
@@ -232,25 +232,20 @@ def _planned(name: str, options: PullOptions, machine: Machine, reporter: Report
         reporter.progress(f"asking {server()} about {name}")
         found, instead = ask_hub(chosen.sources), None
         gguf.check(found.parts[0], options.packed_only, options.settings)
-        _check_computed(found.parts[0])
+        if not found.parts[0].heads and not found.parts[0].source.gguf:
+            config = found.parts[0].config
+            try:  # refuse now what would be refused after the download
+                ModelConfig.of(config)
+            except NotComputed as error:
+                raise not_computed(error, found.parts[0].source, str(config["architectures"][0])) from None
+            except ValueError:  # reading the model will report an impossible value
+                pass
         fits, memory = _memory(name, found, options, machine, measurements, chosen)
         packing = packing_of(found.parts[0], options.settings, machine, measurements)
     if card is not None and card.entry is not None and not options.original and repository_of(name) is not None:
         kept = replaced(packing, options.packed_only, options.settings)
         found, instead = with_smaller_form(found, card.entry, kept, options.settings, reporter.notice)
     return Planned(found, fits, memory, chosen.why, None if options.quiet else packing, instead)
-
-
-def _check_computed(model: Part) -> None:
-    """Raise LocalspecError for a model that would be refused after the download."""
-    if model.heads or model.source.gguf:
-        return
-    try:
-        ModelConfig.of(model.config)
-    except NotComputed as error:
-        raise not_computed(error, model.source, str(model.config["architectures"][0])) from None
-    except ValueError:  # reading the model will report an impossible value
-        return
 
 
 def _memory(

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from gpu_stages.asked import ROOT, Asked
-from localspec.machine.hardware import cpu_name, physical_cores
+from localspec.machine.hardware import cpu_name, nvidia_driver, physical_cores
 from localspec.machine.memory import free_memory, total_memory
-from localspec.machine.nvidia import nvidia_driver
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "accelerate", "numpy")
 

@@ -14,7 +14,7 @@ from properties import given, st
 from localspec.choosing import fit, plans
 from localspec.choosing.choose import choices
 from localspec.choosing.cost import CONTEXT, ForwardCosts, reading
-from localspec.choosing.drafters import Acceptance, DrafterCandidate, plain, reply_key
+from localspec.choosing.drafters import Acceptance, DrafterCandidate, reply_key
 from localspec.choosing.measure import ModelMeasurements, NoMeasurements, ReplyStats
 from localspec.choosing.named import DrafterSpec
 from localspec.choosing.plans import (
@@ -66,7 +66,8 @@ def plan(name: str, speed: float, size: float = 1.0, **more: object) -> RunPlan:
     precision = more.pop("precision", PRECISION)
     source = more.pop("source", Source("org/medusa"))
     published = None if more.pop("here", True) else PublishedDrafter("medusa", source=source)  # type: ignore[arg-type]
-    drafter = plain() if name == "none" else DrafterCandidate(
+    plain = DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
+    drafter = plain if name == "none" else DrafterCandidate(
         name, int((size - 1) * GIB), Acceptance((0.5,), "by guess"), lambda nodes: 0.0, published=published
     )  # fmt: skip
     held, measured = int(size * GIB), bool(more.pop("measured", False))

@@ -387,9 +387,9 @@ def test_what_this_machine_has_as_json(doctor, invented):
 
 RUN = """
 import sys
-from localspec.cli import progress
+from localspec.cli import console
 from localspec.cli.main import main
-progress.WAIT_SECONDS = 600  # a busy machine names waits
+console.WAIT_SECONDS = 600  # a busy machine names waits
 sys.exit(main())
 """
 

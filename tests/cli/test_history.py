@@ -116,7 +116,7 @@ def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.M
     first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
     second, *_ = keep(database, (EVIL + "word " * 60, "reply", "stop"), model=f"/models/{EVIL}/Qwen3")
     monkeypatch.setattr(history_module, "seen", lambda: True)
-    monkeypatch.setattr(history_module.shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
+    monkeypatch.setattr(history_module, "width", lambda: 60)
     head, *lines = run("list").splitlines()
     assert head.split() == ["ID", "USED", "TURNS", "MODEL", "TITLE"] and max(map(len, lines)) <= 60
     assert lines[0].split()[0] == str(second) and " Qwen3 " in lines[0] and lines[0].endswith("…")

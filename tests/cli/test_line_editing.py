@@ -7,8 +7,8 @@ import pytest
 from golden import matching
 
 from localspec.chat.commands import Suggestion
-from localspec.cli import line_editing
-from localspec.cli.line_editing import Completer, read_line
+from localspec.cli import texts
+from localspec.cli.texts import Completer, read_line
 from localspec.errors import UsageMistake
 
 
@@ -28,7 +28,7 @@ def test_matches_are_given_one_after_the_other():
 
 def test_a_line_without_end(monkeypatch):
     """Else a pipe of zeros would be read until memory ends."""
-    monkeypatch.setattr(line_editing, "LONGEST", 10)
+    monkeypatch.setattr(texts, "LONGEST", 10)
     monkeypatch.setattr(sys, "stdin", io.StringIO("012345678\n" + "x" * 11))
     assert read_line("> ", lambda need: []) == "012345678"
     with pytest.raises(UsageMistake, match=matching("longer_than_64_mib")):

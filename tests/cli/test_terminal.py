@@ -18,8 +18,8 @@ from hostile_text import NAME, commands
 from pretended_terminal import read_at_a_terminal
 from scripted_models import Script, scripted_model
 
+from localspec.cli.console import Progress
 from localspec.cli.main import main
-from localspec.cli.progress import Progress
 
 pty = pytest.importorskip("pty")
 termios = pytest.importorskip("termios")

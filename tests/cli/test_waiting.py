@@ -16,8 +16,8 @@ from filelock import FileLock
 from golden import wording
 from scripted_models import scripted_model
 
-from localspec.cli import progress
-from localspec.cli.progress import Progress
+from localspec.cli import console
+from localspec.cli.console import Progress
 from localspec.events import Reporter
 from localspec.paths import Paths
 from localspec.weights import opening, packed_files
@@ -26,8 +26,8 @@ from localspec.weights.packed_file import Origin
 from localspec.weights.packed_files import partial_of
 
 SOON = (
-    "import sys; from localspec.cli import progress; from localspec.cli.main import main\n"
-    "progress.WAIT_SECONDS = 0.2; sys.exit(main())"
+    "import sys; from localspec.cli import console; from localspec.cli.main import main\n"
+    "console.WAIT_SECONDS = 0.2; sys.exit(main())"
 )
 
 
@@ -45,7 +45,7 @@ def command(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def test_a_wait_is_named_once_and_not_when_it_is_over(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(console, "WAIT_SECONDS", 0.05)
     shown = Progress()
     shown.show("reading a")
     shown.show("reading b")

@@ -3,7 +3,7 @@
 import pytest
 from each import each
 
-from localspec.cli.line_editing import HELD_BACK, WordWrap
+from localspec.cli.console import HELD_BACK, WordWrap
 
 CODE = "so:\n```py\nthis is code that is long\n```\nand this is text again\n"
 

@@ -23,7 +23,7 @@ from localspec.engine import trials
 from localspec.engine.model_profile import EXACTNESS, ModelProfile
 from localspec.engine.trials import KERNELS, LIBRARIES, OWN, TrialResult, settle_kernels
 from localspec.events import Reporter
-from localspec.machine.nvidia import NvidiaDriver
+from localspec.machine.hardware import NvidiaDriver
 from localspec.models.registry import resolve
 from localspec.nn import kernel_checks as of_torch
 from localspec.store.store import Store

@@ -18,7 +18,7 @@ from localspec.engine import trials as module
 from localspec.engine.engine import Engine
 from localspec.engine.trials import STEP_FORM, RecordingWatch, TrialResult, settle_step_form
 from localspec.events import Reporter
-from localspec.machine.nvidia import NvidiaDriver
+from localspec.machine.hardware import NvidiaDriver
 from localspec.models.registry import resolve
 from localspec.store.store import Store
 

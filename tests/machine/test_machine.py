@@ -11,10 +11,9 @@ from machines import GIB, apple, cpu, gpu, machine
 
 from localspec.machine import compiled, hardware
 from localspec.machine import machine as facts
-from localspec.machine.hardware import TorchBuild
+from localspec.machine.hardware import NvidiaDriver, TorchBuild
 from localspec.machine.machine import Device, this_machine, torch_trouble
 from localspec.machine.memory import LEAST_FREE
-from localspec.machine.nvidia import NvidiaDriver
 
 
 @each(

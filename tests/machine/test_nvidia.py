@@ -7,9 +7,8 @@ import pytest
 from each import each
 from fake_nvml import FakeNvml
 
-from localspec.machine import hardware, nvidia
-from localspec.machine.hardware import TorchBuild
-from localspec.machine.nvidia import NvidiaDriver, nvidia_driver
+from localspec.machine import hardware
+from localspec.machine.hardware import NvidiaDriver, TorchBuild, nvidia_driver
 
 
 @pytest.fixture
@@ -17,8 +16,8 @@ def libraries(monkeypatch):
     """libraries(nvml, cuda, kernel): a system with these libraries and this version of the kernel's driver."""
 
     def be(nvml=None, cuda=None, kernel=""):
-        monkeypatch.setattr(nvidia, "_load", {nvidia.MANAGEMENT: nvml, nvidia.CUDA: cuda}.get)
-        monkeypatch.setattr(nvidia, "_kernel_version", lambda: kernel)
+        monkeypatch.setattr(hardware, "_load", {hardware.MANAGEMENT: nvml, hardware.CUDA: cuda}.get)
+        monkeypatch.setattr(hardware, "_kernel_version", lambda: kernel)
         nvidia_driver.cache_clear()
 
     yield be

@@ -140,7 +140,7 @@ def test_each_thread_has_its_own_word(tokenizer: Tokenizer) -> None:
         other.start()
         other.join()
     assert ids == [tokenizer.encode("a text")]
-    assert tokenizer.encode_with_offsets("a text", False)[1][0][0] == 0
+    assert tokenizer.encoding("a text", False).offsets[0][0] == 0
 
 
 @pytest.mark.slow

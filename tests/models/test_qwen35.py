@@ -34,7 +34,7 @@ from localspec.families.rope import Rope
 from localspec.models.drafter_kinds import kinds
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
-from localspec.models.small_model import MaskedModel
+from localspec.models.small_model import masked_model
 from localspec.nn.target import Target
 from localspec.training.estimate import hours, needs, shadow
 from localspec.training.trainable import make_drafter, trainable_class
@@ -248,7 +248,7 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
     assert proposed is None or make_drafter("medusa", Target.load(path), proposed[0])
     config = (path / "config.json").read_text()
     with pytest.raises(UsageMistake, match=matching("recurrent_layers_do_draft_mask")):
-        MaskedModel.of(json.dumps({**json.loads(config), "pard_token": 3}), 256)
+        masked_model(json.dumps({**json.loads(config), "pard_token": 3}), 256)
 
 
 @pytest.mark.slow

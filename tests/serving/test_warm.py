@@ -16,7 +16,7 @@ from command import called, environment
 from golden import matching, wording
 
 from localspec import Sampling
-from localspec.cli.progress import Progress
+from localspec.cli.console import Progress
 from localspec.engine.engine import Engine
 from localspec.serving import over_socket
 from localspec.serving.socket_requests import THIS, Differs, ReplyRequest

@@ -4,8 +4,7 @@ import hashlib
 import zipfile
 
 import pytest
-from release import complaints, different
-from wheels import TRIED, write_checksums
+from release import TRIED, complaints, different, write_checksums
 
 from localspec.native.build import TARGETS
 
