@@ -20,7 +20,7 @@ from localspec_tui.clipboard import CodeCopies
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.dialogs import StableLayout
-from localspec_tui.screens.model_choice import ConversationChoice, ModelChoice
+from localspec_tui.screens.model_and_conversation import ConversationChoice, ModelChoice
 from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.turns import Outbox, Turns, UnsentText
 from localspec_tui.widgets.conversation_view import ConversationView
