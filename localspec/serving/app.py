@@ -1,4 +1,4 @@
-"""The addresses of the server, and the function that answers each."""
+"""The paths of the HTTP server, and the function that answers requests to each path."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ class Silent(Enum):
 
 
 class Serving:
-    """The application for one engine room. `first` is the model that answers if a request names none."""
+    """The ASGI application, which answers requests through `room`. `first` answers if a request names no model."""
 
     def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
@@ -134,7 +134,7 @@ class Serving:
     def _put(
         self, parsed: ClientRequest | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Put a request in the queue; the mailbox receives the answers. Raises TooMany."""
+        """Put a request in the queue, and return a mailbox that receives its answers. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(parsed, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.disconnected.set())  # also if the request itself is cancelled
@@ -234,7 +234,7 @@ class _LastWord(Response):
 
 
 def _listed(card: TargetCard) -> dict[str, Any]:
-    """Return the entry of a model in the list of models. `created` is the time when its files were made."""
+    """Return the entry of a model in the list of models. `created` is the modification time of the model's files."""
     created = 0
     with suppress(OSError):
         created = int(card.path.stat().st_mtime)
@@ -242,7 +242,7 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether all texts in a JSON value are valid. A JSON escape can be one half of a surrogate pair."""
+    """Return whether all strings in a JSON value are valid Unicode: a JSON escape may name half a surrogate pair."""
     left = [value]
     while left:
         match left.pop():
@@ -319,7 +319,7 @@ async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | Non
 async def _pieces(
     parsed: ClientRequest, started: StartedReply | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
-    """Yield a reply in pieces of a stream, and a comment after each SIGN_SECONDS without an answer.
+    """Yield the pieces of a streamed reply, and a comment after each SIGN_SECONDS without an answer.
 
     `started` is None if no answer came before the headers were sent. Then the stream begins with a comment. An error is
     sent as a piece of the stream, because the status is already 200.
@@ -366,7 +366,7 @@ def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
 
 
 def _command_line(answer: Answer) -> tuple[bytes, bool]:
-    """Return the line for an answer to one of the user's own commands, and whether it is the last line."""
+    """Return the line of JSON that reports an answer to a command of this user, and whether it is the last line."""
     if isinstance(answer, dict):  # the last of a reply, or everything about an engine
         return _line(answer), bool(answer.keys() & {"kept", "server"})
     if isinstance(answer, Exception):

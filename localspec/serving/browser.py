@@ -209,7 +209,7 @@ class Tabs:
             self._open -= 1
 
     async def run(self, websocket: WebSocket, width: int, height: int) -> None:
-        """Run a chat until the user leaves it or its tab. Return after its process has ended."""
+        """Run a chat until the user quits the chat or closes the tab. Return after the chat's process has ended."""
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self._environment(width, height),
             start_new_session=True,
@@ -231,7 +231,7 @@ class Tabs:
             await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
-        """Return the environment variables. They include the key, because other users can read command lines."""
+        """Return the environment of a tab's process, with the server's key: other users could read a command line."""
         kept = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
         return {
             **kept, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),
@@ -241,7 +241,7 @@ class Tabs:
 
 
 def size_of(value: object, otherwise: int) -> int:
-    """Return a number of columns or lines that a browser sent, or `otherwise` if it is invalid."""
+    """Return the number of columns or lines in `value`, which a browser sent, or `otherwise` if it is invalid."""
     try:
         number = int(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError):
@@ -309,7 +309,7 @@ def _json(**fact: Any) -> bytes:
 
 
 async def _end(process: Process, *tasks: "asyncio.Task[None]") -> None:
-    """End the chat after its tab is gone. It saves its text and ends, or it is killed with all its children."""
+    """End the chat of a closed tab: let it save its text and exit, or else kill its process with all children."""
     try:
         for task in tasks:
             task.cancel()

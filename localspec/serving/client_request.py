@@ -58,7 +58,7 @@ class _Fields:
         return default if value is None else read(name, value)
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
-        """Accept an unsupported field only with a value that has no effect. Raises RequestRefused otherwise."""
+        """Raise RequestRefused for an unsupported field, unless its value is missing or in `values`, without effect."""
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise RequestRefused(f"'{name}' is not supported ({why}); {instead}.", name)
@@ -205,7 +205,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Return whether the server must keep all turns. `value` is `truncation` as in OpenAI's Responses API."""
+    """Return whether no turn may be left out. `value` is `truncation` as in OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"
@@ -296,7 +296,7 @@ def _message(place: str, value: object) -> Message:
 
 
 def _content(place: str, value: object) -> str:
-    """Return the text of a message. Join it from its parts if there are several."""
+    """Return the text in the content of a message, with its parts joined. `place` names the message in errors."""
     if isinstance(value, str):
         return value
     parts = []

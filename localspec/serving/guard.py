@@ -75,7 +75,7 @@ class BadBody(HTTPException):
 
 
 class _BodyReader:
-    """A reader of a body. It limits length and time."""
+    """A reader of a request's body, with limits on its length and on the time until it is complete."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._left, self._open = receive, LONGEST_BODY, True
@@ -157,7 +157,7 @@ _KEY = re.compile(r"[!-~]+")
 
 
 def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> str:
-    """Return the key of the environment, or the key in the file, which is made if it is missing or empty.
+    """Return the key in the environment, or else the key in `file`. If it is missing or empty, write a new key.
 
     If others could read the key file, restrict its permissions and report a `notice`. Raises LocalspecError.
     """

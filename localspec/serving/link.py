@@ -21,7 +21,7 @@ KEYRING = "localspec"  # the service under which the system's keyring may have t
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """An address as it is displayed, and its parts. `base` is the path before all others."""
+    """The address of a server as it is displayed, and its parts. The path of every request begins with `base`."""
 
     url: str
     secure: bool
@@ -54,7 +54,7 @@ class ServerAddress:
 
 
 def key_for(address: ServerAddress) -> str | None:
-    """Return the key of the environment, or the key in the system's keyring for this address; None if there is none.
+    """Return the key in the environment, or else this address's key in the system's keyring; None without a key.
 
     Raises UsageMistake for a key that a header cannot contain.
     """
@@ -105,7 +105,7 @@ class Head(NamedTuple):
 
 
 class Link:
-    """A request in a thread, so that the caller can stop waiting at any moment, even during name lookup or TLS.
+    """A request that runs in its own thread, so that the caller can stop waiting at any moment, even during TLS.
 
     Proxies and redirects are not used: the text goes only to this server.
     """
@@ -219,7 +219,7 @@ class Link:
 
 
 class Patience:
-    """A time limit in seconds, counted from the start or from the last data that arrived."""
+    """A limit on the seconds without data, counted from the start or from the last data that arrived."""
 
     def __init__(self, limit: float) -> None:
         self.limit, self._began = limit, time.monotonic()

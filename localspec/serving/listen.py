@@ -29,7 +29,7 @@ LONGEST_MESSAGE = 8 * 2**20  # bytes that a browser sends at once: a paste
 
 @contextmanager
 def private_socket(path: Path) -> Iterator[socket.socket]:
-    """Return a socket that only its user can connect to. Only one server at a time has it. Raises LocalspecError."""
+    """Yield a Unix socket for this user only. Raises LocalspecError, for example if a server already has `path`."""
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise LocalspecError(f"{path} is too long for the name of a socket; set LOCALSPEC_HOME to a shorter path.")
     with ExitStack() as at_the_end:
@@ -67,7 +67,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _remove_dead(path: Path) -> None:
-    """Remove the socket of a server that was killed. Raises LocalspecError for anything else."""
+    """Remove the socket of a killed server. Raises LocalspecError if a server still listens, or for any other file."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def connections_of_others() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection of a client. Through the user's own socket, `client` names the client's process."""
+    """A connection of a client. If it came through the user's own socket, `client` names the client's process."""
 
     most = ENOUGH_FILES // 2  # to the port at the same time
     other = False  # whether it is to the port

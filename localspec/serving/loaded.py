@@ -69,7 +69,7 @@ class ServedChoice:
     context: int
 
     def agrees(self, name: str, asked: Settings) -> bool:
-        """Return whether the setting `name` has the requested value. Raises the errors of `requested_drafter`."""
+        """Return whether the setting `name` has its value in `asked`. Raises the errors of `requested_drafter`."""
         if name == "drafter":
             found = requested_drafter(asked, self.choice.target)
             small = None if found.small is None else found.small.card.path
@@ -144,7 +144,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 
 
 def machine_without(engines: Iterable[Engine]) -> Machine:
-    """Return this machine as it would be without these engines, with the memory that they hold."""
+    """Return this machine as if these engines were unloaded: the memory that they hold counts as free."""
     machine, given_back = this_machine(), Counter[str]()
     for device, held in (engine.held for engine in engines):
         given_back[device] += held
@@ -193,8 +193,8 @@ class LoadedModels:
     def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
         """Return the engine of the model `name` at `path`, and the seconds for loading it.
 
-        Commands of this user send both. Raises the errors of `get`, and NotHere if the name means another directory
-        here.
+        Commands of this user send the name and the path. Raises the errors of `get`, and NotHere if the name means
+        another directory here.
         """
         card = self._exact_card(name, path)
         began = time.monotonic()
@@ -202,8 +202,7 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def choice_of(self, name: str, path: str) -> "ServedChoice":
-        """Return the values that the engine of this model chose, or would choose, for settings that the user did not
-        set.
+        """Return the settings of this model's engine, or those that it would have if it were loaded now.
 
         No model is loaded for this. Raises the errors of `exactly`.
         """
@@ -248,13 +247,13 @@ class LoadedModels:
     def _unpark(self) -> None:
         """Free the caches of parked conversations.
 
-        Their memory must not change the device or form that is chosen for a model.
+        Otherwise the memory of these caches could change the device or the packing that is chosen for the next model.
         """
         for one in self._loaded.values():
             one.engine.forget_parked()
 
     def _to_unload(self, card: TargetCard) -> list[str]:
-        """Return the models to unload, least recently used first, so that `card` gets its fastest device."""
+        """Return the models to unload, so that `card` gets its fastest device. The least recently used is first."""
         held = {name: one.engine.held[0] for name, one in self._loaded.items() if one.engine.held[1]}
         alone = self._device_without(held, card) if held else None
         going: list[str] = []
@@ -265,7 +264,7 @@ class LoadedModels:
         return going
 
     def _device_without(self, names: Iterable[str], card: TargetCard) -> str | None:
-        """Return the device for a model if these models were not loaded; None if it fits on no device."""
+        """Return the device that `card` would get without the loaded models `names`; None if it fits on no device."""
         machine = machine_without(self._loaded[name].engine for name in names)
         try:
             return _would_choose(self._settings, card, self._store, self._reporter, machine).device
@@ -288,7 +287,7 @@ class LoadedModels:
         return None if next_one is None else max(0.0, next_one - now)
 
     def _reconsider_drafter(self, one: Loaded) -> None:
-        """Choose the drafter of a model again, because the last choice may be from a busy moment."""
+        """Choose the drafter of a model again, because the machine may have been busy at the last choice."""
         before = one.engine
         try:
             one.engine = self._reconsider(before, self._settings, self._store, self._reporter)

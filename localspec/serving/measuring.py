@@ -1,6 +1,6 @@
 """The speed of servers: each gets the same prompts in turn.
 
-Time is measured here; tokens are as the server counts them.
+This process measures the times; the server counts the tokens.
 """
 
 import time
@@ -22,9 +22,9 @@ WARM_UP = ("Hi", 4)  # not a prompt of the bench: a server may cache it
 
 
 class TimedReply(NamedTuple):
-    """The times of one reply. `at_first` is the number of tokens that arrived with the first text.
+    """The times of one reply, and its tokens. `at_first` is the number of tokens that arrived with the first text.
 
-    If the server did not report tokens (`reported`), pieces of the stream are counted instead.
+    If `reported` is False, the server did not report numbers of tokens, and pieces of the stream are counted instead.
     """
 
     text: str
@@ -42,7 +42,7 @@ class TimedReply(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """Return the tokens per second, counted from the request."""
+        """Return the tokens per second from the request to the end of the reply."""
         return self.tokens / (self.first + self.rest) if self.text else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Requests to a server of this user through its socket, and the meaning of the lines in its answers.
+"""Requests to a server of this user through its socket, and the reading of its answers, line by line.
 
 The protocol is simple lines, so that a quick command needs neither an HTTP library nor a tokenizer.
 """
@@ -33,7 +33,7 @@ class NoServer(LocalspecError):
 
 
 class ServerDiffers(LocalspecError):
-    """An error: the server would not answer like an engine of this process."""
+    """An error: the server's version or settings differ, so an engine of this process must answer instead."""
 
 
 def process_at(connection: Any) -> int | None:
@@ -49,7 +49,7 @@ def process_at(connection: Any) -> int | None:
 
 
 def server_process(place: Path) -> int | None:
-    """Return the id of the process that serves this socket; None if there is none, or the system does not say."""
+    """Return the id of the process that serves this socket; None without a server, or if the system does not say."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
         connection.connect(os.fspath(place))
@@ -58,7 +58,7 @@ def server_process(place: Path) -> int | None:
 
 
 def stop_it(place: Path) -> str:
-    """Return how to stop the server of this socket, as a part of a sentence."""
+    """Return a clause that says how to stop the server of this socket."""
     number = server_process(place)
     return f"stop process {number} first (kill {number})" if number else "stop that one first"
 

@@ -43,7 +43,7 @@ class ServerPiece(NamedTuple):
 
 
 class ReportedFigures:
-    """The figures that localspec reports for its replies. A missing or impossible figure is 0."""
+    """The figures of a reply that a localspec server reports. A missing or impossible figure is 0."""
 
     def __init__(self, own: Mapping[str, Any]) -> None:
         self._timings, self.speculation = _object(own.get("timings")), _object(own.get("speculation"))
@@ -107,7 +107,7 @@ def read_piece(content: bytes) -> ServerPiece:
 
 
 def _tool(said: Mapping[str, Any], reason: object) -> str | None:
-    """Return the name of the first tool that is called; None if there is none."""
+    """Return the name of the first tool that the reply calls; None if it calls no tool."""
     calls = said.get("tool_calls")
     called = _object(calls[0]) if isinstance(calls, list) and calls else {}
     function = _object(called.get("function")) or _object(said.get("function_call"))

@@ -1,4 +1,4 @@
-"""Replies in the format of OpenAI's clients. Figures that only localspec has are under `localspec`."""
+"""Replies in the format of OpenAI's clients. The key `localspec` has the figures that OpenAI's format lacks."""
 
 import json
 import time
@@ -48,7 +48,7 @@ class ReplyForm:
     # -- piece by piece -----------------------------------------------------------------------------------------------
 
     def first(self, with_usage: bool) -> bytes | None:
-        """Return the piece before any text; None for a plain completion."""
+        """Return the first piece of a stream, which precedes all text; None for the continuation of a text."""
         if not self._chat:
             return None
         return self._piece({"delta": {"role": "assistant", "content": ""}}, with_usage, {"localspec": self._start})
@@ -84,7 +84,7 @@ class ReplyForm:
 
 
 def broken_off(wrong: Mapping[str, Any]) -> bytes:
-    """Return the end of a stream for an error after the headers. `wrong` is the JSON of the error."""
+    """Return the last pieces of a stream that ends with an error. `wrong` is the JSON of the error."""
     return _event(wrong) + b"data: [DONE]\n\n"
 
 

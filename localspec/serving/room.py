@@ -1,4 +1,4 @@
-"""The thread that uses the engines. It takes requests in turn, and delivers their results to the clients."""
+"""The thread that uses the engines. It answers one request at a time, and delivers the results to the clients."""
 
 import asyncio
 import threading
@@ -70,7 +70,7 @@ class TooMany(LocalspecError):
 
 
 class ClientQueue(Generic[One]):
-    """A queue for several clients that any thread may use.
+    """A queue of requests, from which each client in turn gets one answered. Any thread may use it.
 
     At most `most` items wait, with at most `most_bytes` together.
     """
@@ -86,7 +86,7 @@ class ClientQueue(Generic[One]):
             return self._count
 
     def put(self, client: str, one: One, size: int = 0) -> None:
-        """Append an item of `size` bytes to the queue of its client. Raises TooMany."""
+        """Append an item of `size` bytes that `client` sent. Raises TooMany."""
         with self._changed:
             if self._closed or self._count >= self._most or self._bytes + size > self._most_bytes:
                 raise TooMany(f"{self._count} requests wait already; ask again later.")
@@ -129,7 +129,7 @@ STOPPED = "The server is being stopped."
 
 @dataclass(frozen=True)
 class StartedReply:
-    """An event: the prompt is being read. It says which model answers, and how."""
+    """An event: the model begins to read the prompt. `start` has the facts that are known before the reply."""
 
     model: str
     start: Mapping[str, Any]
@@ -162,8 +162,8 @@ class Ticket:
 class EngineRoom(threading.Thread):
     """The thread of the engines. It calls `opening` to open their resources, which are closed at the end.
 
-    After `idle` seconds without a request, `end` is called once. It is also called if the thread cannot continue;
-    `failure` is then a sentence with the reason.
+    After `idle` seconds without a request, `end` is called once. If the thread cannot continue, `end` is called as
+    well, and `failure` is a sentence with the reason.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class EngineRoom(threading.Thread):
 
     @property
     def ahead(self) -> int:
-        """Return how many requests come before a new one, if all are from the same client."""
+        """Return how many requests would be answered before a new request, if all are from the same client."""
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
@@ -262,7 +262,7 @@ class EngineRoom(threading.Thread):
             ticket.deliver(error)
 
     def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
-        """Deliver each event of the engine, and after the reply is saved, a last line `kept` with its figures."""
+        """Deliver each event of the reply; after the reply is saved, deliver a last line `kept` with its figures."""
         loaded, _ = models.exactly(request.model, request.path)
         engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None

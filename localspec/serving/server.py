@@ -1,4 +1,4 @@
-"""A server that the user named: its program, its models, and the meaning of its refusals."""
+"""A server that the user named: its program, its models, and the errors for requests that it refuses."""
 
 import time
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _OVERFLOWS = ("context_length_exceeded", "exceed_context_size", "context length"
 
 
 class ServedModel(NamedTuple):
-    """A model of a server: its owner, and its context in tokens (0: unknown), as the server reports them."""
+    """A model of a server, as the server reports it: its owner, and its context in tokens (0: unknown)."""
 
     owner: str
     context: int
@@ -41,7 +41,7 @@ class TooLong(UsageMistake):
 
 @dataclass(frozen=True)
 class Server:
-    """A server that has just answered at this address; `unread` entries of its list of models could not be read."""
+    """A server that answered at this address. `unread` is the number of unreadable entries in its list of models."""
 
     address: ServerAddress
     key: str | None
@@ -52,7 +52,7 @@ class Server:
     def open(cls, url: str) -> Self:
         """Ask a server for its models.
 
-        A server without a list has no models here. Raises LocalspecError and NotAllowed.
+        `models` is empty if the server does not list its models. Raises LocalspecError and NotAllowed.
         """
         address = ServerAddress.of(url)
         key = key_for(address)
@@ -86,7 +86,7 @@ class Server:
         )
 
     def model(self, named: str | None, *, insist: bool) -> str:
-        """Return the model that answers: the named one, or the server's first model unless `insist` is set.
+        """Return the model that answers: the named model, or, unless `insist` is set, the server's first model.
 
         Raises NotHere, and UsageMistake if the server has no model.
         """
@@ -152,7 +152,7 @@ def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
 
 
 def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, ServedModel], int]:
-    """Return the models that can be named, and the number of unreadable entries."""
+    """Return the models in a server's list by name, and the number of unreadable entries."""
     try:
         value = parse_json(content)
     except ValueError:

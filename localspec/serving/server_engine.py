@@ -1,4 +1,4 @@
-"""A server in place of an engine of this process. Its messages become the same events."""
+"""A server in the place of an engine of this process. The server's messages are turned into an engine's events."""
 
 import json
 import os
@@ -70,7 +70,7 @@ class ServerEngine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """Return a function that decodes token ids; None unless the server sends ids and its model is also here."""
+        """Return a function that decodes token ids; None unless the server sends ids and this machine has its model."""
         return None if self._path is None else self._decode
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -106,15 +106,15 @@ class ServerEngine:
         return asked
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
-        """Return the setting for thinking. Whether the model obeys it is unknown."""
+        """Return whether the settings ask for thinking. Whether the model obeys is unknown."""
         return settings.think
 
     def thinks_by_itself(self, system: str | None = None) -> bool | None:
-        """Return None: this is unknown for a model of a server."""
+        """Return None: whether a server's model thinks by default is unknown."""
         return None
 
     def report(self, sampling: RemoteSampling, load_seconds: float) -> ServerReport:
-        """Return the report of a reply with this sampling, after a connection that took `load_seconds`."""
+        """Return the report of a reply with this sampling. Connecting to the server took `load_seconds`."""
         return ServerReport(self, sampling, load_seconds)
 
     def lend_core(self, lent: bool) -> None:
@@ -132,12 +132,12 @@ class ServerEngine:
         """Yield the events of a reply to a conversation.
 
         If the server says that the conversation is too long, its oldest turns are left out, and the request is sent
-        again. A localspec server leaves turns out itself. For other servers this method does so, down to about half of
-        the characters that the server refused.
+        again. A localspec server leaves turns out itself. For other servers this method removes turns until about half
+        of the refused characters are left.
 
-        After an empty stream, the request is sent once more without streaming, because some servers report an error
-        only then. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if the
-        connection ends within a reply, after the events so far.
+        After an empty stream, the request is sent once more without streaming, because some servers report errors only
+        in whole replies. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if
+        the connection ends within a reply, after the events so far.
         """
         body = self._body(sampling, limits or Limits(), think)
         self.session.statistics = self.session.so_far = None
@@ -193,9 +193,9 @@ class ServerEngine:
             yield from ServerReply(self, dropped, body.get("max_tokens"), arrived).events(self._wait(link, patience))
 
     def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
-        """Yield arrivals as long as the reply is wanted and in time.
+        """Yield what arrives, until the reply is no longer wanted. Raises SilentServer after too long a wait.
 
-        A comment counts only as a sign that the server is alive.
+        A comment in the stream only shows that the server is alive.
         """
         tell_at = FIRST_NOTICE
         for one in link.arrivals():
@@ -212,7 +212,7 @@ class ServerEngine:
 
 
 def _place(model: str) -> Path | None:
-    """Return this machine's directory or file of the model with this name; None if there is none."""
+    """Return the directory or file of the model with this name on this machine; None without such a model."""
     try:
         return registry.resolve(model).path
     except LocalspecError:
@@ -220,7 +220,7 @@ def _place(model: str) -> Path | None:
 
 
 class NamedServer:
-    """The server that the settings name. When a chat starts, it is asked for its models."""
+    """The server that the settings name. The start of a chat asks the server for its models."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -49,8 +49,8 @@ _REPORTED = (
 class ServerReply:
     """A reply that is arriving from a server.
 
-    `most` tokens were requested, and `arrived` is called when text arrives. Reading stops if the reply is longer than
-    that, or does not end.
+    `most` tokens were requested, and `arrived` is called when text arrives. Reading stops if the reply has far more
+    tokens than `most`, or does not end.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ServerReply:
         yield Done(self._piece.reason or "stop", statistics)
 
     def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
-        """Return a reply that is not a stream as a stream of one message."""
+        """Yield a whole reply, which the server did not stream, as the only message of a stream."""
         whole = b"\n".join(line for line in lines if line is not None)
         if self._engine.wanted():
             yield whole
@@ -194,7 +194,7 @@ class ServerReply:
     # -- figures ------------------------------------------------------------------------------------------------------
 
     def _statistics(self) -> Statistics:
-        """Return the figures so far: those of the server, or those measured here."""
+        """Return the figures so far: those that the server reports, or else those that this process measures."""
         usage, told = self._piece.usage, ReportedFigures(self._piece.own)
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
@@ -235,14 +235,14 @@ def _broken_off(where: str) -> BrokenOff:
 
 
 class ServerReport(Report):
-    """The JSON object of one reply. The server's figures are known from the first event on."""
+    """The JSON object of one reply by a server. The figures that the server reports are known after the first event."""
 
     def __init__(self, engine: "ServerEngine", sampling: "RemoteSampling", load_seconds: float) -> None:
         self._engine, self._sampling, self.load_seconds = engine, sampling, load_seconds
 
     @property
     def exactness(self) -> str:  # type: ignore[override]
-        """Return how exact the reply is, as the server reports it; empty if it does not."""
+        """Return how exact the reply is, in the server's words; empty if the server does not report it."""
         return self._engine.label(self._sampling.rule)
 
     @property

@@ -1,4 +1,4 @@
-"""An engine of `localspec serve`, which a command of the same user reaches through the server's socket."""
+"""An engine of `localspec serve`. A command of the same user uses this engine through the server's socket."""
 
 import os
 import time
@@ -36,8 +36,8 @@ class SocketEngine:
     """One model of the user's own server. Use it from one thread.
 
     Settings change during a chat, and the server may then be busy. So a chat computes sampling and thinking in this
-    process, from the model's files. `localspec run` needs each only once and uses the values that the server sent, so
-    it starts without loading a tokenizer.
+    process, from the model's files. `localspec run` needs both only once. It uses the values that the server sent, so
+    it need not load a tokenizer.
 
     If the server ends before a reply has begun, `load` makes an engine in this process, which answers from then on. If
     it ends within a reply, the reply is broken off.
@@ -71,8 +71,8 @@ class SocketEngine:
     ) -> Self:  # fmt: skip
         """Ask the server at the socket `place` for a model, which it loads if necessary.
 
-        The server lives for at least `keep` seconds after the last request. `chats` is for a conversation whose
-        settings change. Raises NoServer if there is no such server, and ServerDiffers if its settings differ; an engine
+        The server lives for at least `keep` seconds after the last request. Set `chats` if the settings may change
+        between replies. Raises NoServer if there is no such server, and ServerDiffers if its settings differ; an engine
         of this process must then answer. Raises that engine's errors too.
         """
         body = {
@@ -108,7 +108,7 @@ class SocketEngine:
         return engine
 
     def _take_form(self, sent: Mapping[str, Any]) -> None:
-        """Set the reported form of the engine. Raises KeyError, TypeError and ValueError for an invalid one."""
+        """Store what the server reports of its engine. Raises KeyError, TypeError and ValueError for invalid data."""
         self.choice: Any = ServedForm(**sent["choice"])
         self._label = str(sent["label"])
         device, held = sent["held"]
@@ -125,7 +125,7 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """Return an object with the method `label`: this one, or the exactness of an engine in this process."""
+        """Return an object whose `label` says how exact replies are: this one, or one of the engine in this process."""
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:
@@ -188,7 +188,7 @@ class SocketEngine:
 
     @property
     def conversation(self) -> int | None:
-        """Return the number of the saved conversation. The server stores it with the phrases that it learns."""
+        """Return the number of the saved conversation. The server stores the number with the phrases that it learns."""
         return self._conversation
 
     @conversation.setter

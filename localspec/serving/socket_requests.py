@@ -1,6 +1,6 @@
-"""Requests of this user's commands to a server over its socket: for an engine with their settings, and for replies.
+"""Requests of this user's commands to a server through its socket: for an engine with their settings, or for a reply.
 
-Both ends are the same version. So events are sent unchanged, and the protocol may change between versions.
+Command and server have the same version. So events are sent unchanged, and the protocol may change between versions.
 """
 
 import os
@@ -26,7 +26,7 @@ THIS = os.urandom(16).hex()  # this server and no later one, which may load mode
 
 
 class Differs(LocalspecError):
-    """An error: this server could not answer as the command itself would."""
+    """An error: this server's version or settings differ from the command's, and its replies could differ too."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OpenRequest:
             raise RequestRefused("Only localspec's own commands may send this request.") from None
 
     def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
-        """Return the description of the engine, which is loaded if necessary.
+        """Load the engine if necessary, and return its description.
 
         Raises Differs, and the errors of loading.
         """
@@ -83,7 +83,7 @@ class OpenRequest:
         }
 
     def _compare(self, models: LoadedModels, own: Settings) -> None:
-        """Raise Differs for a setting that differs from the server's setting and from the value in use."""
+        """Raise Differs if a setting has neither the server's value nor the value that the server chose."""
         other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
         for name in other:
             if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:
@@ -100,7 +100,7 @@ _CHOSEN: Mapping[str, Any] = {"context": None, "drafter": "auto", "device": "aut
 
 @dataclass(frozen=True)
 class ReplyRequest:
-    """A request for a reply by an engine that an `OpenRequest` opened."""
+    """A request for a reply, after an `OpenRequest` for the engine."""
 
     model: str
     path: str
@@ -133,7 +133,7 @@ class ReplyRequest:
         return Sampling(**self.sampling).rule
 
     def events(self, engine: Engine) -> Any:
-        """Return the engine's events.
+        """Return the events of the reply.
 
         Raises Differs if another server opened the engine, or its drafter has changed.
         """
@@ -146,7 +146,7 @@ class ReplyRequest:
 
 
 def form(engine: Engine, rule: Rule) -> dict[str, Any]:
-    """Return the form in which an engine answers, which may change between two replies, and its memory."""
+    """Return an engine's device, packing, drafter and memory. They may change between two replies."""
     choice = engine.choice
     return {
         "choice": {name: getattr(choice, name) for name in ServedForm._fields},

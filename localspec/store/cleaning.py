@@ -1,8 +1,8 @@
 """Overwrites deleted text: the search index is merged, the file is rewritten and the write-ahead log is emptied.
 
-SQLite overwrites the rows that it deletes. Two things remain: copies of rows that it moved to another page, and the
-words of deleted turns in the index. So each deletion adds a row to `deletion` in the same transaction. That row is
-removed after the file was rewritten. After an interruption the next start continues.
+SQLite overwrites deleted rows, but two things remain in the file: copies of rows that SQLite moved to another page, and
+the words of deleted turns in the index. So each deletion adds a row to `deletion` in the same transaction. That row is
+removed after the file was rewritten. If that was interrupted, the next start does it again.
 """
 
 import math
@@ -38,7 +38,7 @@ def last_mark(connection: sqlite3.Connection) -> int:
 
 
 def content_size(connection: sqlite3.Connection) -> int:
-    """Return the bytes of all pages in use."""
+    """Return how many bytes of the database are in use: its pages without the free ones."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
     return int((pages - free) * size)
@@ -51,7 +51,7 @@ def write_anew(connection: sqlite3.Connection, path: Path | None) -> None:
 
 
 def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
-    """Let SQLite rewrite the database file, through memory or through a private file."""
+    """Let SQLite rewrite the database file. Its temporary copy is in memory, or in a private file."""
     size = math.prod(connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     if path is None or size <= MOST_IN_MEMORY:
         connection.execute("VACUUM")
@@ -85,7 +85,7 @@ _PIECE = 2**20  # bytes overwritten at a time
 
 
 def remove_copied(file: Path) -> bool:
-    """Overwrite and delete the file of copied text, if it exists. Return whether it did. Raises LocalspecError."""
+    """Overwrite and delete the file of copied text. Return False if it does not exist. Raises LocalspecError."""
     try:
         erase(file)
     except FileNotFoundError:

@@ -21,7 +21,7 @@ NOT_INDEXED = "reason IS NULL OR reply = ''"  # turns that the index of words le
 
 
 def make_conversations(connection: sqlite3.Connection) -> None:
-    """Make the tables of conversations and turns, and everything that is derived from turns.
+    """Make the tables of conversations and turns, with their indices, the search index and the triggers.
 
     `branch_of` is the conversation from which a branch began, `newest` the id of the newest turn, and `source` one of
     `conversations.SOURCES`.
@@ -84,8 +84,8 @@ PROBES = (
 class Turn:
     """A prompt and its reply; `asked` is in seconds since 1970.
 
-    `reason` is one of REASONS. It is None while the reply is being written, or if its process was killed. A turn
-    without reply and reasoning is unanswered; only the last turn of a conversation can be.
+    `reason` is one of REASONS. It is None while the reply is being written, or if its process was killed. Only the last
+    turn of a conversation can be unanswered: without reply and reasoning.
     """
 
     id: int
@@ -122,7 +122,7 @@ class Turn:
 class ConversationInfo(NamedTuple):
     """A conversation without its turns; times are in seconds since 1970.
 
-    `title` is the user's if it is `named`. Otherwise it is made from the first prompt: safe, and on one short line.
+    If `named`, the user gave the `title`. Otherwise localspec made it from the first prompt: safe, on one short line.
     `branch_of` is the conversation that it branched from. `source` is None if it is unknown, or if a chat has continued
     a conversation of `run`.
     """
@@ -154,12 +154,12 @@ class ConversationInfo(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """The last part of the model's path, because a list has no room for more."""
+        """The last part of the model's path, for lists, which have no room for the whole path."""
         return self.model.rstrip("/").rpartition("/")[2] or self.model
 
 
 class Saved(NamedTuple):
-    """A whole conversation."""
+    """A whole conversation, with its turns."""
 
     info: ConversationInfo
     system: str | None
@@ -167,8 +167,7 @@ class Saved(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A search result: a conversation, the id of its newest turn with all the words, and a safe line of text around
-    one."""
+    """A search result: a conversation, its newest turn with all the words, and a safe line of text around a word."""
 
     info: ConversationInfo
     turn: int
@@ -200,9 +199,9 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 
 
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    """Return the first turns in which two conversations differ, or their last turns if they do not differ.
+    """Return the first turns in which two conversations differ; None stands for a conversation that ends before.
 
-    Return None if one of these conversations does not exist (any more).
+    Return their last turns if they are the same, and None if one of the conversations does not exist (any more).
     """
     if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None

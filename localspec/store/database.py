@@ -1,4 +1,4 @@
-"""The open SQLite file of localspec. It can still be read and written when the disk or the file fails.
+"""The open SQLite file of localspec. If it is damaged or cannot be used, a new file or memory takes its place.
 
 It holds private text: the file has mode 0600 in a directory with mode 0700, and deleted text is overwritten.
 """
@@ -52,7 +52,7 @@ class StoreTrouble(LocalspecError):
     """An error: the database cannot be written or read now, because the disk is full, read-only, or locked for too
     long.
 
-    `reported` says that this was reported when the database was opened.
+    `reported` is True if the user was notified when the database was opened.
     """
 
     exit_code = 1
@@ -93,8 +93,9 @@ class Database:
     def open(cls, path: Path, notice: Notice, schema: Schema) -> Self:
         """Open or make the database at `path`.
 
-        It never fails. A broken file, or one of a newer version, is set aside for a new file. A read-only file is read.
-        Otherwise the database is in memory. Each of these cases is reported to `notice`.
+        It never fails. A broken file, or a file of a newer version, is set aside, and a new file takes its place. A
+        read-only file is only read. If no file can be used, the database is in memory. Each of these cases is reported
+        to `notice`.
         """
         path = path.absolute()
         try:
@@ -114,7 +115,7 @@ class Database:
     def why_lost(self) -> str:
         """A sentence that says why saved data will be lost when this process ends.
 
-        It is empty if the data is in a file, or if the file failed only later.
+        The sentence is empty if the data is in a file, or if the file failed after it was opened.
         """
         if self.path is not None or not self._why:
             return ""
@@ -157,7 +158,7 @@ class Database:
     def save(self, work: Work[Result]) -> Result:
         """Do `work` in one transaction: either everything is saved or nothing.
 
-        It may be called twice. Raises StoreTrouble.
+        `work` may be called twice. Raises StoreTrouble.
         """
         self.reach_file()
         if self.read_only:
@@ -173,7 +174,7 @@ class Database:
         return self.read(whole)
 
     def reach_file(self) -> None:
-        """Try again to open the file for writing, if that failed before."""
+        """Try again to open the file for writing, if an earlier attempt failed."""
         with self._lock:
             if not self._why:
                 return
@@ -204,9 +205,10 @@ class Database:
         return self.save(marked)
 
     def overwrite_deleted(self, done: str) -> None:
-        """Overwrite deleted text. A large file is rewritten at the next start; `unfinished` then says so.
+        """Overwrite deleted text in the file. If the file is large, leave that to the next start, and `unfinished` says
+        so.
 
-        Raises StoreTrouble if that fails; its sentence begins with `done`.
+        Raises StoreTrouble if overwriting fails; the error's sentence begins with `done`, what has been done already.
         """
         if problem := self.empty_log() if self.unfinished else self._write_anew(wait=True):
             with contextlib.suppress(StoreTrouble):
@@ -220,15 +222,15 @@ class Database:
 
     @property
     def unfinished(self) -> str:
-        """A sentence that deleted text is still in the file, because the file is too large to rewrite now; empty
-        otherwise."""
+        """A notice that the next start overwrites deleted text, because the file is large; empty without deleted
+        text."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if cleaning.last_mark(self._connection) and self._is_large:
                 return f"{self._named} is large, so the deleted text in it is overwritten at the next start."
         return ""
 
     def finish_deletion(self) -> None:
-        """Overwrite the text of earlier deletions. Report a notice if that takes long."""
+        """Overwrite deleted text that an earlier process left in the file. Report a notice if that takes long."""
         if self.path is None or self.read_only:
             return
         with contextlib.suppress(OSError, sqlite3.Error), contextlib.ExitStack() as stack, self._lock:
@@ -249,7 +251,7 @@ class Database:
                 self._notice(f"Deleted text may still be in {self._aside}: delete that file.")
 
     def give_back(self) -> None:
-        """Shrink the file, if that is quick."""
+        """Shrink the file, unless it is so large that shrinking takes long."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if not self._is_large:
                 cleaning.vacuum(self._connection, self.path)
@@ -263,7 +265,7 @@ class Database:
         return f"{self.path} ({size(cleaning.content_size(self._connection))})"
 
     def _write_anew(self, wait: bool) -> str:
-        """Overwrite deleted text. Return the obstacle if that fails, or an empty text."""
+        """Overwrite deleted text. Return a clause with the reason if that fails, or an empty text."""
         with self._lock:
             try:
                 last = cleaning.last_mark(self._connection)
@@ -281,7 +283,8 @@ class Database:
                 return ""
 
     def empty_log(self, wait: bool = True) -> str:
-        """Write the log into the file and empty it. Return the obstacle if that fails, or an empty text."""
+        """Write the write-ahead log into the file, and empty the log. Return the reason if that fails, or an empty
+        text."""
         if self.read_only:  # a log that cannot be read here seems to be empty
             return self._why if self.path and _log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
@@ -300,9 +303,9 @@ class Database:
         return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
-        """Continue with a new file that has the readable part of this broken one, or in memory if no file can be made.
+        """Continue with a new file that has the readable rows of the broken file, or else in memory.
 
-        `report` receives the sentence about it instead of `report_damage`.
+        The sentence about the damage goes to `report`, if given, instead of `report_damage`.
         """
         if self.path is None:
             raise error
@@ -329,7 +332,7 @@ class Database:
 
 
 def _log_size(path: Path) -> int:
-    """Return the bytes in the log of the database at `path`; 0 if there is none."""
+    """Return the size in bytes of the write-ahead log of the database at `path`; 0 without a log."""
     try:
         return os.stat(f"{path}-wal").st_size
     except FileNotFoundError:

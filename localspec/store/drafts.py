@@ -24,10 +24,11 @@ PROBES = ("SELECT process, began, text, server, conversation FROM draft LIMIT 1"
 
 
 class Drafts:
-    """The unsent prompts, one per process. It may be used from any thread; every call may raise StoreTrouble.
+    """The saved drafts, which are unsent prompts: one per process. Any thread may use it; all calls may raise
+    StoreTrouble.
 
-    `server` is the address that a draft would be sent to. A draft for one server is never used for another. The same
-    holds for drafts of a `conversation`, as long as that exists.
+    `server` is the address that a draft would be sent to. A draft for one server is never offered for another server. A
+    draft of a `conversation` is offered only in it, as long as it exists.
     """
 
     def __init__(self, database: Database) -> None:
@@ -40,7 +41,8 @@ class Drafts:
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Save this text in place of the previous draft of this process. An empty text deletes that draft."""
+        """Save this text as the draft of this process, in place of the previous one. An empty text deletes the
+        draft."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)
@@ -62,14 +64,14 @@ class Drafts:
     def take_orphaned(self, server: str | None = None, conversation: int | None = None) -> list[str]:
         """Delete the drafts of ended processes for this server and conversation. Return them, the oldest process first.
 
-        A draft of a deleted conversation counts as a draft of a new conversation, which is None.
+        If `conversation` is None, return the drafts for a new conversation, and those of deleted conversations.
         """
         return self._database.save(
             lambda connection: _remove(connection, lambda row: row[3:] == (server, conversation))
         )
 
     def waiting(self, server: str | None = None) -> list[int]:
-        """Return the conversations that have a draft of an ended process for this server."""
+        """Return the ids of conversations for which an ended process left a draft for this server."""
         found = self._database.read(_orphaned)
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 

@@ -1,6 +1,6 @@
 """Conversations, saved while they happen.
 
-They are private text, word for word; they can be searched, and deleted without traces.
+Conversations are private text, word for word. They can be searched, and deleted without traces.
 """
 
 import json
@@ -39,7 +39,7 @@ if sys.platform != "win32":
 
 
 class Presence:
-    """The conversation that is open in this window. Other windows notice it by a file lock.
+    """The mark, a file lock, by which other windows know which conversation is open in this window.
 
     Each window holds a shared lock on one byte of a file; the byte's offset is the conversation's id. The system
     releases the lock when the process ends, for any reason. On Windows, other windows are not noticed.
@@ -48,15 +48,14 @@ class Presence:
     def __init__(self, database: Path | None) -> None:
         """Begin without an open conversation.
 
-        `database` is the file of conversations; None if other windows cannot see it.
+        `database` is the file of conversations; None without a file, which other windows could share.
         """
         self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
         self._file = -1
         self._open: int | None = None
 
     def enter(self, conversation: int | None) -> bool:
-        """Mark a conversation as open here, instead of the previous one. Return whether another window also
-        has it open."""
+        """Mark a conversation, and no other, as open in this window. Return whether another window has it open, too."""
         if not self._place or conversation == self._open:
             return False
         before, self._open, alone = self._open, conversation, True
@@ -71,7 +70,7 @@ class Presence:
         return not alone
 
     def _lock(self, how: int, conversation: int) -> bool:
-        """Lock the conversation's byte without waiting. Return whether that succeeded.
+        """Lock the conversation's byte of the file without waiting. Return whether that succeeded.
 
         A window that checks for others holds an exclusive lock for a moment.
         """
@@ -82,7 +81,7 @@ class Presence:
         return True
 
     def close(self) -> None:
-        """Mark no conversation as open here."""
+        """Release the mark: no conversation is open in this window."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -115,8 +114,8 @@ class WentOn(LocalspecError):
 class History:
     """The conversations in a database. It may be used from any thread; every call may raise StoreTrouble.
 
-    `database` says whether they last, and `presence` which conversation is open here, and whether another window also
-    has it open. Characters that SQLite cannot store or would stop at are replaced: lone surrogates and NUL.
+    `database` says whether conversations outlast this process. `presence` marks the conversation that is open in this
+    window. Characters that SQLite cannot store or would stop at are replaced: lone surrogates and NUL.
     """
 
     def __init__(self, database: Database) -> None:
@@ -143,11 +142,11 @@ class History:
     ) -> tuple[int, int]:
         """Begin a turn. Return the ids of its conversation and of the turn.
 
-        A new conversation is made if there is none with that id (any more). This turn replaces the turn `instead`,
+        A new conversation is made if `conversation` is None or was deleted. This turn replaces the turn `instead`,
         which is deleted if it is unanswered; another process may be about to answer it. If `newest` is given and is not
         the newest turn of the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, if
-        that was earlier. `source` is the origin of the prompt. If a chat continues a conversation of `run`, that one
-        counts as a chat, too, from then on.
+        that was earlier. `source` is the origin of the prompt. If a chat continues a conversation of `run`, the
+        conversation counts as a chat and as one of `run` from then on.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -215,12 +214,13 @@ class History:
     def rename(self, conversation: int, title: str) -> bool:
         """Set the title of a conversation.
 
-        An empty title restores the one made from the first prompt. Return False if there is no such id.
+        An empty title restores the title made from the first prompt. Return False if the conversation does not exist.
         """
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
-        """Save the system prompt of a conversation, or None. Return False if there is no conversation of that id."""
+        """Save the system prompt of a conversation; None removes it. Return False if the conversation does not
+        exist."""
         return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
@@ -235,7 +235,7 @@ class History:
         figures: Mapping[str, Any] | None = None,
         reasoning: str = "",
     ) -> bool:
-        """Save the reply so far; with a `reason` it is complete. Return False if the turn no longer exists."""
+        """Save the reply so far. A `reason` says why the reply ended. Return False if the turn no longer exists."""
         row = (_storable(reply), reason, json.dumps(dict(figures or {})), _storable(reasoning), turn)
 
         def update(connection: sqlite3.Connection) -> bool:
@@ -263,9 +263,9 @@ class History:
         return self.database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-        """Return the first turns in which the conversations of each pair differ; None if one has no more turns.
+        """Return for each pair the first turns in which its conversations differ, as `parting_of` does.
 
-        If the conversations do not differ, return their last turns. Pairs with a missing conversation are left out.
+        Pairs with a missing conversation are left out.
         """
 
         def find(connection: sqlite3.Connection) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
@@ -276,12 +276,12 @@ class History:
     def unused_since(self, seconds: float) -> list[ConversationInfo]:
         """Return the conversations last used before a time in seconds since 1970.
 
-        Those without a known time are left out.
+        Conversations without a known time are left out.
         """
         return [info for info in self.conversations() if 0 < info.used < seconds]
 
     def info(self, conversation: int) -> ConversationInfo | None:
-        """Return a conversation without its turns; None if there is none of that id."""
+        """Return a conversation without its turns; None if it does not exist."""
         return self.database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
@@ -290,7 +290,7 @@ class History:
         return infos[0].id if infos else None
 
     def read(self, conversation: int) -> Saved | None:
-        """Return a whole conversation; None if there is none of that id."""
+        """Return a whole conversation; None if it does not exist."""
         if not 0 < conversation < 2**63:  # SQLite takes no larger number
             return None
 
@@ -307,8 +307,8 @@ class History:
     def search(self, words: str, limit: int = 50) -> list[Found]:
         """Return the conversations with a turn that contains all the words, and the newest such turn of each.
 
-        The user's titles are searched as well, and count as the newest turn. Words are separated by white space and may
-        contain any characters. Case does not matter, nor how accents are encoded.
+        Titles that the user gave are searched as well, as a part of the newest turn. Words are separated by white space
+        and may contain any characters. Case does not matter, nor how accents are encoded.
         """
         wanted = folded_words(_storable(words))
         match = index_query(_storable(words).split())
@@ -357,8 +357,8 @@ class History:
     def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
         """Delete these conversations, and their bytes in the files. Return how many there were.
 
-        With `everything` also delete rows without a conversation or turn, which another program left. Raises
-        StoreTrouble; its sentence says what was deleted and what is still to do.
+        With `everything`, also delete rows that belong to no conversation or turn, which another program left. Raises
+        StoreTrouble, whose sentence says what was deleted, and what the user must still do.
         """
         removed = self._delete(conversations, everything)
         self.database.overwrite_deleted(f"{counted(removed, 'conversation')} removed")

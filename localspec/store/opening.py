@@ -27,11 +27,12 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """The content of a database. The version of a file (PRAGMA user_version) counts its `migrations` from `first` on.
+    """The tables of a database, as the steps that make them: `migrations`, each of which raises a file's version by
+    one.
 
-    `probes` are quick queries that fail if a table is damaged. If a file turns out to be broken during a session,
-    `carry_over` copies its readable part into a new file and returns a description. Then `refill` adds the rows that
-    the session needs.
+    The version is PRAGMA user_version; a file before all migrations has `first`. `probes` are quick queries that fail
+    if a table is damaged. If a file turns out to be broken during a session, `carry_over` copies its readable part into
+    a new file and returns a description. Then `refill` adds the rows that the session needs.
     """
 
     migrations: Sequence[Work[None]]
@@ -47,7 +48,7 @@ class Schema(NamedTuple):
 
 
 class Unfit(Exception):
-    """An error: this file must be set aside before it can be replaced by a usable database.
+    """An error: this file cannot be used, and must be set aside to make room for a new database.
 
     If it is `damaged`, part of it may be readable.
     """
@@ -101,10 +102,10 @@ def damage(error: sqlite3.Error) -> Unfit:
 def replace(
     path: Path, unfit: Unfit, connection: sqlite3.Connection, notice: Notice, schema: Schema
 ) -> tuple[Path, str]:
-    """Set the file aside, and put a new file with its readable part in its place. Return its new name and a sentence.
+    """Rename an unfit file, and put a new file with its readable part in its place. Return the new name and a sentence.
 
-    The new file is complete before it gets its name. So there is always a file of that name, whenever this process is
-    killed. Raises sqlite3.Error and OSError; the old file then stays.
+    The new file is complete before it is renamed to `path`. So `path` always has a file, whenever this process is
+    killed. If sqlite3.Error or OSError is raised, the old file stays.
     """
     new, came = Path(f"{path}-new"), ""
     _drop(new)
@@ -190,7 +191,7 @@ def _made(path: Path) -> sqlite3.Connection:
 
 
 def _begun(new: Path, schema: Schema) -> sqlite3.Connection:
-    """Make a whole new database, which gets its name later."""
+    """Make a complete new database at a temporary path."""
     connection = _made(new)
     try:
         _tune(connection)
@@ -232,7 +233,8 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Write a database from memory to a new file. Raises sqlite3.Error, and OSError if the file already exists."""
+    """Write a database that is in memory to a new file. Raises sqlite3.Error, and OSError if the file already
+    exists."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -247,7 +249,7 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 
 class _Connection(sqlite3.Connection):
-    """A connection whose errors are always sqlite3's. SQLite may quote words of a damaged schema that are not UTF-8."""
+    """A connection that raises sqlite3.Error in place of UnicodeDecodeError, which a damaged schema causes."""
 
     def execute(self, *given: Any) -> sqlite3.Cursor:
         try:
@@ -318,7 +320,7 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
     """Let only one process at a time open, migrate, rewrite or set aside the file. The lock ends with its process.
 
-    With `notice` a longer wait is reported, since the other process may be rewriting a large file.
+    A long wait is reported to `notice`, if given, because the other process may be rewriting a large file.
     """
     place = f"{path}-lock"
     with contextlib.suppress(FileExistsError):
@@ -348,9 +350,9 @@ def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
 
 
 def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path) -> Path:
-    """Rename the file and its -wal, -shm and -journal files without changing them.
+    """Rename the file with its -wal, -shm and -journal files, and put the file `new` in its place.
 
-    Return the new name. `new` takes its place.
+    Return the new name of the old file.
     """
     number = 1
     while any(os.path.lexists(f"{path}.{suffix}-{number}{part}") for part in ("", *PARTS)):
@@ -401,5 +403,5 @@ def code_of(error: sqlite3.Error) -> int:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the reason of an error as one short line, because SQLite quotes a damaged statement in full."""
+    """Return the reason of an error, cut to one short line, because SQLite may quote a whole damaged statement."""
     return shortened(one_line((isinstance(error, OSError) and error.strerror) or str(error)), LONGEST_REASON)

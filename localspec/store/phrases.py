@@ -19,11 +19,12 @@ SORTED_PAGE = 20_000  # phrases per page, each of which sorts the whole pool
 
 
 class Phrase(NamedTuple):
-    """Tokens that followed a context: `key` packs the two tokens before them, `before` up to six earlier tokens.
+    """A phrase: the tokens `after` a context. `key` packs the last two tokens of the context, `before` up to six
+    earlier ones.
 
-    The phrase was used `uses` times, last in `conversation` (None: in one that is not saved). Its draft was accepted in
-    `served` replies. `look_up` leaves these two fields out. If `uses` is 0, it comes from a refused draft in that
-    conversation.
+    The phrase was used `uses` times, last in `conversation` (None: not a saved one), and accepted as a draft in
+    `served` replies. `look_up` does not set `conversation` and `served`. If `uses` is 0, the phrase comes from a
+    refused draft in that conversation.
     """
 
     key: int
@@ -35,7 +36,7 @@ class Phrase(NamedTuple):
 
 
 class PoolInfo(NamedTuple):
-    """One pool. `bytes` counts its tokens, with 4 bytes each; `last_used` is in seconds since 1970."""
+    """One pool of phrases. `bytes` is the size of its tokens, 4 bytes each; `last_used` is in seconds since 1970."""
 
     pool: int
     model: str
@@ -72,7 +73,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 def make_pools(connection: sqlite3.Connection) -> None:
     """Make the tables of pools and phrases.
 
-    `served` counts the replies in which the phrase was accepted. `conversation` is the one in which it was last used.
+    `served` is the number of replies in which the phrase was accepted, `conversation` where it was last used.
     """
     connection.execute(
         """CREATE TABLE pool (
@@ -140,13 +141,13 @@ class Phrases:
         make: bool = True,
         earlier: str | None = None,
     ) -> int | None:
-        """Return the pool of this model and tokenizer hash. Make it if it is missing.
+        """Return the id of the pool of this model and tokenizer hash. Make the pool if it is missing.
 
-        Return None if it is missing and `make` is False or the file is read-only. `path` is the model's directory,
-        which is saved so that phrases can be displayed as text. A pool of the same directory under another name also
-        belongs to the model. `earlier` is the hash of the same tokenizer and weights in an earlier version. If it is
-        given, `tokenizer` names the weights, and a pool under any model's name belongs to the model. Raises
-        StoreTrouble.
+        Return None if the pool is missing and cannot be made: `make` is False, or the file is read-only. `path` is the
+        model's directory, which is saved so that phrases can be displayed as text. A pool of the same directory under
+        another name also belongs to the model. `earlier` is the hash that an earlier version computed for the same
+        tokenizer and weights. With `earlier`, `tokenizer` identifies the weights, and a pool with this hash belongs to
+        the model under any name. Raises StoreTrouble.
         """
         place = None if path is None else os.fspath(path)
         wanted = {
@@ -190,7 +191,7 @@ class Phrases:
     def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
         """Return the phrases with these keys (at most 16 per key), most recently used first.
 
-        Errors of the file are not raised, because a reply can do without phrases. `notice` reports them once.
+        Errors of the file are reported to `notice` once, and not raised, because a reply can do without phrases.
         """
         count = len(keys)
         query = self._lookups.get(count)
@@ -220,13 +221,13 @@ class Phrases:
         refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
-        """Save the phrases (key, before, after) of one reply, the oldest first, or none of them. Count uses of known
+        """Save the phrases (key, before, after) of one reply, the oldest first, or none. Raise the uses of known
         phrases.
 
-        Phrases from `refused` drafts are saved with 0 uses. The `used` phrases count as used now, and as useful once
-        more. `conversation` is the one in which they were used. Afterwards at most 16 phrases per key and `limit` in
-        all stay; the least recently used are dropped first. Raises StoreTrouble if nothing could be saved; the store
-        stays usable.
+        Phrases from `refused` drafts are saved with 0 uses. The `used` phrases were accepted in this reply: they count
+        as used now, and their `served` is raised by one. `conversation` is that of the reply. Afterwards at most 16
+        phrases per key and `limit` in all stay; the least recently used are dropped first. Raises StoreTrouble if
+        nothing could be saved; the store stays usable.
         """
         if phrases or used or refused:
             learned = phrases, used, refused
@@ -255,9 +256,9 @@ class Phrases:
         return self._in_order(pool, "used", EXPORT_PAGE)
 
     def most_useful(self, pool: int) -> Iterator[Phrase]:
-        """Yield the phrases of a pool, those used or accepted most often first. Raises StoreTrouble.
+        """Yield the phrases of a pool, the most often used or accepted first. Raises StoreTrouble.
 
-        Of two with the same numbers, the one used last comes first. Phrases only from refused drafts come last.
+        Of equally useful phrases, the last used one comes first. Phrases only from refused drafts come last.
         """
         return self._in_order(pool, "uses + served, used", SORTED_PAGE)
 
@@ -298,7 +299,7 @@ class Phrases:
         """Delete phrases of a pool or of all pools, and their bytes in the files. Return how many were removed.
 
         With `conversation` delete only those last used in it, and with `phrases` only these (key, before, after).
-        Raises StoreTrouble; its sentence says what is still to do.
+        Raises StoreTrouble, whose sentence says what the user must still do.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
         given = {condition: value for condition, value in conditions.items() if value is not None}

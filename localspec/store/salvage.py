@@ -1,7 +1,7 @@
 """Copies the readable rows of a damaged file into a new one.
 
-SQLite stops at a damaged page. So a table is read from both ends, and the part in between is halved until it is read or
-known to be unreadable. Only rows are copied, so deleted text does not return.
+SQLite stops at a damaged page. So a table is read from both ends, and the part in between is halved until each piece
+was read or is unreadable. Only rows are copied, so deleted text does not return.
 """
 
 import sqlite3
@@ -20,7 +20,8 @@ Gap = tuple[int, int]  # the first and the last key of an unreadable range
 
 
 def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
-    """Copy the readable part of a damaged store into an empty one, in a transaction. Return its description, or "".
+    """Copy the readable part of a damaged store into an empty one, in a transaction. Return a description of the copied
+    part, or "".
 
     Raises sqlite3.Error only for errors of the target.
     """
@@ -37,7 +38,7 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
 
 
 def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
-    """Give every turn a conversation, and delete conversations without turns.
+    """Make turns and conversations consistent: each turn has a conversation, and each conversation a turn.
 
     Conversations that were in unreadable `gaps` get a substitute row. Other turns without a conversation are deleted.
     """
@@ -56,7 +57,7 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
     """Return a sentence about how much of a damaged file was copied.
 
-    The search index still has the former number of turns. `before` is the former number of phrases; None if unknown.
+    An index of the damaged file still knows its turns. `before` is its number of phrases; None if unknown.
     """
     index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
     there = set(target.execute("SELECT conversation, id FROM turn").fetchall())

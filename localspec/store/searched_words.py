@@ -35,7 +35,7 @@ def hold(wanted: Sequence[str], *texts: str) -> bool:
 
 
 def span(word: str, text: str) -> tuple[int, int] | None:
-    """Return where the first occurrence of the word begins and ends in the original text."""
+    """Return the start and end of the word's first occurrence in the original text; None without one."""
     folded = fold(text)
     begin = folded.find(word)
     if begin < 0:
@@ -53,10 +53,10 @@ def span(word: str, text: str) -> tuple[int, int] | None:
 
 
 def index_query(words: Sequence[str]) -> str:
-    """Return the query for turns that may contain these words; empty if no word has trigrams in any spelling.
+    """Return the index query for turns that may contain these words; empty if all words are too short for the index.
 
-    The index contains text as it is written. A word that has both ss and ß is found as it is typed, or with only ss or
-    only ß.
+    The index has the texts' own spelling, so the query has several spellings of a word. A word with both ss and ß is
+    searched as typed, with only ss, and with only ß.
     """
     asked, most = [], max(TRIGRAMS // max(len(words), 1), 1)
     for word in words[:TRIGRAMS]:
@@ -69,14 +69,14 @@ def index_query(words: Sequence[str]) -> str:
 
 
 def trigram_query(words: Sequence[str], most: int = TRIGRAMS) -> str:
-    """Return the query for turns with the trigrams of these words; empty if no word is long enough."""
+    """Return the index query for turns with the trigrams of these words; empty if no word has three characters."""
     # Quoted, so that nothing in them is syntax; limited, since a query must not grow without end.
     trigrams = dict.fromkeys(word[start : start + 3] for word in words for start in range(len(word) - 2))
     return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:most])
 
 
 def excerpt(word: str, prompt: str, reply: str) -> str:
-    """Return one line of text around the word."""
+    """Return one line of text around the word in a prompt or its reply."""
     text, hit = next(((text, hit) for text in (prompt, reply) if (hit := span(word, text))), (prompt, None))
     start = max(0, hit[0] - BEFORE_HIT) if hit else 0
     line = one_line(text[start : start + EXCERPT])
@@ -97,8 +97,8 @@ class Hit(NamedTuple):
 def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
     """Return the messages with all the words, the newest first.
 
-    As in the search of conversations, the words may be split between a prompt and its reply. The message with the first
-    word is then returned.
+    As in the search of conversations, some words may be in a prompt and the others in its reply. The result is then the
+    message with the first word.
     """
     wanted = folded_words(words)
     found: list[Hit] = []
@@ -112,8 +112,7 @@ def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
 
 
 def places(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
-    """Return every occurrence of the first word in the messages that `hits` finds, the newest first, and in a
-    message the last first."""
+    """Return each occurrence of the first word in the messages that `hits` finds, from the last to the first."""
     found: list[Hit] = []
     for hit in hits(messages, words):
         count = fold(messages[hit.turn][hit.reply]).count(folded_words(words)[0])

@@ -58,7 +58,7 @@ class StoredMeasurements:
         self._database = database
 
     def recall(self, name: str, subject: str) -> Any | None:
-        """Return the value that `remember` saved; None if there is none or it cannot be read, since it can be measured
+        """Return the value that `remember` saved; None if it is missing or unreadable, because it can be measured
         again.
 
         `name` is what was measured, and `subject` everything that the value depends on.
@@ -99,8 +99,8 @@ def _is_measured(value: object) -> bool:
 class Store:
     """The open store. It may be used from any thread; calls wait for each other.
 
-    `history` has the conversations, `drafts` the unsent prompts, `phrases` the pools of phrases, and `measurements`
-    those of this machine.
+    `history` has the conversations, `drafts` the unsent prompts, `phrases` the pools of phrases, and `measurements` the
+    measurements of this machine.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Store:
 
     @property
     def read_only(self) -> bool:
-        """Whether phrases can be used but not saved."""
+        """Whether the store can be read but not written."""
         return self._database.read_only
 
     @property
@@ -175,7 +175,7 @@ class Store:
 def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | None]:
     """Open the user's store.
 
-    Yield None if there is none and `create` is False, because reading must not make a file.
+    Yield None if the store does not exist and `create` is False, because reading must not make a file.
     """
     database = Paths(home()).database
     if not create and not os.path.exists(database):  # nor if no file can have such a name
