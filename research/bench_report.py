@@ -4,6 +4,7 @@
 
 Files are made in --work once (`--prepare` makes them and stops). Each section of each model is measured by itself, and
 takes the place of its last measurement in the raw file; the page is drawn from that file (`--draw` does nothing else).
+The page begins with the `summary` of the raw file, which is written by hand.
 LOCALSPEC_ISA=avx2 measures our library with other instructions, and taskset with fewer cores.
 """
 

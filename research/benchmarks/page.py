@@ -15,36 +15,54 @@ INT8, INT4, Q8_0, Q4_0, Q4_K_M, BF16 = CONTENDERS
 
 INTRODUCTION = """# Benchmarks: localspec, llama.cpp and transformers
 
-For readers who want to compare the CPU engine with other programs on the same weights, tokens and threads. Made by
-`make bench-report` (`research/bench_report.py`) from [benchmarks.json](benchmarks.json), which holds every reading.
+For readers who want to compare the CPU engine with other programs on the same weights, tokens and threads.
 
-- **Models.** The demo model that comes with localspec, widened with zeros (`research/widen_demo.py`), so that real texts
-  are written at the cost of larger models. Their configuration claims a longer context than they were trained for, for timing.
+{summary}
+
+Made by `make bench-report` (`research/bench_report.py`) from [benchmarks.json](benchmarks.json), which holds every reading.
+
+- **Models.** `small` (0.37 B parameters) and `large` (1.44 B) are the demo model that comes with localspec, widened with zeros
+  (`research/widen_demo.py`), so that they write real text at the speed of larger models. Their configuration claims a longer
+  context than they were trained for, so that long contexts can be timed.
 - **Turns.** Within a section all programs take turns, and the order changes from turn to turn. A forward is repeated for a
-  fifth of a second, after one that does not count. Figures are medians; a ratio is the median of the ratios turn by turn.
+  fifth of a second, after one untimed warm-up. Figures are medians; a ratio is the median of the ratios within each turn.
 - **Disturbed readings.** A reading is left out if other programs used more than {tenth} of a core meanwhile. If almost
   no reading is left, the median of all is given and marked with \\*.
+- **Packings.** int8 and int4 are localspec's, Q8_0, Q4_0 and Q4_K_M are llama.cpp's. The digit is the
+  approximate number of bits per weight.
 - **llama.cpp** is built from source with the instructions of this machine, and called through llama-cpp-python's C functions.
-  Its files are made by its own quantiser. It repacks weights (its default), and uses flash attention if that is
-  faster on the whole. On a processor with AMX it is built without (CFLAGS and CXXFLAGS `-mno-amx-int8
+  Its own quantiser makes its files. It repacks weights (its default), and uses flash attention if that is
+  faster on the whole. On a processor with AMX it is built without AMX (CFLAGS and CXXFLAGS `-mno-amx-int8
   -mno-amx-tile`), because with AMX it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
-- **A forward** ends when the likeliest token of each row is known. A *row* is one token position that it computes.
+- **A forward** is one pass through the model. It ends when the likeliest token of each row is known. A *row* is one token
+  position that it computes.
 - **`memory read`** is the time in which the same threads read the bytes of a forward's weights and do nothing with them. No
-  plain step can be faster.
+  forward can be faster.
 """
 
 LOADING = (
     "Each load is a new process. *Warm* and *cold* are the seconds from the end of the imports to the first token after a "
-    "prompt of 16 tokens; for *cold* the files were dropped from the page cache. *Plain read* is reading the file from the "
-    f"disk only, just after. llama.cpp maps its file by default, and is also listed with the file{AT_ONCE}. *Packs* is the first "
-    "load ever, which writes the packed file. *Peak* is the memory after a reply of 64 tokens, and *without files* the part "
-    "of it that no file backs."
+    "prompt of 16 tokens; before a cold load the files were dropped from the page cache. *Plain read* is the time to read "
+    "only the file from the disk. llama.cpp maps its file by default; a second line has it "
+    f"with the file{AT_ONCE}. *Packs* is a load without localspec's packed file, which it then writes. *Peak* is the memory "
+    "after a reply of 64 tokens, and *without files* the part of it that is not mapped from a file."
 )
 DECODING = (
-    "Greedy replies, timed from their first token on. τ is tokens per forward of the target, and *same* counts the replies "
-    "with the tokens of plain decoding. *Look-up 2* and *10* are llama-cpp-python's prompt look-up with 2 or 10 tokens ahead, "
-    "verified by `llama_decode`. llama.cpp's draft model drafts as its `speculative` does (at most 16 tokens, at least 0.75 "
-    "sure), in the target's packing. transformers is `generate`, with prompt look-up, or assisted by the same draft model."
+    "Greedy replies, timed from the first token to the last. *× its plain* is the speedup over plain decoding by the same "
+    "program in the same packing. *τ* is the tokens per forward of the target, without the first token. In plain decoding it "
+    "is a little below 1 if replies end with a stop token, which takes a forward but does not count as a token. *Same* counts "
+    "the replies with the tokens of plain decoding."
+)
+WAYS = (
+    "The drafters of localspec are explained in [drafting.md](../drafting.md). *Look-up 2* and *10* are the prompt look-up of "
+    "llama-cpp-python with drafts of 2 or 10 tokens, which `llama_decode` verifies. llama.cpp's *draft model* has the packing of "
+    "the target, and drafts as llama.cpp's program `speculative` does: at most 16 tokens, each with a probability of at least "
+    "0.75. transformers is its `generate`; *look-up* is its prompt look-up, and *assisted* uses the same draft model."
+)
+APART = 0.1  # of a speedup, from the ratio of the medians that the table shows
+NOT_A_RATIO = (
+    "† × differs by more than {percent} from the ratio of the two tokens/s. Each turn is one prompt, and prompts differ in "
+    "speed. × is the median of the ratios within each turn. Tokens/s is the median of the replies, and may be of another prompt."
 )
 
 
@@ -80,9 +98,9 @@ def grouped(raw: Mapping[str, Any]) -> list[Measurements]:
 
 def page(raw: Mapping[str, Any]) -> str:
     """Return the whole page."""
-    parts = [INTRODUCTION.format(tenth=f"{DISTURBED:g}"), _conditions(raw)]
+    parts = [INTRODUCTION.format(tenth=f"{DISTURBED:g}", summary=raw.get("summary", "")), _conditions(raw)]
     for measured in grouped(raw):
-        parts += [f"## {measured.title}", _main_table(measured), _ratios(measured)]
+        parts += [f"## {measured.title}", _main_table(measured), _ratios(measured), _limits(measured)]
         parts += [f"![{alt}](plots/{name})" for name, alt in _drawn(measured)]
         parts += [part for part in (_decoding(measured), _loading(measured), _flags(measured)) if part]
     return "\n\n".join(part.strip() for part in parts if part) + "\n"
@@ -137,7 +155,11 @@ def _conditions(raw: Mapping[str, Any]) -> str:
             [f"{run['model']}, {run['isa']}: {run['section']}", run["when"], str(run["threads"]), str(len(taken)),
              str(left_out), f"{low:.1f}–{high:.1f}", f"`{run['command']}`"]
         )  # fmt: skip
-    told = sorted({f"{run['machine']}; {run['versions']}" for run in raw["runs"].values()})
+    machines = sorted({f"- {run['machine']}; {run['versions']}" for run in raw["runs"].values()})
+    told = ["Machine and versions, by the instructions that localspec used:", "\n".join(machines)]
+    told.append(
+        "Each section was measured by one command. *Disturbed* counts the readings that other programs disturbed. `native` is localspec's compiled library."
+    )
     heads = ["section", "when (UTC)", "threads", "readings", "disturbed", "load average", "command"]
     return "\n\n".join([*told, table(heads, lines)])
 
@@ -170,11 +192,17 @@ def _main_table(measured: Measurements) -> str:
         for name in (INT8, INT4)
         if (found := figure(by_rows, limit(name), 1))
     ]
-    behind = (
-        f"Milliseconds, where the head names no other unit. Forwards by rows follow {NEAR} tokens of text; `8 at 2048` is 8 rows "
-        "after 2048 tokens."
-    )
-    return f"{table(heads, lines)}\n\n{behind}"
+    filled = [index for index in range(len(heads)) if any(line[index] for line in lines)]
+    columns = f"Figures without a unit are milliseconds of a forward. The rows of `1 row` to `32 rows` follow {NEAR} tokens of text."
+    if by_context:
+        columns += " `8 at 2048` is 8 rows after 2048 tokens."
+    if prompts:
+        columns += " *Prompt of 512* is the time to read a prompt of 512 tokens."
+    if loads:
+        columns += " *First token*, *cold* and *peak* are explained under “Loading and memory”."
+    if replies:
+        columns += " *Best speculation* is the fastest setting with drafts, in tokens/s (“Replies”)."
+    return f"{table([heads[i] for i in filled], [[line[i] for i in filled] for line in lines])}\n\n{columns}"
 
 
 def columns_of(readings: Raw, contender: str) -> list[str]:
@@ -199,7 +227,7 @@ def _better(readings: Raw, column: object) -> str:
 
 
 def _ratios(measured: Measurements) -> str:
-    """Return the speedups over llama.cpp in the same bits, and the cost of more rows."""
+    """Return the speedups over llama.cpp in the same bits; empty without llama.cpp."""
     by_rows, by_context = measured.readings("rows"), measured.readings("context")
     prompts, replies = measured.readings("prefill"), measured.readings("decode")
 
@@ -217,12 +245,22 @@ def _ratios(measured: Measurements) -> str:
     ]
     lines += [[f"prompt of {tokens} tokens", *beside(prompts, tokens)] for tokens in PROMPTS]
     lines.append(["plain replies", *beside(replies, PLAIN)])
-    lines.append(["best speculation of each", *(_speculation(replies, one) for one in (INT8, INT4))])
-    lines.append(["speed of 1 row ÷ that of `memory read`", *(_of_limit(by_rows, one) for one in (INT8, INT4))])
-    lines.append(["time of 8 rows ÷ the least of 1, 2 and 4", *(_more_rows(by_rows, one) for one in (INT8, INT4))])
+    best = [_speculation(replies, one) for one in (INT8, INT4)]
+    lines.append(["best speculation ÷ llama.cpp at its fastest", *best])
     lines = [line for line in lines if any(line[1:])]
-    heads = ["speed ÷ that of llama.cpp", "int8 against Q8_0", "int4 against the faster of Q4_0, Q4_K_M"]
-    return table(heads, lines) if lines else ""
+    heads = ["speed of localspec ÷ speed of llama.cpp", "int8 ÷ Q8_0", "int4 ÷ the faster of Q4_0 and Q4_K_M"]
+    fastest = "The last row has both settings in brackets. llama.cpp may be at its fastest without drafts (*plain*)."
+    return "\n\n".join([table(heads, lines), *([fastest] if any(best) else [])]) if lines else ""
+
+
+def _limits(measured: Measurements) -> str:
+    """Return how near the engine is to the limit of memory, and the cost of more rows."""
+    by_rows = measured.readings("rows")
+    lines = [
+        ["speed of 1 row ÷ speed of `memory read`", *(_of_limit(by_rows, one) for one in (INT8, INT4))],
+        ["time of 8 rows ÷ the shortest time of 1, 2 or 4 rows", *(_more_rows(by_rows, one) for one in (INT8, INT4))],
+    ]
+    return table(["localspec only", "int8", "int4"], lines) if any(any(line[1:]) for line in lines) else ""
 
 
 def _speculation(replies: Raw, ours: str) -> str:
@@ -253,17 +291,28 @@ def _decoding(measured: Measurements) -> str:
     if "decode" not in measured.runs:
         return ""
     replies, counted = measured.readings("decode"), measured.runs["decode"]["notes"]["replies"]
-    lines = []
+    lines, apart = [], []
     for name in CONTENDERS:
         for way in columns_of(replies, name):
             told = counted[f"{name}|{way}"]
             same = f"{told['same']}/{told['replies']}" if name in (INT8, INT4) else ""
+            pace, plain = figure(replies, name, way), figure(replies, name, PLAIN)
+            speedup = ratio(replies, name, name, way, PLAIN)
+            if pace and plain and speedup and abs(plain.value / pace.value / speedup.value - 1) > APART:
+                apart.append(f"{name}, {way}")
             lines.append([
-                f"{name}, {way}", shown(figure(replies, name, way), per_second),
-                shown(ratio(replies, name, name, way, PLAIN), times),
+                f"{name}, {way}{' †' if f'{name}, {way}' in apart else ''}", shown(pace, per_second), shown(speedup, times),
                 f"{told['tokens'] / max(told['steps'], 1):.2f}", same,
             ])  # fmt: skip
-    return f"### Replies\n\n{DECODING}\n\n{table(['', 'tokens/s', '× its plain', 'τ', 'same'], lines)}"
+    heads = ["", "tokens/s", "× its plain", "τ", "same"]
+    parts = [
+        "### Replies",
+        DECODING,
+        WAYS,
+        table(heads, lines),
+        NOT_A_RATIO.format(percent=f"{100 * APART:g} %") if apart else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _loading(measured: Measurements) -> str:
