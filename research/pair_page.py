@@ -1,5 +1,6 @@
 """Write the page of the speedups of `auto` and of drafters on published models, from saved replies."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
@@ -14,6 +15,8 @@ from speedups_page import AUTO, LEAST, NEARLY, PLAIN, Turns, interval, length, s
 FIRST = "auto, first reply"
 LLAMA_CPP = "llama.cpp"
 AIMS = {"code": 1.6, "chat": 1.4, "editing": 1.9, "JSON": 1.7}  # × plain decoding, of `auto` on the pair, greedy
+OWN_BLOCKS = ", the small groups of weights, each with its scale, that the GGUF file itself has"
+BY = {"memory": "by M", "speed": "by speed"}  # the rules by which `auto` chooses
 AIM_AHEAD = 2.2  # × llama.cpp's best setting, the geometric mean of all kinds of text
 
 Line = Mapping[str, Any]
@@ -43,13 +46,13 @@ def about(lines: Sequence[Line], machine: str) -> str:
         f"- **The same text.** All {len(ours):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
         f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine "
         f"that knows no phrases. llama.cpp answers after them.\n"
-        f"- **Left out** are {disturbed} replies during which other programs or the host took more than {DISTURBED} of a core "
-        f"(the host took {stolen / 100:.1f} s in all), and replies of fewer than {LEAST} tokens.\n"
+        f"- **Left out** are {disturbed} replies during which other programs or the host of the virtual machine took more than "
+        f"{DISTURBED} of a core (the host took {stolen / 100:.1f} s in all), and replies of fewer than {LEAST} tokens.\n"
         f"- **Variants.** `none` is plain decoding. `auto` knows the measured costs of the model and earlier replies; `{FIRST}` "
         f"knows neither, as after an import. Every other name is a drafter.\n"
         f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. "
-        f"Square brackets have the bounds of 95 % of {DRAWS} bootstrap samples of prompts, round brackets the tokens per step. "
-        f"The number after a kind counts its prompts. The last column is the geometric mean of the kinds."
+        f"Square brackets hold the bounds of 95 % of {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
+        f"step, and in the row `{PLAIN}` the tokens/s. The number after a kind counts its prompts. The last column is the geometric mean of the kinds."
     )
 
 
@@ -109,7 +112,7 @@ def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> I
     ours = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
     precision = next((line["precision"] for line in lines if "precision" in line), "")
-    yield f"Packing of the weights: {precision}."
+    yield f"Packing of the weights: {precision}{OWN_BLOCKS if precision == 'blocks' else ''}."
     rows = []
     for name in sorted(ours, key=lambda name: -mean(kinds, name)[0]):
         cells = [of_kind(both(turns, name, PLAIN), name) for turns in kinds.values()]
@@ -162,8 +165,9 @@ def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iter
             rows.append([*cells, "" if near and not short else why])
     if rows:
         yield (
-            "How near `auto` comes to the best drafter. Where it falls short, the last column compares both: × is the "
-            "tokens per step ÷ the time of a step (forward of its rows + draft + rest), in plain steps."
+            "How near `auto` comes to the best drafter. Where it is more than 5 % slower or misses an aim, the last column "
+            "compares both: × = tokens per step ÷ (forward + draft + rest of a step). These times are in plain steps, the "
+            "steps of plain decoding."
         )
         heads = ["kind", "variant", "×", "best drafter", "within 5 %", *(["aim for `auto`"] if aims else []), "why"]
         yield table(heads, rows)
@@ -211,10 +215,24 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    yield "Tokens/s here and in llama.cpp on the same files, with tokens per step in brackets. Ratios take the best setting of llama.cpp for each kind."
+    said = "Tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. Ratios take the best setting of llama.cpp for each kind, with their 95 % bounds."
+    if any("draft" in name for name in theirs):
+        said += " `draft 8, 0.6` has a draft model that drafts at most 8 tokens, each with a probability of at least 0.6; `any` means any probability."
+    yield said
     yield table(["tokens/s", *kinds, "mean"], rows)
     own = mean(renamed, AUTO, LLAMA_CPP)[0]
     yield f"The aim, `auto` at {AIM_AHEAD} × the best of llama.cpp in the mean of the kinds, is {'reached' if own >= AIM_AHEAD else 'missed'}: {own:.2f}."
+
+
+def expected(why: str) -> str:
+    """Return, from the reason for a choice, what was expected of the drafter that was chosen, and of the fastest one."""
+    own = re.search(r": (\S+ tokens/s).*?, M (\S+)", why)
+    other = re.search(r"; (\S+) would reach (\S+ tokens/s), M ([0-9.]+)(?:, and takes (.+))?$", why)
+    said = f"Before the first of them it predicted {own[1]} and an M of {own[2]}" if own else ""
+    if own and other:
+        held = f", an M of {other[3]} and {other[4]}" if other[4] else f" and an M of {other[3]}"
+        said += f". For `{other[1]}` it predicted {other[2]}{held}"
+    return f"{said}." if said else ""
 
 
 def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
@@ -238,9 +256,9 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
         cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
     rows.append([f"`{first}` ÷ the best", *cells, ""])
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
-    counts = ", ".join(f"`{drafter}` (rule: {by}) before {times}" for (drafter, by), times in counted.most_common())
+    counts = ", ".join(f"`{drafter}` {BY[by]} before {times}" for (drafter, by), times in counted.most_common())
     yield (
-        f"M is × ÷ memory relative to plain decoding (last column). If memory were limited, `auto` would choose {counts} of "
-        f"{counted.total()} replies. Its first reason: “{why}.”"
+        "M = × ÷ (memory ÷ memory of plain decoding). The last column has the divisor. If memory were scarce (`--scarce` "
+        f"sets the limit), `auto` would choose {counts} of {counted.total()} replies. {expected(why)}"
     )
     yield table(["M", *kinds, "memory"], rows)
