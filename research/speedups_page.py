@@ -32,11 +32,11 @@ COLUMNS = f"""A *step* is one forward pass of the target; a *plain step* has no 
 | column | is |
 |---|---|
 | τ | tokens per step |
-| × | speedup: the time of plain decoding ÷ the time of the drafter, over all replies, with the bounds of 95 % of {DRAWS} bootstrap samples of prompts |
+| × | speedup: the time of plain decoding ÷ the time of the drafter, over all replies; in brackets the bounds of 95 % of {DRAWS} bootstrap samples of prompts |
 | predicted | × that `auto` predicted before any reply, from timed forwards |
-| then | × that it predicted after the first half of the prompts |
-| × then | × of the other half |
-| M | × ÷ relative memory |
+| then | × that it predicted for the second half of the prompts, after the first half |
+| × then | × that was measured on the second half |
+| M | × ÷ (memory ÷ memory of plain decoding) |
 | draft, verify | time of the draft and of the forward in a step, in plain steps |
 | switched off | replies in which the drafter stopped drafting, because it did not pay |
 
@@ -49,6 +49,9 @@ def about(asked: argparse.Namespace) -> str:
         f"Made by `python research/speedups.py -m MODEL… --prompts DIR --limit {asked.limit} -n {asked.max_tokens} --work DIR "
         f"--out PAGE`{' with `--own FILE`' if asked.own else ''}.\n\n"
         f"- **Prompts.** At most {asked.limit} of each kind of text{own}.\n"
+        "- **Kinds of text.** *Code* is HumanEval and MBPP, *sums* are the word problems of GSM8K, and *from the prompt* are "
+        "XQuAD's questions about a given text, long texts to continue, and translations (FLORES, German to English). *What it "
+        "knows* are held-out questions about what the model was trained for. All others are *chat*.\n"
         f"- **Replies** have at most {asked.max_tokens} tokens and end where the text repeats itself. Those of fewer than "
         f"{LEAST} tokens are left out. No phrases are known before a reply.\n"
         "- **Turns.** All drafters answer a prompt together, in turns of a twentieth of a second. Replies of less than a "
@@ -99,7 +102,7 @@ def ahead_of_phrases(turns: Turns) -> Iterator[str]:
         found = {name: (speedup(turns, name, PHRASES), *interval(turns, name, PHRASES)) for name in turns[0]["replies"]}
         clear = sorted(((one, name) for name, one in found.items() if round(one[1], 2) > 1), reverse=True)
         told = [f"`{name}` {ratio:.2f} [{low:.2f}, {high:.2f}]" for (ratio, low, high), name in clear]
-        yield f"Faster than `{PHRASES}` with bounds above 1 (time of phrases ÷ its own, prompt by prompt): {', '.join(told) or 'no drafter'}."
+        yield f"Faster than `{PHRASES}` with bounds above 1 (time of phrases ÷ time of the drafter, on the same prompts): {', '.join(told) or 'no drafter'}."
 
 
 def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -110,7 +113,7 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     within = [within for _, run in runs for within in inside(run)]
     said = (
         f"**Predictions and choices, over all tables.** Before any reply {near(at_first)} predictions are within 10 % of the "
-        f"measured ×, and {sum(within)} within its bounds. After half of the prompts {near(anew)} are within 10 % of the × of "
+        f"measured ×, and {sum(within)} are within its bounds. After half of the prompts {near(anew)} are within 10 % of the × of "
         f"the other half."
     )
     if not cells:
@@ -121,8 +124,8 @@ def overall(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     below = sum(speedup(turns, AUTO) < HARMLESS for _, turns in cells)
     return (
         f"{said} A *cell* is a model, a temperature and a kind of text. `auto` was the best or within 5 % of the best in {right} "
-        f"of {len(cells)} cells. It was slower than {HARMLESS} × in {below}; the lowest was {worst:.2f} ({name}). Its choice after "
-        f"half of the prompts was as good in {sum(after)} of {len(after)} cells of the other half."
+        f"of {len(cells)} cells. It was slower than {HARMLESS} × in {below} of them; the lowest was {worst:.2f} ({name}). Its choice after "
+        f"half of the prompts was the best or within 5 % of the best in {sum(after)} of {len(after)} cells of the other half."
     )
 
 
@@ -147,7 +150,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             if turns and (best := fastest(turns))[0] < aim:
                 tokens, price = length(turns, best[1]), cost(turns, best[1])
                 lines.append(
-                    f"{aim} × on “{kind}”, {title}: the best is {arithmetic(turns, best[1])}. The aim needs "
+                    f"{aim} × on “{kind}”, {title}: the best is {arithmetic(turns, best[1], aim)}. The aim needs "
                     f"{aim * price:.2f} tokens per step at that cost, or a cost of {tokens / aim:.2f}."
                 )
     for title in of_largest:
@@ -184,7 +187,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
         every = [error for own in errors.values() for error in own.values()]
         if every and sum(abs(error) <= 0.1 for error in every) < FORESEEN * len(every):
             told = [
-                f"{title} {near(own.values())}, median {median(own.values()):+.0%}"
+                f"{title}: {near(own.values())} (median {median(own.values()):+.0%})"
                 for title, own in errors.items()
                 if own
             ]
@@ -194,7 +197,7 @@ def missed(runs: Sequence[tuple[str, Mapping[str, Any]]], of_largest: Sequence[s
             )
     if not lines:
         return ""
-    head = "## Aims that were missed\n\n× is the tokens per step ÷ the cost of a step, in plain steps.\n\n"
+    head = "## Aims that were missed\n\nEach line begins with the aim. × is the tokens per step ÷ the cost of a step, in plain steps.\n\n"
     return head + "\n".join(f"- {line}" for line in lines)
 
 
@@ -212,8 +215,11 @@ def cost(turns: Turns, name: str) -> float:
     return length(turns, name) / speedup(turns, name)
 
 
-def arithmetic(turns: Turns, name: str) -> str:
-    return f"`{name}` with {speedup(turns, name):.2f} ({length(turns, name):.2f} tokens per step ÷ {cost(turns, name):.2f})"
+def arithmetic(turns: Turns, name: str, aim: float | None = None) -> str:
+    """Return × and its parts, with a third digit where two would show a missed aim as reached."""
+    found = speedup(turns, name)
+    shown = f"{found:.2f}" if aim is None or f"{found:.2f}" != f"{aim:.2f}" else f"{found:.3f}"
+    return f"`{name}` with {shown} ({length(turns, name):.2f} tokens per step ÷ {cost(turns, name):.2f})"
 
 
 def later(run: Mapping[str, Any]) -> dict[str, Any]:
