@@ -14,7 +14,7 @@ def walk(tree: DraftTree, picks: Picks) -> Walk:
     """Return the accepted path, root first, and the bonus token after it, by the rule `exact`.
 
     The target picks once at each node that the walk reaches. While a child has the picked token, the walk goes down to
-    it. Every committed token is a pick of the target, so drafts never change the text, at any temperature.
+    that child. Every committed token is a pick of the target, so drafts never change the text, at any temperature.
     """
     path = [0]
     while True:
@@ -26,8 +26,8 @@ def walk(tree: DraftTree, picks: Picks) -> Walk:
 
 
 def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, position: int) -> Walk:
-    """Walk by the rule `rejection` (ParallelSpec, algorithm 1). Texts have the target's distribution, but a seed's text
-    may differ.
+    """Return the accepted path and the bonus token by the rule `rejection` (ParallelSpec, algorithm 1). Texts have the
+    target's distribution, but with the same seed drafts may change the text.
 
     logits [size, vocab_size] are the target's; `position` is the root's. The children of a node must have been sampled
     independently from the same `draft_logits`, truncated like the target's. Equal children count as often as they were
@@ -56,8 +56,8 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
     """Return the longest path of typical tokens, by the rule `typical` (Medusa, §3.3.1). It is not lossless.
 
-    A token is typical if p > min(ε, δ exp(-H(p))) at this temperature, with ε and δ of the sampling. The target's
-    likeliest token is always typical, and it is also the bonus token. Of equally long paths the likelier one wins.
+    A token is typical if p > min(ε, δ exp(-H(p))) at this temperature, with ε and δ from `sampling`. The target's
+    likeliest token is always typical, and it is also the bonus token. Of equally long paths the likelier path wins.
     """
     rows, greedy_picks = logits.numpy(), logits.argmax()
     reached = {0: (0, 0.0, -1)}  # node -> (depth, log p of the path, parent)

@@ -18,9 +18,9 @@ CHANGE = 1.25
 class ObservedCosts:
     """A `ForwardCostModel` that multiplies measured costs by a factor: how much longer similar forwards take now.
 
-    On a busy machine a forward of eight rows may take three times as long, but one of a single row hardly longer, so
-    that trees no longer pay. A size that was not seen lately gets the factor of the nearest size. If trees become
-    slower, `wants_plain` requests a few plain steps, to see whether those became slower too.
+    On a busy machine a forward of eight rows may take three times as long, but a forward of one row hardly longer. Then
+    trees no longer pay. A number of rows that was not timed lately gets the factor of the nearest number. If trees
+    become slower, `wants_plain` requests a few plain steps, to see whether plain steps became slower too.
     """
 
     def __init__(self, measured: ForwardCostModel) -> None:
@@ -44,7 +44,7 @@ class ObservedCosts:
 
     @property
     def slowness(self) -> float:
-        """How many times longer recent forwards took than measured."""
+        """The median of recent forwards' times ÷ their measured costs."""
         return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
 
     @property
@@ -77,7 +77,7 @@ class ObservedCosts:
         return median(deviation for _, deviation in self._of[size])
 
     def _fresh(self, size: int) -> bool:
-        """Return whether enough forwards of this size were seen lately. Older ones are forgotten."""
+        """Return whether enough forwards of this size were timed lately. Discard older times."""
         seen = self._of[size]
         while seen and self._forwards - seen[0][0] >= FRESH:
             seen.popleft()
@@ -85,7 +85,7 @@ class ObservedCosts:
 
 
 def _size(rows: int) -> int:
-    """Return a class of forwards that have about as many rows: kernels compute four, eight or sixteen rows at once."""
+    """Return the size class of a number of rows: kernels compute four, eight or sixteen rows at once."""
     return max((rows - 1).bit_length(), 2) if rows > 1 else 0
 
 
@@ -98,10 +98,10 @@ SOON, OFTEN = 4, 64
 class PlainTime:
     """A clock that estimates how long plain decoding would have taken for the tokens of the latest reply.
 
-    A step without a draft is a plain step, except for the time spent on looking for a draft and on learning. Steps with
-    a draft are compared with the mean of plain steps. A median would be biased: on a busy machine a few steps take much
-    longer than most. `costs` say how much longer a step takes after a longer text. Without `costs` no plain step is
-    requested, and all steps count as equally expensive.
+    A step without a draft counts as a plain step, less the time spent on looking for a draft and on learning. Steps
+    with a draft are compared with the mean of plain steps. A median would be biased: on a busy machine a few steps take
+    much longer than most. `costs` say how much longer a step takes after a longer text. Without `costs` no plain step
+    is requested, and all steps count as equally expensive.
     """
 
     def __init__(self, costs: ForwardCostModel | None) -> None:
@@ -127,7 +127,7 @@ class PlainTime:
         return self._costs is not None and self._steps - self._last >= self._wait
 
     def observe(self, rows: int, context: int, tokens: int, seconds: float, drafting: float) -> None:
-        """Record that a step of `rows` rows after `context` tokens committed `tokens`.
+        """Record that a step of `rows` rows after `context` tokens committed this many `tokens`.
 
         `seconds` run from the end of the previous step to the end of this one. `drafting` is the part of them that
         plain decoding would not need.
@@ -172,15 +172,15 @@ DOUBTED = 64  # the first wait of drafts that did not pay in earlier replies
 
 
 class Budget:
-    """A policy that verifies the part of a draft whose expected tokens save more time than its rows cost, or no draft.
+    """A policy that verifies only the part of a draft whose expected tokens save more time than its rows cost.
 
-    A token is worth the seconds that a token takes at present, in this text and with these drafts. The chance of a
-    node, given its parent, is the drafter's estimate if there is one. Otherwise it is estimated from the node's source,
-    its depth, and its rank among its siblings.
+    An accepted token saves the seconds that one token takes at present, in this text and with these drafts. The chance
+    of a node, given its parent, is the drafter's estimate if there is one. Otherwise it is estimated from the node's
+    source, its depth, and its rank among its siblings.
 
     The budget learns only from tokens that the target commits. It follows each draft along these tokens, through pruned
-    nodes too. So it also judges the children of the verified nodes, or the first guess of a draft that was pruned
-    completely. This costs no row, and shows when a source becomes right again.
+    nodes too. Thus the budget also judges children of verified nodes, and the first guess of a draft that was pruned
+    completely. These judgements cost no rows, and show when a source becomes right again.
 
     Speculation is switched off if steps took longer than plain steps would have for the same tokens. Drafts that take
     no time are not switched off, even if no token is accepted.
@@ -218,7 +218,8 @@ class Budget:
         return self.most
 
     def token_seconds(self, context: int) -> float | None:
-        """Return the seconds that a token takes at present, which an accepted draft token saves; None without costs.
+        """Return the seconds that one token takes at present, and that an accepted draft token saves; None without
+        costs.
 
         The present slowness of the machine is divided out, because a draft model's costs do not include it either.
         """
@@ -229,13 +230,13 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return a function from the number of rows to the seconds of their verification, if the machine is as idle
-        as when costs were measured."""
+        """Return a function that maps a number of rows to the seconds of their verification on a machine as idle as
+        when costs were measured."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
     def take_costs(self, costs: ForwardCostModel) -> None:
-        """Use these costs from now on. Earlier observations of real costs are discarded."""
+        """Use these costs from now on. Discard earlier observations of how much longer forwards take."""
         self._costs = ObservedCosts(costs)
 
     def begin(self) -> None:
@@ -253,21 +254,23 @@ class Budget:
         self.plain.begin()
 
     def stop(self, reason: str) -> None:
-        """Allow no tree for the rest of this reply, even if the size of trees is fixed."""
+        """Allow no draft for the rest of this reply, even if the size of trees is fixed. Show the `reason`."""
         self._off, self._wait = True, 0  # so that no wait ends
         self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return a tree that may not be cut, such as one of sampled chains. `observe` will judge it."""
+        """Return a tree without pruning, because it consists of sampled chains. Remember it, so that `observe` can
+        judge it."""
         if self._costs is not None:
             self._draft, self._context = tree, context
         return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return the part of a tree that is worth its rows after `context` committed tokens. The root always stays.
+        """Return the part of a tree that saves more time than it costs, after `context` committed tokens. The root
+        stays.
 
-        Probes have no chance of acceptance. They stay or go with the node that they belong to, and their rows count as
-        its cost. A tree of only probes is returned unchanged.
+        A probe has no chance of acceptance. It stays or goes with the node that it belongs to, and its row counts as a
+        cost of that node. A tree of only probes is returned unchanged.
         """
         if self._costs is None:
             return self._computable(tree)
@@ -296,7 +299,8 @@ class Budget:
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
     def observe(self, step: Step, overhead: float = 0.0) -> None:
-        """Judge the last draft, including pruned nodes, by the committed tokens, as far down as it agreed with them.
+        """Judge the last draft, including pruned nodes, by the committed tokens, down to the first depth where they
+        differ.
 
         `overhead` are the seconds of the step outside of draft and forward.
         """
@@ -339,7 +343,7 @@ class Budget:
                 self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
-        """Weigh the gain of a step against its cost, in plain steps, and switch speculation off or on."""
+        """Compare what a step gained with what it cost, both in plain steps, and switch speculation off or on."""
         if self._off:
             self._wait -= 1
             changed = max(slowness, self._slowness) > CHANGE * min(slowness, self._slowness)
@@ -369,7 +373,7 @@ class Budget:
     def _overhead(self, tree: bool) -> float:
         """Return the expected seconds of a step outside of draft and forward, with a tree or without one.
 
-        If only one of the two was measured, the other is estimated: on a CPU, Python takes twice as long with a tree.
+        If only one kind of step was measured, the other is estimated: on a CPU, Python takes twice as long with a tree.
         """
         known, other = self._tree_overheads, self._plain_overheads
         if not tree:

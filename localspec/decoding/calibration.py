@@ -17,7 +17,7 @@ class Calibration:
     text.
 
     A candidate is judged only if its parent was accepted. So the share of right candidates estimates the chance that a
-    node is accepted, given its parent. A drafter may pass another number as `depth`.
+    node is accepted, given its parent. In place of the depth a drafter may pass another number.
     """
 
     def __init__(self) -> None:

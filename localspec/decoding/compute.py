@@ -51,11 +51,11 @@ class HeadWeights:
     [heads, hidden_size, hidden_size] and b [heads, hidden_size].
 
     `path` is a pair of A [heads, hidden_size, 2 * hidden_size] and a [heads, hidden_size]. With it the first block
-    computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z joins the state and the root's
-    embedding, each divided by the root of its mean square.
+    computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z is the concatenation of the state and
+    the root's embedding, each divided by the root of its mean square.
 
     The logits are W x + up (down x). W is the head's matrix in `vocabulary` [heads, tokens, hidden_size]; if that is
-    None, the heads share one. `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] may be None.
+    None, all heads share one matrix. `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] may be None.
     """
 
     blocks: Sequence[tuple[Array, Array]]
@@ -114,7 +114,7 @@ class RowModel(Protocol):
         layers: Sequence[int] | None = None,
         adapters: PackedAdapters | None = None,
     ) -> Rows:
-        """Read inputs [rows, hidden_size], one after another after the committed tokens, through some or all layers.
+        """Read inputs [rows, hidden_size], as a chain after the committed tokens, through some or all layers.
 
         Return their states [rows, hidden_size] after the final norm. The cache grows if needed. The rows are not
         committed.
@@ -155,7 +155,7 @@ class RowAttention(Protocol):
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
-        """Reserve room for the keys and values of new rows. Return the further arguments of `__call__`.
+        """Reserve room for the keys and values of new rows. Return the arguments `seats` of `__call__`.
 
         Each row sees itself and, without `seen`, all rows before it. With `seen` it sees the first `seen[row][0]` rows
         and the rows listed after that number. With a `window` it sees only rows less than `window` positions before it.
@@ -178,7 +178,7 @@ class RowAttention(Protocol):
 class Compute(Protocol):
     """The arithmetic of a backend, in the precision of a target's activations.
 
-    It may quantize a drafter's matrices as the target's are.
+    A backend may quantize a drafter's matrices like the target's.
     """
 
     @property
@@ -226,10 +226,10 @@ class Compute(Protocol):
         """Convert integers [rows, n], which are token ids or row numbers, to an array of the backend."""
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return a function of rows that one call to the device computes, if the backend records steps.
+        """Return `function` in a form that the device computes in one call, if the backend records steps.
 
         The function may read only its arguments and the keys and values of `attentions`. It must have no control flow
-        that depends on their values. Each row of a result depends on one row of each argument, on a single row for all,
+        that depends on their values. Each row of a result depends on one row of each argument, on a row that all share,
         or on rows that another argument lists by number. A result has as many rows as the first argument. The next call
         overwrites it.
         """
@@ -247,10 +247,10 @@ class Compute(Protocol):
         """Return an array [rows, width] with `rows` at the columns `ids`, and -inf elsewhere."""
 
     def silu(self, x: Rows) -> Rows:
-        """x σ(x), the SiLU activation."""
+        """Return x σ(x), the SiLU activation."""
 
     def sigmoid(self, x: Rows) -> Rows:
-        """σ(x), the logistic function."""
+        """Return σ(x), the logistic function."""
 
     def tanh(self, x: Rows) -> Rows:
         """tanh(x)."""
@@ -278,8 +278,8 @@ class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
 def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Return bool [rows, first + rows]: which rows each of the `rows` new rows sees, as `RowAttention.seats` defines
-    it."""
+    """Return bool [rows, first + rows]: which rows each of `rows` new rows sees, if `first` rows are stored already.
+    The other arguments are those of `RowAttention.seats`."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)
     else:

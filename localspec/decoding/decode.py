@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError
 def prefill_step(
     target: ForwardModel[CacheT], cache: CacheT, drafter: Drafter, tokens: Sequence[int], sampling: Sampling, last: bool
 ) -> Step:
-    """Read one chunk of the prompt. The last chunk ends in the first pick, which becomes the root.
+    """Read one chunk of the prompt. After the `last` chunk commit the target's first pick, which becomes the root.
 
     Raises LocalspecError if the logits are NaN or inf.
     """

@@ -15,10 +15,10 @@ class Context:
     """The input of a draft. `committed` ends with the root. `cache` is the target's and holds everything before the
     root; a drafter may use its free slots.
 
-    A part of a draft pays if it saves more time than it takes. `token_seconds` is the worth of one more expected token
-    on this machine at present; None if an experiment fixes the size of drafts. `verify_seconds` maps a number of rows
-    to the seconds of their verification. `covered` lists, by depth, the chance that another drafter already proposes
-    all tokens up to that depth.
+    A part of a draft pays if it saves more time than it takes. `token_seconds` is the time that one more accepted token
+    saves on this machine at present; None if an experiment fixes the size of drafts. `verify_seconds` maps a number of
+    rows to the seconds of their verification. `covered` lists, by depth, the chance that another drafter already
+    proposes all tokens up to that depth.
     """
 
     committed: Sequence[int]
@@ -121,7 +121,7 @@ class Drafter(Protocol):
 
 
 class Textless:
-    """The part of a `Drafter` that holds no text: there is nothing to hand over and to resume."""
+    """A base for drafters that hold no text, and so have no state to hand over or to resume."""
 
     nbytes, target_layers = 0, ()
 

@@ -14,9 +14,9 @@ MULTIPLES = (1, 4, 8, 16)  # rows may be filled up to a multiple of one of these
 class Exactness:
     """The result of the self-test for trees of up to `widest` rows, including the root.
 
-    If `bitwise`, no bit differed when rows were filled up to a multiple of `multiple`. Otherwise `largest` is the
-    largest difference of a logit, relative to the largest logit. If not `checked`, no self-test has run yet, and
-    `bitwise` is only the engine's promise.
+    If `bitwise`, no bit differed when rows were padded to a multiple of `multiple`. Otherwise `largest` is the largest
+    difference of a logit, relative to the largest logit. If not `checked`, no self-test has run yet, and `bitwise` is
+    only the engine's promise.
     """
 
     bitwise: bool

@@ -41,12 +41,12 @@ class TokenCache(Protocol):
         """Discard everything after the first `length` tokens, or more if necessary.
 
         The property `length` is then the number of tokens left. A cache of keys and values discards no more than
-        requested. A cache with recurrent states may have to, but it can always discard exactly the rows of the last
-        step or draft.
+        requested. A cache with recurrent states may have to discard more, but it can always discard exactly the rows of
+        the last step or draft.
         """
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, whatever they contain. Measurements need no text."""
+        """Count the first `length` slots as committed, whatever they contain, for measurements that need no text."""
 
 
 class ParkableCache(TokenCache, Protocol):
@@ -66,7 +66,7 @@ class ParkableCache(TokenCache, Protocol):
     def pinned(self) -> bool:
         """Whether recorded CUDA graphs use this cache's memory.
 
-        Recording again would cost more than a copy.
+        If so, a copy into this cache costs less than recording again for another cache.
         """
 
     def take(self, other: Self) -> bool:
@@ -85,7 +85,7 @@ class ForwardOutput:
     """The result of one forward: logits [rows, vocab_size], and hidden states after the final norm [rows, hidden_size].
 
     `inner` are the requested states, side by side [rows, places * hidden_size]; None if none were requested.
-    `once_seconds` is the time that this forward spent on preparation that no later one needs.
+    `once_seconds` is the time that this forward spent on preparation that later forwards do not repeat.
     """
 
     logits: Logits

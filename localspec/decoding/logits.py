@@ -36,7 +36,7 @@ class Hidden(Protocol):
 
 
 class Picks(Protocol):
-    """One token per row; it may be computed only when requested."""
+    """The picked token of each row, which may be computed only when it is requested."""
 
     def __getitem__(self, row: int, /) -> int: ...
 
@@ -56,7 +56,8 @@ class Logits(Protocol):
         """Return whether all logits are finite numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Count a drafter's rows before the first that cannot be sampled: it has NaN or inf, or no possible token."""
+        """Return how many of a drafter's rows come before the first that cannot be sampled, because of NaN, inf or no
+        token."""
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row."""
@@ -72,11 +73,11 @@ class Logits(Protocol):
     ) -> list[list[Candidate]]:
         """Return the tokens to propose for the position of each row of a drafter's logits.
 
-        They are (token, confidence) by row, the most confident first. In greedy decoding they are the likeliest tokens.
-        Otherwise they are the tokens with the highest log q + noise. The noise is the target's own at this
-        position. So a drafter whose q equals the target's p proposes exactly that pick, and sampled text is accepted
-        almost as often as greedy text. `ids` are the tokens of the columns if a drafter knows only some. Rows with NaN
-        propose nothing: damaged weights cost speed but never change the text.
+        Each row has pairs (token, confidence), the most confident first. In greedy decoding these are the likeliest
+        tokens, otherwise the tokens with the highest log q + noise. The noise is the target's own at this position. So
+        a drafter whose q equals the target's p proposes exactly that pick, and sampled text is accepted almost as often
+        as greedy text. `ids` are the tokens of the columns if the logits are not those of the whole vocabulary. Rows
+        with NaN propose nothing: damaged weights cost speed but never change the text.
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
@@ -122,7 +123,7 @@ class HeldLogits(ABC):
 
     @abstractmethod
     def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
-        """Return the scores of a row at this temperature, and the ids, of the tokens that truncation leaves."""
+        """Return the scores at this temperature, and the ids, of the tokens that truncation leaves in a row."""
 
     def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
         scores, ids = self._survivors(row, sampling)

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class MeasuringProgress(NamedTuple):
-    """How far a measurement is: `done` of `total` parts, and the share of its work."""
+    """The progress of a measurement: `done` of `total` parts, and the finished share of the work."""
 
     done: int
     total: int

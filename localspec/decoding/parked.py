@@ -41,7 +41,7 @@ class ParkedText:
     def reach(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt need no prefill if it starts from this text.
 
-        The last token always needs it.
+        The last token always needs prefill.
         """
         same = common_prefix(self.tokens, prompt)
         return self.cache.reachable(min(same, self.cache.length, len(prompt) - 1))
@@ -97,16 +97,16 @@ class Parked:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all texts."""
+        """The bytes of all texts."""
         return sum(text.nbytes for text in self._texts)
 
     @property
     def budget(self) -> int:
-        """Return the bytes that all texts may take now."""
+        """The bytes that all texts together may take now."""
         return self._budget(self.nbytes)
 
     def choose(self, live: ParkedText, prompt: Sequence[int]) -> Start:
-        """Return from which text, the live or a parked one, to start the prefill of a prompt, and how."""
+        """Return the cheapest start of the prefill of a prompt, from the live text or a parked one."""
 
         def rank(text: ParkedText) -> tuple[int, int, bool]:  # the longest prefix, the shortest rest, the live text
             reached = text.reach(prompt)
@@ -123,7 +123,7 @@ class Parked:
         return start
 
     def _start(self, best: ParkedText, live: ParkedText, length: int) -> Start:
-        """Return how to start from the first `length` tokens of the best text."""
+        """Return the cheapest start from the first `length` tokens of the best text, or from no text."""
         whole = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
         chance = (self._again + 1) / (self._left + SEEN)
@@ -139,7 +139,8 @@ class Parked:
         return Start(length, None if best is live else best, copied, leaves)
 
     def add(self, text: ParkedText, needed: ParkedText | None = None) -> None:
-        """Park a text, and remove others that exceed the budget, but never the one that is `needed` next."""
+        """Park a text, then remove the least valuable texts beyond the budget, but never the text that is `needed`
+        next."""
         text.since = self._gone
         self._texts.append(text)
         self.fit(needed)
@@ -149,7 +150,7 @@ class Parked:
         self._texts.remove(text)
 
     def fit(self, needed: ParkedText | None = None) -> None:
-        """Remove the least valuable texts until the others are within the budget, but never the `needed` one."""
+        """Remove the least valuable texts until the others are within the budget, but never the `needed` text."""
         budget = self.budget
         while self._texts and (self.nbytes > budget or len(self._texts) > MOST_TEXTS):
             least = min((text for text in self._texts if text is not needed), key=self._worth, default=None)

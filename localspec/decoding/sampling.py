@@ -64,7 +64,7 @@ class Sampling:
     def noise(self, position: int | Sequence[int], ids: Ids, stream: int | None = None) -> npt.NDArray[np.float64]:
         """Return the noise of ids at a position, as `gumbel` does.
 
-        Each `stream` has other noise; None is the noise of picks.
+        Streams have independent noise; None is the stream of picks.
         """
         return gumbel(self.stream_seed(stream), position, ids)
 
@@ -95,7 +95,8 @@ def _uniform(seed: int, positions: Sequence[int], ids: Ids) -> npt.NDArray[np.fl
 
 
 def keys(seed: int, positions: Sequence[int]) -> list[int]:
-    """Return a 64-bit number for each position, from which the noise of all ids there is hashed."""
+    """Return a 64-bit number for each position: the noise of an id at that position is a hash of this number and the
+    id."""
     start = _mixed(seed & _WORD)
     return [_mixed(start + position * STEP & _WORD) for position in positions]
 

@@ -25,7 +25,7 @@ from localspec.repetition import EVERY, is_loop
 class Limits:
     """The limits of a reply: a number of tokens, and strings before which its answer ends.
 
-    With a `loop_prompt` the reply also ends when it repeats one phrase without end. A phrase whose words come from that
+    With a `loop_prompt` the reply also ends when it repeats one phrase again and again. A phrase of words from that
     prompt may be repeated more often.
     """
 
@@ -49,7 +49,7 @@ class Tally:
         self._accepted: list[int] = []  # and how often one of its children was accepted
 
     def add(self, step: Step, taken: int) -> None:
-        """Count one decode step; the reply has the first `taken` of its committed tokens."""
+        """Count one decode step. The reply takes only the first `taken` of the tokens that the step committed."""
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
@@ -99,7 +99,7 @@ Result = TypeVar("Result")
 class Session:
     """A conversation with one target. Its `tokens` are final after every step; all but the last are in the cache.
 
-    A cache with recurrent states may hold fewer after a reply was cut far back.
+    A cache with recurrent states may hold fewer tokens after a reply was cut far back.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Session:
 
         The prefix that the prompt shares with earlier turns is not read again. Raises UsageMistake for a prompt that is
         empty or leaves no room for an answer. If memory runs out, the reply continues in smaller steps and without
-        trees, which changes no token. Raises DoesNotFit if even that is too much.
+        trees, which changes no token. Raises DoesNotFit if even that needs too much memory.
         """
         limits = limits or Limits()
         room = self.target.context - len(prompt)
@@ -174,7 +174,7 @@ class Session:
     def turn_to(self, prompt: Sequence[int]) -> None:
         """Switch to the text that `Parked.choose` returns for a prompt.
 
-        Park the previous text, or let the next read cut it.
+        The live text is parked or discarded, or left for the next prefill to cut.
         """
         parked = self.parked
         if parked is None:
@@ -299,8 +299,8 @@ class _Reply:
     def _within_memory(self, work: Callable[[], Result], less: Callable[[], bool]) -> Result:
         """Return the result of `work`.
 
-        If memory runs out, try again without parked texts. If that fails, call `less`, which should reduce the need,
-        and try once more if it returns True.
+        If memory runs out, try again without parked texts. If that fails, call `less`, which should reduce the need for
+        memory, and try once more if `less` returns True.
 
         Raises DoesNotFit; the session is then as it was before.
         """
@@ -357,7 +357,7 @@ class _Reply:
         return None, len(tokens)
 
     def _loops(self) -> bool:
-        """Return whether the reply repeats itself without end, judged only by its tokens so far."""
+        """Return whether the reply repeats itself again and again, judged only by its tokens so far."""
         if self.loop_prompt is None or self.transcript.tokens % EVERY:
             return False
         return is_loop(self.transcript.text, self.loop_prompt)
@@ -394,7 +394,7 @@ class _Reply:
     def _finish(self, reply_tokens: int) -> None:
         """Cut tokens, cache and drafter to the end of the text, and store the statistics.
 
-        The cache ends one token earlier.
+        The cache ends one token earlier, because the last token becomes the root.
         """
         # If the reply was stopped while the prompt was read, that part stays.
         self.session.rewind(min(len(self.prompt) + reply_tokens, len(self.session.tokens)))

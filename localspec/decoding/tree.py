@@ -20,9 +20,9 @@ class DraftTree:
         parents -1 0 1 0 3         └d─e
 
     `source` names the proposer of each node. A `probe` node is never accepted: it exists for the target's pick after
-    it. `chance` is the drafter's own estimate that a node is accepted, given its parent, if it has one. `draft_logits`,
-    a row per node, are the logits from which nodes were sampled, for the rule `rejection`. `declined` is the reason why
-    a drafter chose not to draft, in words for the user; otherwise it is empty.
+    it. `chance` has, if the drafter estimates it, each node's chance of acceptance, given its parent. `draft_logits`, a
+    row per node, are the logits from which nodes were sampled, for the rule `rejection`. `declined` is the reason why a
+    drafter chose not to draft, in words for the user; otherwise it is empty.
     """
 
     tokens: Sequence[int]
@@ -79,7 +79,7 @@ class DraftTree:
         return self if len(nodes) == self.size else self.subtree(nodes[::-1])
 
     def first_chain(self) -> "DraftTree":
-        """Return the chain of first children, whatever their tokens. A probe ends it."""
+        """Return the chain of first children, whatever their tokens. A probe ends the chain."""
         node = 0
         while below := self.siblings[node]:
             if self.probe and self.probe[below[0]]:
@@ -118,7 +118,7 @@ class DraftTree:
 
 
 def best_first_tree(root: int, levels: Sequence[Sequence[Candidate]], nodes: int, source: str) -> DraftTree:
-    """Build the tree of this many nodes with the highest expected acceptance, if candidates depend only on depth.
+    """Build the tree of `nodes` nodes with the highest expected acceptance, if candidates depend only on depth.
 
     levels[d] are the candidates at depth d + 1, likeliest first. A node's worth is the product of the chances on its
     path. The best node is always added next (Medusa, §3.3.3, but with the chances of this step).
@@ -201,7 +201,7 @@ def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, s
     """Build the tree of the most valuable `nodes` nodes of `found`, and of its root.
 
     `found` has (worth, parent, token, chance) of each node: the root first, and parents before their children, which
-    are worth no more. `sources` are by node.
+    are worth no more. `sources` has the source of each node.
     """
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}
@@ -236,8 +236,7 @@ def sampled_tree(root: int, logits: Logits, nodes: int, sampling: Sampling, posi
 
 
 def depth_first(parents: Sequence[int]) -> list[int]:
-    """Return an order of nodes in which each is followed by its first child and everything below it, so chains stay
-    together."""
+    """Return an order of nodes in which each node is followed by its first child and all nodes below that child."""
     below: list[list[int]] = [[] for _ in parents]
     for node in range(1, len(parents)):
         below[parents[node]].append(node)

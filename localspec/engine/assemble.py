@@ -66,7 +66,7 @@ def drafter_of(
     small: LoadedDraftModel | None,
     chosen: Hyperparameters,
 ) -> Drafter:
-    """Build the drafter that the choice names. `small` is given if its kind needs a small model.
+    """Build the drafter that the choice names. `small` is the loaded draft model, if the drafter needs one.
 
     `own` are drafters that are loaded already: trained ones, and the drafter of the target's own layers. Several
     drafters are merged.
@@ -89,7 +89,7 @@ def drafter_of(
 def pool_of(
     choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
 ) -> PhrasePool:
-    """Return an empty pool for this drafter. It rejects token ids that the vocabulary of one of the models lacks."""
+    """Return an empty pool for this drafter. The pool rejects token ids that the target or the draft model lacks."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
@@ -100,8 +100,8 @@ def pool_of(
 
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
-    """Return the result of an earlier search for this pair of models, or else values that suit the small model's
-    costs."""
+    """Return the result of an earlier search for this pair of models. Without one, return values that suit the costs of
+    the small model's forwards."""
     return searched_hyperparameters(choice, small, profile) or starting(small.costs)
 
 
@@ -125,8 +125,9 @@ def tuning(
 ) -> Measuring[Hyperparameters | None]:
     """Search for the best hyperparameters of this pair of models, whose forwards were timed, and save them.
 
-    Return None if the context has no room for a reply. Each trial starts with the phrases of earlier sessions, as in
-    use. Phrases of the replayed replies themselves are left out, because they would predict these replies perfectly.
+    Return None if the context has no room for a reply. Each trial starts with the phrases of earlier sessions, as
+    replies to users do. Phrases of the replayed replies themselves are left out, because they would predict these
+    replies perfectly.
     """
     said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
@@ -184,8 +185,9 @@ class SavedPhrases:
     ) -> Self | None:
         """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` identifies the tokenizer and the weights. `earlier` is their identifier in an earlier version of
-        localspec; without it, only a pool with the model's name or path is found. Problems with the store are reported.
+        `tokenizer` identifies the tokenizer and the weights. `earlier` is the identifier of the same two in an earlier
+        version of localspec; without it, only a pool with the model's name or path is found. Problems with the store
+        are reported.
         """
         try:
             pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)

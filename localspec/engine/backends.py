@@ -23,7 +23,8 @@ class Target(DraftableModel[Any], Protocol):
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one decode step reads: all except the embedding, of which it reads only a few rows."""
+        """Bytes of weights that one decode step reads: all except the embedding, because a step reads few of its
+        rows."""
 
     def set_threads(self, count: int) -> None:
         """Compute with this many cores of the CPU from now on."""
@@ -107,8 +108,8 @@ def fills_rows(target: Any) -> bool:
 
 
 def recording_troubles(target: Target) -> tuple[str | None, str | None]:
-    """Return why steps of a torch target, and of drafters, are no longer recorded as CUDA graphs; None if they still
-    are."""
+    """Return two reasons: why steps of a torch target, and why steps of drafters, are no longer recorded as CUDA
+    graphs. A reason is None if recording still works."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)

@@ -96,10 +96,10 @@ class Engine:
     read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`,
     as far as both choices agree; the target must be the same, and only one of them may answer at a time.
 
-    Unknown costs are estimated until `measure` measures them; with `measured` that happens here. With `tune`,
-    hyperparameters are searched here too; otherwise `measure` searches them. With `park`, texts that were read are
-    parked in free memory, so that a conversation that is continued later is not read again. Raises DoesNotFit,
-    LocalspecError for a broken model, and UsageMistake if `choice.exact` is impossible.
+    Unknown costs are estimated until `measure` measures them; with `measured` the constructor measures them. With
+    `tune` the constructor also searches hyperparameters; otherwise `measure` searches them. With `park`, texts that
+    were read are parked in free memory, so that a conversation that is continued later is not read again. Raises
+    DoesNotFit, LocalspecError for a broken model, and UsageMistake if `choice.exact` is impossible.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class Engine:
 
     @property
     def costs(self) -> ForwardCostModel | None:
-        """Return the costs of forwards, timed or estimated; None if the size of trees is fixed."""
+        """The costs of forwards, timed or estimated; None if the size of trees is fixed."""
         return self._costs.model if self._costs else None
 
     @property
@@ -263,7 +263,7 @@ class Engine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]:
-        """Return a function that decodes token ids. It holds no reference to the model."""
+        """A function that decodes token ids, without a reference to the model."""
         return self.target.chat.tokenizer.decode
 
     @property
@@ -428,7 +428,7 @@ class Engine:
             yield from iter(partial(next, self._untuned, None), None)
 
     def time_when_idle(self, cache: MeasurementCache) -> None:
-        """Time forwards again if the machine is idle now and was not when they were timed."""
+        """Time forwards again if the machine is idle now, but was busy when they were timed."""
         small = self.draft_model
         models = [
             (self.target, self.profile, self._costs),
@@ -468,7 +468,7 @@ class Engine:
     def _tuning(
         self, shown: Callable[[str, Measuring[Hyperparameters | None]], ProgressTexts[Hyperparameters | None]]
     ) -> Iterator[str]:
-        """Search the hyperparameters of this drafter, if it has any, and use them from now on."""
+        """Search the hyperparameters of this drafter, if the drafter has any, and use the result from now on."""
         choice, small = self.choice, self.draft_model
         if not (small and self._costs and kind_of(choice.drafter).searched(choice.parts)):
             return

@@ -1,4 +1,4 @@
-"""Imports GGUF files: registers a file as a model that is read from it, and then loads as fast as any other."""
+"""Imports GGUF files: registers a file as a model, whose weights are then read from that file."""
 
 import hashlib
 import os
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class Imported:
     """The result of an import: the name of the model in a GGUF file. `new` says whether it was registered only now.
 
-    `path` is its registration, or its packed file if a packing was requested; `bytes` are those of its weights.
+    `path` is the registration of the model, or its packed file if a packing was requested; `bytes` is the size of its
+    weights.
     """
 
     name: str
@@ -73,7 +74,7 @@ def import_gguf(
     origin: Origin | None = None,
     texts: Mapping[str, bytes] | None = None,
 ) -> Imported:
-    """Register a GGUF file as a model that is read from it, and pack it if a packing is requested.
+    """Register a GGUF file as a model. Its weights are read from the file, or packed if a packing is requested.
 
     A fetched file has an `origin`, with the revision of an earlier import of the same file, if any. `texts` are the
     publisher's texts, which replace those in the file.
@@ -111,7 +112,7 @@ def _register(
     origin: Origin | None = None,
     texts: Mapping[str, bytes] | None = None,
 ) -> tuple[PackedFile, "GgufModel", bool]:
-    """Register a file, unless that was done before. Return its registration, and whether it is new.
+    """Register a file, unless that was done before. Return the registration, the model, and whether it is new.
 
     `answers` is the default packing. Raises the errors of `import_gguf`.
     """
@@ -204,7 +205,7 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
 
 
 def _forget(former: PackedFile, paths: Paths) -> None:
-    """Delete the packed files of an earlier registration (`former`), which can be made again."""
+    """Delete the packed files of an earlier registration, `former`. They can be made again."""
     for one in packed_in(paths.packed):
         if one.header.origin.revision == former.header.origin.revision:
             with suppress(OSError):

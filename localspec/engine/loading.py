@@ -39,8 +39,8 @@ from localspec.quantities import distinct, gib
 def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None = None) -> Target:
     """Return the model of a choice, in its precision, on its device.
 
-    `share_with` is a model that computes only when this one does not. Raises DoesNotFit, and LocalspecError for a
-    broken model.
+    `share_with` is a model that never computes at the same time, so that both can share threads. Raises DoesNotFit, and
+    LocalspecError for a broken model.
     """
     free = free_memory(choice.device)
     if choice.loaded_bytes > free:  # otherwise the system would end some process, probably this one
@@ -205,7 +205,8 @@ def take_best(
 def best_layers(found: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCostModel, most: int) -> MeasuredLayers:
     """Return the layers with the most expected tokens/s, for a model of this shape with trees of up to `most` nodes.
 
-    A draft of γ forwards by the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes instead of one).
+    A draft of γ forwards through the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes instead of
+    one).
     """
     head, plain = shape.embedding / shape.layer, costs.at(1, CONTEXT)
 
@@ -218,7 +219,7 @@ def best_layers(found: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCos
 
 
 def outer_layers(count: int) -> MeasuredLayers:
-    """Return the layers to draft with before a probe: three quarters of all, without some in the middle.
+    """Return the layers to draft with before a probe: the outer three quarters of all layers.
 
     Their acceptance rate is a guess, which the drafter corrects while it drafts.
     """

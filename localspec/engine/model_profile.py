@@ -242,7 +242,8 @@ class ModelProfile:
         return self.cache.measuring(COSTS, self.subject, measure_now)
 
     def lost(self, drafter: str, costs: ForwardCostModel) -> bool:
-        """Return whether earlier replies with a drafter, under its `reply_key`, took longer than plain decoding."""
+        """Return whether earlier replies with a drafter took longer than plain decoding. `drafter` is its
+        `reply_key`."""
         sums = (self.cache.recall(REPLIES, self.replies_subject) or {}).get(drafter)
         stats = reply_stats(sums) if sums else None
         if stats is None:
@@ -253,7 +254,7 @@ class ModelProfile:
         return stats.length * (1 + stats.rest) < verifying * (1 + stats.drafting + stats.rest)
 
     def add_reply(self, drafter: str, statistics: Statistics) -> None:
-        """Add one reply to the saved figures of a drafter, under its `reply_key`."""
+        """Add one reply to the saved figures of a drafter. `drafter` is its `reply_key`."""
         if statistics.steps and statistics.token_ids:
             sums = with_reply(self.cache.recall(REPLIES, self.replies_subject) or {}, drafter, statistics)
             # A problem is not worth a sentence: the next reply is as informative.

@@ -1,4 +1,5 @@
-"""Trials of code that may crash the process, such as GPU kernels: tried once, saved, and not repeated after a crash."""
+"""Trials of code that may crash the process, such as GPU kernels. Results are saved, and a trial that crashed is not
+repeated."""
 
 import os
 import time
@@ -26,7 +27,8 @@ class TrialResult:
     """The result of a trial, and the reason if it is not the best result.
 
     A `passing` verdict is temporary: the next session tries again. `tried_by` is the process that has begun a trial and
-    not finished it. If the trial ended that process, the next process finds this record. `ended` counts such processes.
+    not finished it. If the trial crashed that process, the next process finds this record. `ended` counts crashed
+    processes.
     """
 
     outcome: str
@@ -37,7 +39,7 @@ class TrialResult:
 
 
 def verdict_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
-    """Return the quantity under which verdicts are saved. A verdict that is not `sound` is tried again."""
+    """Return the quantity under which verdicts are saved. After a verdict that is not `sound` the trial is repeated."""
 
     def read(value: Any) -> TrialResult | None:
         found = TrialResult(**value)
@@ -53,8 +55,8 @@ def tried(
 ) -> TrialResult:  # fmt: skip
     """Return the saved verdict, or the result of `try_out`.
 
-    Return the fallback if another process is trying, or if all trials ended their process. Progress is reported as
-    "checking once whether `what` on this GPU". Raises the errors of `try_out`.
+    Return the fallback if another process is trying, or if all trials crashed. Progress is reported as "checking once
+    whether `what` on this GPU". Raises the errors of `try_out`.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
@@ -182,7 +184,7 @@ class RecordingWatch:
             self._tell("what the drafter computes is", drafts)
 
     def _tell(self, what: str, why: str) -> bool:
-        """Report that something is no longer recorded, unless that was reported before."""
+        """Report that something is no longer recorded, and why. Return whether that was new."""
         if what in self._reported:
             return False
         self._reported.add(what)
