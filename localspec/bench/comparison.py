@@ -1,4 +1,5 @@
-"""Runs every row on every prompt, in turns and on one loaded target, so that the results can be compared."""
+"""Runs every row of the table on every prompt. Rows take turns and share one loaded target, so that they can be
+compared."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Figures of the report: arithmetic on pairs of replies, of a row and of plain decoding, and on timed forwards."""
+"""Figures of the report: from pairs of replies, one of a row and one of plain decoding, and from timed forwards."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ class RowTimer:
         self._rounds: list[dict[int, float]] = []  # seconds by rows
 
     def look(self, most: int) -> None:
-        """Time forwards of 1, 2, 4, … rows, up to `most` or just above."""
+        """Time forwards of 1, 2, 4, … rows, up to the first of these numbers that is at least `most`."""
         target = self._target
         rows = [n for at, n in enumerate(ROWS) if at == 0 or ROWS[at - 1] < most]
         context = max(0, min(CONTEXT, target.context - rows[-1]))

@@ -50,7 +50,7 @@ PLAIN, FASTER, SLOWER, UNRELIABLE = "#777777", "#1f5fa8", "#c8591b", "#bbbbbb"
 
 
 def check(file: Path) -> None:
-    """Raise UsageMistake, before anything is measured, for a file that cannot become a drawing."""
+    """Raise UsageMistake, before anything is measured, for a file to which no drawing can be written."""
     if file.suffix.lower() not in (".svg", ".png"):
         raise UsageMistake(f"--plot {file} is neither .svg nor .png; name a file with one of these endings.")
     if not file.parent.is_dir():

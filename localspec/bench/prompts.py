@@ -22,7 +22,7 @@ def read(file: Path) -> list[BenchPrompt]:
     """Read JSONL, {"turns": ["…"]} or {"prompt": "…"} per line with optional "id" and "category", or one prompt per
     line.
 
-    Raises UsageMistake for a file that is neither, or has no prompt.
+    Raises UsageMistake for a file in neither form, or without a prompt.
     """
     try:
         lines = decoded(read_bytes(file, pipe=True)).split("\n")

@@ -49,7 +49,8 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where two replies to the same prompt differ. A text of None is the end of the reply.
+    """The first place where two replies to the same prompt differ. None instead of a text means that the reply ended
+    there.
 
     `gap` is the target's logit of the plain token minus the other token's logit. `repeatable` says that plain decoding
     gives the same reply again, so that speculation must have changed it.
@@ -80,7 +81,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Proof:
-    """The number of `replies` that are the `same` with and without speculation, up to the first `divergence`, if any.
+    """The result of a proof: how many `replies` were compared, and how many are the `same`, up to a first `divergence`.
 
     `rows` is the number of rows of the widest forward; `drafted` and `accepted` count tokens.
     """

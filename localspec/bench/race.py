@@ -56,7 +56,7 @@ class Lane:
         """Return the seconds of decoding within the first `seconds` of the lane; None means now.
 
         The result is None while the prompt is read. Decoding begins with the first token and ends with the last.
-        Tokens/s and speedup refer to it, because both lanes read the same prompt.
+        Tokens/s and speedup count only decoding, because both lanes read the same prompt.
         """
         if not self.moments or (seconds is not None and seconds < self.moments[0].seconds):
             return None
@@ -65,7 +65,7 @@ class Lane:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return the tokens per second of decoding; 0 before the second token."""
+        """The tokens per second of decoding; 0 before the second token."""
         passed = self.decoding() or 0.0
         return sum(moment.tokens for moment in self.moments[1:]) / passed if passed > 0 else 0.0
 
@@ -84,7 +84,7 @@ class RaceResult:
 
 
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
-    """Advance the lane with the least time on its clock until both are done. Yield the lane after each event.
+    """Always advance the lane whose clock shows less time, until both are done. Yield the lane after each event.
 
     So a change in the load of the machine affects both lanes, and each lane's clock counts only its own work.
     """

@@ -35,8 +35,7 @@ def fits(size: Size) -> bool:
 def frame(lanes: Sequence[Lane], size: Size, seconds: float | None = None) -> list[str]:
     """Return the lines of one frame: the present state, or the state after this many seconds of each lane's clock.
 
-    Lines fit into a terminal of any size, which may have shrunk: a line that is too long would continue in the next
-    one.
+    Lines are cut to the size of the terminal, which may have shrunk: a longer line would wrap into the next one.
     """
     width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size["columns"])) - 4) // 2
     height = max(1, min(TEXT_LINES, size["lines"] - AROUND))

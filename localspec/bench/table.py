@@ -132,7 +132,7 @@ def gain(row: dict[str, Any]) -> str:
 
 
 def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], width: int) -> Iterator[str]:
-    """Return a line for each bar: its name, the bar and its label."""
+    """Yield a line for each bar: its name, the bar and its label."""
     wide = max(map(len, names), default=0)
     room = width - wide - max(map(len, said), default=0) - len("    " + " ")
     for name, share, figures in zip(names, shares, said, strict=True):
@@ -233,7 +233,7 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 
 def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield explanations of the marks at single figures, if there are any."""
+    """Yield an explanation of the mark * in the table, if a figure has this mark."""
     if any(map(_above_memory, rows)):
         yield (
             "* More than 100 % of the memory's bandwidth: the processor's caches hold part of this model, or the "

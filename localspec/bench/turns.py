@@ -15,7 +15,7 @@ TURN = 0.05  # seconds of work: a step or two of a large model, the whole reply 
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Yield every contender once per turn. The first one changes from turn to turn."""
+    """Yield every contender once per turn, with the number of the turn. Each turn begins with the next contender."""
     for turn in range(turns):
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):

@@ -57,7 +57,7 @@ class Counterpart:
 class _Model:
     """The weights of a language model by localspec's names, in the precision of its files.
 
-    Each is read when it is accessed.
+    Each tensor is read when it is accessed.
     """
 
     config: ModelConfig
@@ -75,7 +75,7 @@ class _Model:
 
 
 def counterpart(engine: OtherEngine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
-    """Return the counterpart of a drafter. Raises UsageMistake if the engine has none.
+    """Return the counterpart of a drafter. Raises UsageMistake if the engine reads no such drafter.
 
     `checkpoint` is the target's own files. Raises the errors of `named_drafter`, and LocalspecError for damaged files.
     """
@@ -114,7 +114,8 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a head that was trained here. A published head already exists in its publisher's layout."""
+    """Return a head that was trained here. Raises UsageMistake for a published head, whose own files the engine can
+    read."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -153,7 +154,8 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
     """Return the small model that an engine drafts with in place of a drafter of the kind `parallelspec`.
 
     A drafter of the form `model` still drafts in parallel. One of the form `medusa` drafts token by token there,
-    because engines have one mask token for all depths, and this form has one for each. The form `eagle` is refused.
+    because engines have one mask token for all depths, but this form has one for each depth. The form `eagle` is
+    refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":
@@ -226,8 +228,8 @@ def _small_model(
 
 
 def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
-    """Return the form of a small model with a mask token, and sentences about the abilities that it loses in that
-    form."""
+    """Return the form in which an engine reads a small model with a mask token, and sentences about what that form
+    lacks."""
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is not one of the model's {vocab_size} ids, as "
@@ -246,7 +248,8 @@ def _write_model(
     checkpoint: Checkpoint,
     vocab_size: int,
 ) -> None:
-    """Write a model with the target's tokenizer. Their tokens are equal, and SGLang compares whole vocabularies."""
+    """Write a model with the target's tokenizer, whose tokens are the same, because SGLang compares whole
+    vocabularies."""
     write_model(sizes, weights, content, vocab_size, directory)
     Tokenizer.open(checkpoint.path).save(directory)
 

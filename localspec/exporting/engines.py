@@ -46,7 +46,7 @@ def engine_named(name: str) -> OtherEngine:
 def command(
     engine: OtherEngine, form: Form, model: str, revision: str, drafter: Path, tokens: int, parallel: int
 ) -> list[str]:
-    """Return the words of the command that serves a model with its drafter, whose drafts have some `tokens`.
+    """Return the words of the command that serves a model with its drafter. A draft has this many `tokens`.
 
     The model is named by its repository with a `revision`, or by its directory. `parallel` is the number of GPUs that
     work together.
@@ -71,7 +71,7 @@ def command(
 
 
 def check_path(engine: OtherEngine, path: Path, form: Form) -> None:
-    """Raise UsageMistake for a directory that an engine would misread because of its name, or that cannot be typed.
+    """Raise UsageMistake for a directory whose path an engine would misread, or which a user cannot type.
 
     The directory has a drafter of this `form`.
     """
@@ -98,7 +98,8 @@ def check_heads(heads: int, kv_heads: int, tensor_parallel: int) -> None:
 
 
 def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
-    """Return the error for a drafter without a counterpart in an engine. It names the nearest substitute there."""
+    """Return the error for a drafter without a counterpart in an engine. The error names that engine's nearest
+    substitute."""
     if drafter == "auto":
         return UsageMistake("auto does not name a drafter to export; name one.")
     if drafter.endswith("+phrases") or "+" in drafter:

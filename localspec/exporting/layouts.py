@@ -30,8 +30,8 @@ Named = tuple[str, torch.Tensor]
 def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
     """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
 
-    They get the precision of that matrix. Heads that change the matrix each get a separate matrix, because no engine
-    supports changes. Rows outside a draft vocabulary are the target's.
+    The heads get the precision of that matrix. Heads that change the matrix each get a separate matrix, because no
+    engine supports changes. Rows outside a draft vocabulary are the target's.
     """
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.change_rank
@@ -139,7 +139,7 @@ def _model(sizes: TransformerConfig, weights: Mapping[str, torch.Tensor], vocab_
 def _write(directory: Path, tensors: Iterator[Named]) -> None:
     """Write tensors to files of limited size, with an index if there are several.
 
-    Raises LocalspecError for NaN and inf, before a server does.
+    Raises LocalspecError for NaN and inf, on which a server would fail later.
     """
     held: dict[str, torch.Tensor] = {}
     table: dict[str, str] = {}

@@ -127,7 +127,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def replace(made: Path, place: Path) -> None:
-    """Replace a file by renaming another: a process that has the old file open keeps it."""
+    """Rename the file `made` to `place`. A process that has an old file there open can still read it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     made.replace(place)
 
@@ -135,7 +135,7 @@ def replace(made: Path, place: Path) -> None:
 def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels: str = "") -> Path:
     """Return the object file of a source, or of its `kernels` for an instruction set.
 
-    Compile it unless there is one with the same text, headers, flags and compiler.
+    Compile the source unless there is an object file of the same text, headers, flags and compiler.
     """
     flags = (*COMPILE, f"-DLS_KERNELS_{kernels}") if kernels else COMPILE
     name = f"{source.stem}_{kernels.lower()}" if kernels else source.stem

@@ -12,7 +12,7 @@ def cache_format(packing: str) -> str:
 
 
 class NativeCache:
-    """A cache with one slot per token: first the committed tokens in order, then the tree under test, from `length` on.
+    """A cache with one slot per token: first the committed tokens in order, then, from slot `length`, the draft tree.
 
     Slots are allocated as the text needs them, never for the longest possible text.
     """
@@ -43,7 +43,8 @@ class NativeCache:
         return int(self._library.ls_cache_bytes(self.handle))
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, including the tree. With `spare` grow at least by half, because growing copies.
+        """Make room for `slots` tokens, including the tree. With `spare` grow at least by half, because each growth
+        copies the cache.
 
         Raises MemoryError; the cache is then unchanged.
         """

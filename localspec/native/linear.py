@@ -55,8 +55,8 @@ class NativeLinear:
 class NativeHeads:
     """Draft heads, computed by one call of the library.
 
-    With one call per layer, the processor would load the library's code again and again, because weights push it out of
-    the caches.
+    With one call per layer, the processor would load the library's code again and again, because weights push that code
+    out of the caches.
     """
 
     def __init__(

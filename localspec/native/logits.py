@@ -29,7 +29,8 @@ class NativeLogits(NumpyLogits):
         tokens: npt.NDArray[np.int32] | None = None,
         vocab_size: int = 0,
     ) -> None:
-        """Store rows, which must be contiguous. Without `likeliest`, it is computed on request; -1 marks NaN."""
+        """Store rows, which must be contiguous. If `likeliest` is None, `argmax` computes it; -1 marks a row with
+        NaN."""
         super().__init__(rows)
         self._likeliest, self._start = likeliest, int(self.rows.ctypes.data)
         self._tokens, self._vocab_size = tokens, vocab_size

@@ -65,7 +65,7 @@ class NativeAdapters:
 
 
 class NativeModel:
-    """A transformer's layers and final norm, with embedding and head if it has them; drafters' `RowModel`."""
+    """A transformer's layers and final norm, with embedding and head if it has them; the `RowModel` of this backend."""
 
     def __init__(
         self,
@@ -263,8 +263,8 @@ class NativeModel:
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> tuple[NativeLogits, Floats]:
         """Read one token after each cache. Return a row of logits and a row of states for each.
 
-        A row equals the row that it would be by itself. Raises LocalspecError for recurrent layers and more than
-        `MOST_TEXTS` caches.
+        Each row is bit-identical to the row of a forward for that text only. Raises LocalspecError for recurrent layers
+        and more than `MOST_TEXTS` caches.
         """
         count, ids = len(tokens), int32(tokens)
         for cache in caches:

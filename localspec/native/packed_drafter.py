@@ -117,7 +117,7 @@ def _interleaved(name: str) -> bool:
 
 
 def _large(file: Path) -> dict[str, list[StoredTensor]]:
-    """Return the matrices of a file that are worth packing, by name. A stack is returned one matrix at a time."""
+    """Return the matrices of a file that are worth packing, by name. A stack becomes a list of its matrices."""
     found, start = {}, tensor_start(file)
     for name, entry in sorted(tensor_headers(file).items()):
         shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]

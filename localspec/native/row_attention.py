@@ -97,7 +97,7 @@ class NativeAttention:
         return np.cos(angles) * scaling, np.sin(angles) * scaling
 
     def _reserve(self, slots: int) -> None:
-        """Make room for this many rows, and for some more, so that it seldom needs to grow."""
+        """Make room for this many rows, and for some more, so that arrays seldom grow."""
         if slots > (room := self._kept.shape[2]):
             grown = np.zeros(
                 (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32

@@ -1,5 +1,5 @@
-"""A head for a draft model with logits of only some tokens: the first ids, tokens that end a reply, and tokens it
-has read."""
+"""The head of a draft model with logits of only some tokens: the first ids, those that end a reply, and those that it
+read."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -41,7 +41,7 @@ class ShortHead:
 
     @property
     def stack(self) -> BlockStack:
-        """Return the matrix in the form that a model takes as head."""
+        """The matrix in the form that a model takes as its head."""
         return BlockStack((self.matrix,))
 
     def add(self, tokens: Iterable[int]) -> None:

@@ -71,11 +71,11 @@ class NativeTarget:
     ) -> "NativeTarget":
         """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
 
-        `threads` may be shared with a draft model; by default there is one per core. A `tokenizer` from the same files
-        shares its vocabulary. `context` is the model's own by default. With `drafts`, weights may be rounded more
-        coarsely, and a model with many tokens gets a short head. `on_disk` says that memory has no room for some of the
-        experts in a mapped file. Raises the errors of `opening.load`, LocalspecError for a tokenizer or settings that
-        cannot be used, and UsageMistake for a context that the model cannot hold.
+        `threads` may be shared with a draft model; by default there is one per core. A given `tokenizer` from the same
+        files shares its vocabulary with this model. `context` is the model's own by default. With `drafts`, weights may
+        be rounded more coarsely, and a model with many tokens gets a short head. `on_disk` says that memory has no room
+        for some of the experts in a mapped file. Raises the errors of `opening.load`, LocalspecError for a tokenizer or
+        settings that cannot be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
         packed = load(path, packing, name or path.name, threads.count, reporter or Reporter(), drafts=drafts)
@@ -117,8 +117,8 @@ class NativeTarget:
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
         """Read one token after each cache. There may be up to `MOST_TEXTS` caches.
 
-        Each row equals the row that it would be by itself. Models with recurrent layers read one text after the other.
-        Raises LocalspecError for ids that the model does not have.
+        Each row is bit-identical to the row of a forward for that text only. Models with recurrent layers read one text
+        after the other. Raises LocalspecError for ids that the model does not have.
         """
         if self.branches:
             logits, hidden = self.model.forward_each(tokens, caches)

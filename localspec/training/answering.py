@@ -88,7 +88,8 @@ def answerer(
 def answering_choice(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> Choice:
-    """Return the device and precision of the model that answers. If it answers one by one, include its best drafter."""
+    """Return the device and precision of the model that answers. If prompts are answered one by one, the choice
+    includes the best drafter."""
     own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(own, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
@@ -114,7 +115,7 @@ def can_batch(choice: Choice) -> bool:
 class BatchAnswerer(ABC):
     """A model that answers up to `at_once` conversations together, with the tokenizer and chat template of `target`.
 
-    `model` identifies it and its precision.
+    `model` identifies the weights and their precision.
     """
 
     at_once: int
@@ -134,11 +135,12 @@ class BatchAnswerer(ABC):
     def answer(
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
     ) -> list[Reply]:
-        """Answer each conversation. Sampled replies depend on `draw` and the seed. Raises DoesNotFit."""
+        """Answer each conversation. Sampled replies depend on the seed and the text `draw`. Raises DoesNotFit."""
 
 
 class Native(BatchAnswerer):
-    """The CPU engine, which answers several conversations at once: each row of a forward belongs to another one."""
+    """The CPU engine, which answers several conversations at once: each row of a forward belongs to a different
+    conversation."""
 
     at_once = TEXTS
 
@@ -206,7 +208,7 @@ class _ReplyInProgress:
 
 
 def cut_reply(reply: Reply, generation: GenerationSettings) -> Reply:
-    """Return the reply. If `generation` asks for that, cut it where it starts to repeat itself."""
+    """Return the reply. If `generation.cut` is set, cut the reply where it starts to repeat itself."""
     if not generation.cut or (end := until_it_goes_round(reply.tokens)) == len(reply.tokens):
         return reply
     return Reply(reply.tokens[:end], False)
@@ -234,7 +236,8 @@ class OneByOne(BatchAnswerer):
 
 
 class Batched(BatchAnswerer):
-    """A model that answers several conversations by transformers' `generate`. It is loaded with the first prompts."""
+    """A model that answers several conversations by transformers' `generate`. The model is loaded when the first
+    prompts arrive."""
 
     def __init__(self, choice: Choice, at_once: int) -> None:
         from localspec.nn.target import Target as TorchTarget  # torch takes seconds to import

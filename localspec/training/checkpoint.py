@@ -48,7 +48,7 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
 def note_spent(directory: Path, seconds: float) -> None:
     """Record in a checkpoint, if there is one, how many seconds the training has taken so far.
 
-    So the time since the checkpoint counts too if the process is killed.
+    Thus a kill does not lose the count of seconds since the checkpoint.
     """
     with suppress(OSError):  # the next checkpoint will report a full disk
         (directory / SPENT).write_text(f"{seconds:.3f}\n", "utf-8")
@@ -113,7 +113,7 @@ def full(error: Exception) -> bool:
 def errors_in_words(directory: Path, written: tuple[str, str] = ("The drafter", "try again")) -> Iterator[None]:
     """Report in a sentence why something cannot be written, and remove incomplete files.
 
-    `written` is what could not be written, and what to do after the obstacle is removed.
+    `written` is a pair: what could not be written, and what to do after the cause is removed.
     """
     what, again = written
     try:

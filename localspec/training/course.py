@@ -171,7 +171,7 @@ class Course(Clock):
 
     @property
     def slowdown(self) -> float:
-        """How many times as long as on an idle machine everything takes, by the plan."""
+        """The factor by which, in the plan, everything takes longer than on an idle machine."""
         return self._state.slowdown
 
     @property
@@ -232,7 +232,7 @@ class Course(Clock):
 
     @property
     def _wanted(self) -> float:
-        """The number of tokens of text that is enough, even if time is left."""
+        """The number of tokens of text after which no more answers are needed, even if time is left."""
         if self.request.steps is not None:
             return self.request.steps * (self.options.batch or BATCHES[0])
         return float("inf") if self.options.hours else TOKENS
@@ -320,7 +320,8 @@ class Course(Clock):
         return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
 
     def training(self) -> float | None:
-        """Return the hours that are left for training. After a stop, return at most the hours decided before it."""
+        """Return the hours that are left for training. After a stop, return at most the hours that were decided before
+        the stop."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -335,7 +336,7 @@ class Course(Clock):
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Propose options by measurements, for kinds of drafters with a probe. Return whether the drafter should pay.
+        """For kinds of drafters with a probe, propose options by measurements. Return whether the drafter should pay.
 
         The result is saved, so that it is not measured again.
         """
@@ -441,7 +442,7 @@ class Course(Clock):
         return min(max(shares), replies / LEAST, 1.0)
 
     def _expected_tokens(self, tokens: int, each: float) -> int:
-        """Return about how many tokens of text there will be if each further one takes `each` seconds."""
+        """Return about how many tokens of text there will be if each further token takes `each` seconds."""
         each, training = max(each, 1e-9), self._token_seconds(each)
         balanced = (self._total - self._tail - self.spent - tokens * training) / (each + training) * each
         least = LEAST_ANSWERING * self._total - self.spent

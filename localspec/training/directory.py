@@ -109,7 +109,8 @@ class Lock:
     def take(self) -> None:
         """Take the lock. Do nothing if the directory does not exist yet, or if this lock is taken already.
 
-        Raises UsageMistake if another training has it, and LocalspecError if no lock can be written.
+        Raises UsageMistake if another training holds the lock, and LocalspecError if the file of the lock cannot be
+        written.
         """
         if self._lock.is_locked or not self._directory.is_dir():
             return

@@ -74,7 +74,7 @@ class Distiller:
         return len(self._questions)
 
     def estimate(self) -> float:
-        """Return the largest number of seconds that the remaining replies may take, after timing a few tokens."""
+        """Time a few tokens. Return the largest number of seconds that the remaining replies may take."""
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
@@ -117,7 +117,7 @@ class Distiller:
         return found
 
     def _goes_on(self, dialogue: _Dialogue) -> bool:
-        """Add the next prompt, if there is one. Return whether there is one and room for a reply."""
+        """Add the user's next prompt. Return False if there is none, or no room for a reply to it."""
         if not dialogue.following:
             return False
         dialogue.messages.append({"role": "user", "content": dialogue.following.pop(0)})

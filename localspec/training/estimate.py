@@ -62,7 +62,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a training fits in memory: tokens of a forward, and whether layers are computed twice to save memory."""
+    """The settings by which a training fits in memory: tokens of a forward, and whether layers are computed twice."""
 
     at_once: int
     recomputed: bool = False

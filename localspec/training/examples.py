@@ -250,7 +250,7 @@ class PastConversation:
 @dataclass(frozen=True)
 class Past:
     """A user's conversations, the newest first: those to learn from directly, those whose prompts the model answers
-    again, and held-out prompts, which are not in either."""
+    again, and held-out prompts, which are in neither group."""
 
     own: Sequence[PastConversation]
     questions: Sequence[Question]

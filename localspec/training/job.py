@@ -439,7 +439,8 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Return the device and precision. On a CPU without a given format, take the most accurate weights that fit.
+    """Return the device and precision of a training. On a CPU without a given format, take the most accurate weights
+    that fit.
 
     Fewer bits would only save memory, and make the drafter's training text less accurate. Blocks of a GGUF file are as
     accurate as dense weights.

@@ -1,7 +1,7 @@
 """The processes of `accelerate launch`, on one machine or several: their agreement, and the target they share.
 
-With its flag --use_fsdp each process holds a part of every layer of the target. It gets the rest of a layer while it
-computes with it. Each process has the whole drafter, embedding and head.
+With its flag --use_fsdp each process holds a part of every layer of the target. A process receives the rest of a layer
+only while it computes with that layer. Each process has the whole drafter, embedding and head.
 """
 
 import os

@@ -98,8 +98,8 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, or of all files that an index names; a pickle is read as data, never run.
 
-    `called` maps stored names to localspec's names, for the tensors to read. Raises its errors, and LocalspecError for
-    damaged files.
+    `called` maps stored names to localspec's names, for the tensors to read. Raises the errors of `called`, and
+    LocalspecError for damaged files.
     """
     found: dict[str, torch.Tensor] = {}
     with damage_in_words(file):

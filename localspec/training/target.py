@@ -104,7 +104,7 @@ def _of_torch(name: str, weight: PackedMatrix | BlockStack | npt.NDArray[Any]) -
 def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
     """Return the perplexity over tokens of the rows that are in the loss.
 
-    A changed target should not have a higher one.
+    The perplexity of a changed target should not be higher than before.
     """
     total, count = 0.0, 0
     for group in split_rows(rows, at_once):

@@ -125,8 +125,8 @@ class TrainingState:
 class Training:
     """A training of one drafter, which continues from its checkpoint if there is one.
 
-    Its `directory` gets losses.jsonl and checkpoint/. There `asked` identifies the training. Raises LocalspecError for
-    a damaged checkpoint.
+    Its `directory` gets losses.jsonl and checkpoint/. In the checkpoint, `asked` identifies the training. Raises
+    LocalspecError for a damaged checkpoint.
     """
 
     _readings: Readings | None = None

@@ -36,10 +36,11 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a bench of a drafter, in its better form.
+    """The result of a bench of a drafter, in its faster form: with or without phrases.
 
-    `speedup` is its speed relative to plain decoding. `without` is the drafter that `auto` would choose if this one did
-    not exist. `against` is the speed relative to `without`. The drafter is `kept` if both are clearly above 1.
+    `speedup` is the drafter's speed relative to plain decoding. `without` is the drafter that `auto` would choose if
+    this one did not exist. `against` is the speed relative to `without`. The drafter is `kept` if both are clearly
+    above 1.
     """
 
     drafter: str

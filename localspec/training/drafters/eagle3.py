@@ -1,4 +1,4 @@
-"""Trains EAGLE-3's layer in the way that it is used: on its own outputs, step after step (EAGLE-3, §3.1,
+"""Trains EAGLE-3's layer as drafting uses it: each step reads the outputs of the step before (EAGLE-3, §3.1,
 training-time test)."""
 
 from collections.abc import Sequence
@@ -235,7 +235,8 @@ def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:
 
 
 def _attended(q: torch.Tensor, kept: Kept) -> torch.Tensor:
-    """Return [texts, heads, n, head_dim]. Row i sees rows up to i of the first step, and row i of each later step."""
+    """Return the attention output [texts, heads, n, head_dim]. Row i sees rows up to i of the first step, and row i of
+    each later step."""
     (first_k, first_v), *later = kept
     n = q.shape[2]
     unseen = torch.ones(n, n, dtype=torch.bool, device=q.device).triu_(1)

@@ -186,7 +186,8 @@ class Trainable(TrainableDrafter):
             self.linears.data.copy_(self._target_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Start each head from least squares: it maps a state and the root to the state that it must predict."""
+        """Set each head's linear map by least squares: from a state and the root to the state that the head must
+        predict."""
         if not self.options.linear:
             return
 
@@ -282,7 +283,7 @@ class Trainable(TrainableDrafter):
         )
 
     def _head(self, depth: int, shared: Head, columns: torch.Tensor | None) -> Head:
-        """Return the function from the rows that a head reads to its logits."""
+        """Return a function that maps the input rows of the head at `depth` to its logits."""
         return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, columns)[0]
 
     def _balanced_head(self, balance: float) -> Head:

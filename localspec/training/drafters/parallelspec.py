@@ -253,7 +253,7 @@ class Trainable(TrainableDrafter):
         return Group(torch.cat([real, *by_depth]), torch.cat([torch.zeros_like(real), *depths]))
 
     def states(self, tokens: torch.Tensor, hidden: torch.Tensor, group: Group) -> torch.Tensor:
-        """Return states [rows, hidden_size] of a text [n] and its masks, by the target's hidden [n, hidden_size]."""
+        """Return states [rows, hidden_size] of a text [n] and its masks, from the target's hidden [n, hidden_size]."""
         features = F.pad(hidden[:-1], (0, 0, 1, 0)) if self.options.form == "eagle" else None
         masks = self._masks()[group.depth[len(tokens) :] - 1]
         states: torch.Tensor = self.model(self._embed(tokens, masks, features), group.positions, group.mask)[0]

@@ -323,11 +323,11 @@ class Trainable(TrainableDrafter):
     ) -> Proposed | None:
         """Return the options that should be fastest on this machine (§5.3), with a sentence that explains them.
 
-        A probe measures which layers to keep for each number of layers, and how often they are right. The acceptance of
-        later tokens of a draft is fitted to earlier drafters of this model, or taken from the paper. A draft and its
-        verification are timed in the engine that decodes, with adapters, for some shares of the layers and some numbers
-        of rows. The decoder takes those that pay. If no number of layers should pay, at most half of them are kept,
-        since nearly all layers would not pay on any machine.
+        A probe measures which layers to keep for each number of layers, and how often drafts with these layers are
+        right. The acceptance of later tokens of a draft is fitted to earlier drafters of this model, or taken from the
+        paper. A draft and its verification are timed in the engine that decodes, with adapters, for some shares of the
+        layers and some numbers of rows; the decoder verifies as many rows as pay. If no number of layers should pay, at
+        most half of the layers are kept, since keeping nearly all pays on no machine.
         """
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)

@@ -100,7 +100,7 @@ class Change(nn.Module):
 
 
 def learn_by_rank(module: nn.Module, rank: int) -> None:
-    """Train the matrices of all layers in a module only by changes of this rank.
+    """Replace the training of all matrices in a module by the training of changes of this rank.
 
     Each layer gets an attribute `changes`.
     """
