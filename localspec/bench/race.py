@@ -84,7 +84,7 @@ class RaceResult:
 
 
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
-    """Always advance the lane whose clock shows less time, until both are done. Yield the lane after each event.
+    """Advance whichever lane's clock shows less time, until both lanes are done. Yield the lane after each event.
 
     So a change in the load of the machine affects both lanes, and each lane's clock counts only its own work.
     """

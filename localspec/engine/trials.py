@@ -1,5 +1,5 @@
-"""Trials of code that may crash the process, such as GPU kernels. Results are saved, and a trial that crashed is not
-repeated."""
+"""Trials of code that may crash the process, such as GPU kernels. Results are saved, and a trial that crashed twice is
+not repeated."""
 
 import os
 import time
@@ -55,8 +55,8 @@ def tried(
 ) -> TrialResult:  # fmt: skip
     """Return the saved verdict, or the result of `try_out`.
 
-    Return the fallback if another process is trying, or if all trials crashed. Progress is reported as "checking once
-    whether `what` on this GPU". Raises the errors of `try_out`.
+    Return the fallback if another process is trying, or if the trial crashed `ENDS` times. Progress is reported as
+    "checking once whether `what` on this GPU". Raises the errors of `try_out`.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
     while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
