@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RemoteSampling:
-    """The sampling settings of a reply that a server generates. A setting is None if the server decides it.
+    """The sampling settings of a reply that a server generates. A setting that is None is left to the server.
 
-    It has the fields of `Sampling`, which imports numpy.
+    The fields are those of `Sampling`, whose module would import numpy.
     """
 
     temperature: float | None
@@ -42,7 +42,7 @@ ReplySampling: TypeAlias = "Sampling | RemoteSampling"
 
 
 class ServedForm(NamedTuple):
-    """The form in which a server's engine computes, with the fields of `Choice`, as far as the server reports it."""
+    """The device and precision of a server's engine, as far as reported. The fields are those of `Choice`."""
 
     engine: str = "server"
     device: str = ""
@@ -55,7 +55,7 @@ class ServedForm(NamedTuple):
 
 @dataclass
 class ReplyFigures:
-    """The figures of the current or the last reply, with the fields of `Session`, as far as the server has sent them.
+    """The figures of the current or the last reply, as far as the server sent them, with the fields of `Session`.
 
     `memory` is None if the server is on another machine.
     """

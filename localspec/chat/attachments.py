@@ -1,4 +1,4 @@
-"""Texts before the typed prompt: files named by `@path` or `--file`, and piped text."""
+"""Puts texts before the typed prompt: files named by `@path` or `--file`, and piped text."""
 
 import os
 import re
@@ -27,12 +27,12 @@ _PATH = re.compile(
 
 
 def joined(*parts: str) -> str:
-    """Return texts joined by blank lines, without empty texts."""
+    """Join texts by blank lines, leaving empty texts out."""
     return "\n\n".join(text for part in parts if (text := part.strip("\r\n")).strip())
 
 
 class ComposedPrompt(NamedTuple):
-    """A prompt: the typed text, the text of files `before` it, which ends in a blank line, and the files' names and
+    """A prompt: the `typed` text, the text of files `before` it, which ends in a blank line, and the files' names with
     sizes."""
 
     typed: str
@@ -50,7 +50,7 @@ class ComposedPrompt(NamedTuple):
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":
-        """Return this prompt with another text of files at its beginning."""
+        """Return this prompt with `text`, the content of the files `names`, at its beginning."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
@@ -61,10 +61,10 @@ def saved_prompt(turn: Turn) -> ComposedPrompt:
 
 
 def with_piped(instruction: str, piped: str, files: str = "") -> ComposedPrompt:
-    """Return the prompt of `run`: files, piped text and an instruction, of which some may be empty.
+    """Return the prompt of `run`, composed of files, piped text and an instruction. Any of these may be empty.
 
-    Piped text is in a fence before the instruction. With the instruction before the fence too, a model of 0.5 B copied
-    the text. Text without an instruction stays unchanged.
+    Piped text is in a fence before the instruction. (When the instruction was before the fence as well, a model of 0.5
+    B copied the text.) Text without an instruction stays unchanged.
     """
     typed, piped_text = joined(instruction), joined(piped)
     if not typed:
@@ -90,10 +90,10 @@ class _Mention(NamedTuple):
 
 
 def with_files(text: str) -> ComposedPrompt:
-    r"""Return the typed text with the files that it names: `@path` or `@"path with spaces"`. `\@path` names no file.
+    r"""Return a typed text as a prompt, with the files that the text names: `@path` or `@"path with spaces"`.
 
-    It reads the disk. A name that is not a file and does not look like one is ordinary text. Raises UsageMistake for
-    all files that are missing, unreadable, or not text.
+    A name that is neither a file nor like a path is ordinary text, and so is `\@path`. Raises one UsageMistake for all
+    files that are missing, unreadable, or not text.
     """
     found = list(_mentions(text))
     texts, troubles = dict[str, str](), []
@@ -112,11 +112,11 @@ def with_files(text: str) -> ComposedPrompt:
 
 
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
-    """Return sentences about a prompt before it is sent.
+    """Return sentences about the length and the files of a prompt, to be displayed before it is sent.
 
-    They give its length if part of it is hidden, and the sizes, tokens and problems of the files that it names. The
-    disk is read. If `count` is None, no model is loaded yet, and the context is not mentioned. `seen` means that the
-    whole prompt is visible, however long.
+    The length is given only if a part of the prompt is hidden, which `seen` rules out. For each named file, which is
+    read from the disk, its size, tokens and problems are given. If `count` is None, no model is loaded yet, and the
+    context is not mentioned.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]
@@ -148,7 +148,7 @@ def is_long(text: str) -> bool:
 
 
 def counted_tokens(text: str, count: Callable[[str], int]) -> int:
-    """Return the number of tokens of a text. It is counted in pieces, so it may be about one too high."""
+    """Count the tokens of a text. A long text is counted in pieces, so the number may be slightly too high."""
     return sum(count(text[start : start + PIECE]) for start in range(0, len(text), PIECE))
 
 
@@ -170,7 +170,7 @@ def _is_there(name: str) -> bool:
 
 
 class _Unread(Exception):
-    """An error: a file has no readable text. Its message is a clause that says why."""
+    """An error: a file has no readable text. The message is a clause with the reason."""
 
 
 def _refusal(clauses: Sequence[str]) -> str:

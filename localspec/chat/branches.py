@@ -1,4 +1,4 @@
-"""A list of conversations: branches of one another are next to each other, with names that differ."""
+"""A list of conversations in families: a conversation and its branches are next to each other, with different names."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ CONTEXT = 12  # of them, at most, before the first difference
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list, next to the other branches of its family."""
+    """A conversation in a list. Its family, a conversation with all its branches, is around it."""
 
     info: ConversationInfo
     below: bool = False  # listed below another one of its family
@@ -38,7 +38,7 @@ class ListedConversation(NamedTuple):
 
 
 def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedConversation]:
-    """Return the conversations with each family at the place of its first member.
+    """Return the list of these conversations. Each family is together, at the place of its first conversation.
 
     Raises StoreTrouble.
     """
@@ -61,7 +61,7 @@ def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedCo
 
 
 def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
-    """Return the oldest conversation that this one is a branch of, listed or not."""
+    """Return the id of the oldest conversation from which this one descends, even if that is not listed."""
     seen = {info.id}
     number = info.id
     while (above := known.get(number)) is not None and above.branch_of is not None and above.branch_of not in seen:
@@ -71,10 +71,10 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
-    """Return the ids of a conversation and of those that it may be compared with, the best one first.
+    """Return pairs of ids: the conversation, and another one to compare it with. The best pair is first.
 
-    It is compared with its origin, or else with its latest branch, or else with another one of its family. The origin
-    need not be listed, and may be deleted.
+    The best choice is the conversation's origin, then its latest branch, then any other member of its family. The
+    origin need not be listed, and may be deleted.
     """
     others = [other for other in family if other is not info]
     others.sort(key=lambda other: other.branch_of != info.id)
@@ -97,7 +97,7 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 def _beginning(text: str, other: str = "") -> str:
     """Return the first words of a text, or the words from where it first differs from `other`.
 
-    Either text may begin with the other.
+    Neither text need differ: one may be the beginning of the other.
     """
     line, compared = one_line(text), one_line(other)
     differ = (at for at, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])
@@ -108,7 +108,7 @@ def _beginning(text: str, other: str = "") -> str:
 
 
 def by_present_names(infos: Iterable[ConversationInfo]) -> list[ConversationInfo]:
-    """Return these conversations with the present names of their models."""
+    """Return these conversations with their models' present names, which may differ from the saved names."""
     from localspec.models.registry import renamed  # not needed for the first paint
 
     names = renamed()
@@ -116,5 +116,5 @@ def by_present_names(infos: Iterable[ConversationInfo]) -> list[ConversationInfo
 
 
 def by_present_name(found: Saved) -> Saved:
-    """Return this conversation with the present name of its model."""
+    """Return this conversation with its model's present name, which may differ from the saved name."""
     return found._replace(info=by_present_names([found.info])[0])

@@ -71,7 +71,7 @@ class ParsedLine(NamedTuple):
 
 
 def is_command(line: str) -> bool:
-    """Return whether a line is meant as a command, even an unknown one."""
+    """Return whether a line is meant as a command, even if no such command exists."""
     return line.startswith("/") and not line.startswith("//")
 
 
@@ -132,7 +132,7 @@ def needed(before: str) -> str | None:
 
 
 def look_up(need: str, history: "History | None") -> list[Suggestion]:
-    """Return the suggestions of the list `need` from the disk. They are empty if it cannot be read."""
+    """Read the suggestions of the list `need` from the disk. Return none if it cannot be read."""
     try:
         if need == "resume":
             found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
@@ -152,7 +152,7 @@ def look_up(need: str, history: "History | None") -> list[Suggestion]:
 
 
 def choices(before: str, known: Known) -> list[Completion]:
-    """Return the possible completions, by the lists that are loaded already."""
+    """Return the possible completions of the text before the cursor, from the lists that are loaded already."""
     if not _is_command(before):
         found = _PATH.search(before)
         return [] if found is None else _paths(before[: found.start()], found[1] or found[2] or "", known)
@@ -169,12 +169,12 @@ def choices(before: str, known: Known) -> list[Completion]:
 
 
 def starts_command(before: str) -> bool:
-    """Return whether a command or a path begins in this text, even an unknown one."""
+    """Return whether this text has the beginning of a command or a path, even of an unknown one."""
     return _is_command(before) or _PATH.search(before) is not None
 
 
 def is_whole(before: str) -> bool:
-    """Return whether Enter runs this line. The mere beginning of a command does not count."""
+    """Return whether Enter runs this line. False for a line that is only the beginning of a command."""
     word = before.partition(" ")[0]
     begun = _is_command(before) and word == before and any(f"/{one.name}".startswith(word) for one in COMMANDS)
     return not begun or any(f"/{one.name}" == word for one in COMMANDS)

@@ -1,4 +1,4 @@
-"""A conversation: its turns so far, which are saved while they are written, and the request to a model to continue."""
+"""A conversation: its turns, which are saved while they are written, and the request to a model for the next reply."""
 
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -30,7 +30,7 @@ SAVE_SECONDS = 1.0  # most seconds of a reply that are lost when its process is 
 
 
 def saved_conversation(history: History | None, which: Resumed) -> Saved:
-    """Return the saved conversation of this id, or the last one of a chat, or of `run`.
+    """Return the saved conversation to resume: by its id, or the last one of a chat, or the last one of `run`.
 
     Raises UsageMistake if it does not exist, and StoreTrouble.
     """
@@ -48,9 +48,8 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
 class Conversation:
     """The turns so far, including the current one. Use it from one thread at a time.
 
-    With a history every turn is saved while it is written. A failure to save is reported through `notice` and does not
-    stop a reply. Unsaved turns are saved with the next turn, in order: a conversation with gaps would be worse than one
-    that ends early.
+    With a history every turn is saved while it is written. A failure to save is reported to `notice` and does not stop
+    a reply. Unsaved turns are saved before the next turn, in order, because a saved conversation must not have gaps.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Conversation:
         return new
 
     def branch(self, turns: int) -> "Conversation":
-        """Return a branch after the first `turns`. This conversation stays as it is, saved or not.
+        """Return a branch: a new conversation that begins with the first `turns` of this one, which does not change.
 
         The branch is saved only after something is said in it.
         """
@@ -123,7 +122,7 @@ class Conversation:
         return other
 
     def _saved_siblings(self, turns: int) -> list[Turn]:
-        """Return the turns with which other saved conversations of this family continue the same first `turns`."""
+        """Return the next turns of other saved conversations, branches or origins, that have the same first `turns`."""
         if self._history is None or self.id is None:
             return []
         said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
@@ -140,8 +139,7 @@ class Conversation:
         return found
 
     def back(self) -> "Conversation | None":
-        """Delete this branch if it has no new answer, and return the conversation it branched from; otherwise return
-        None.
+        """Delete this branch if it has no new answer, and return its origin; return None for any other conversation.
 
         An answer that equals an earlier one does not count as new.
         """
@@ -193,19 +191,19 @@ class Conversation:
 
     @property
     def unsaved(self) -> int:
-        """Return how many of the newest turns are not completely on disk, or are kept only in memory."""
+        """Return how many of the newest turns are not completely saved on disk."""
         if self._lost:
             return len(self.turns)
         return 0 if self._unsaved_from is None else len(self.turns) - self._unsaved_from
 
     @property
     def unsaved_words(self) -> str:
-        """Return words for the turns that are not saved; empty if all are saved."""
+        """Return the unsaved turns in words, such as "its last turn"; empty if all turns are saved."""
         return "" if not self.unsaved else "its last turn" if self.unsaved == 1 else f"its last {self.unsaved} turns"
 
     @property
     def trouble(self) -> str:
-        """Return the last reason why turns were not saved."""
+        """Return the latest reason why turns could not be saved."""
         return self._lost or self._trouble
 
     @property
@@ -214,14 +212,14 @@ class Conversation:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens of the last answer and everything before it; 0 if unknown for this model."""
+        """The number of tokens up to the end of the last answer, counted by this model; 0 if unknown."""
         last = next((turn.figures for turn in reversed(self.turns) if turn.reply), {})
         counts = [last.get(name) for name in ("prompt_tokens", "completion_tokens")]
         known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
         return sum(filter(None, counts)) if known else 0
 
     def memory_notice(self, dropped: int) -> str | None:
-        """Return a sentence that says which turn the model still remembers first; None if that did not change.
+        """Return a sentence that says from which turn on the model reads the conversation; None if that did not change.
 
         `dropped` is the number of oldest turns that were left out for the current reply.
         """
@@ -236,14 +234,14 @@ class Conversation:
 
     @property
     def answered(self) -> int:
-        """Return the number of turns with a reply, or at least with thoughts."""
+        """Return the number of turns that have a reply or thoughts."""
         return len(self.turns) - (self.unanswered is not None)
 
     @property
     def unanswered(self) -> str | None:
         """Return the last prompt if it has no reply; otherwise None.
 
-        The model does not read it, and the next prompt replaces it.
+        The model does not read this prompt, and the next prompt replaces it.
         """
         return self.turns[-1].typed if self.turns and self.turns[-1].unanswered else None
 
@@ -332,7 +330,7 @@ class Conversation:
                 self.rename(title_of(self.turns[0].typed))
 
     def _say(self, history: History, turn: Turn) -> int:
-        """Begin a saved turn, in the present conversation or in a branch of it, and return its id."""
+        """Begin to save a turn, in this conversation or in a new branch of it. Return the id of the turn."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
         before, instead = self.id, self._replaced
@@ -372,7 +370,7 @@ class Conversation:
             self.turns = [replace(turn, id=new) for turn, new in zip(self.turns, turns, strict=True)]
 
     def _save(self, turn: Turn) -> Turn:
-        """Save the present state of the turn.
+        """Save the present state of the turn, and return the turn with its id.
 
         If inserting the turn failed, retry only when the next turn is saved.
         """
@@ -445,6 +443,6 @@ class Conversation:
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
-    """Return whether a reply that ended at a limit ended because the context was full."""
+    """Return which limit ended a reply: True for the full context, False for the limit of tokens."""
     most = limits.max_tokens if limits is not None else None
     return most is None or 0 < statistics.tokens < most  # 0: unknown

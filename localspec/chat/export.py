@@ -19,7 +19,7 @@ _LONGEST_NAME = 60
 
 
 def as_markdown(found: Saved) -> str:
-    """Return the whole conversation, safe for a terminal."""
+    """Return the whole conversation as Markdown that is safe to print on a terminal."""
     parts = [f"# {found.info.title}"]
     if found.system:
         parts.append(f"## System\n\n{_with_closed_fence(found.system)}")
@@ -33,12 +33,12 @@ def as_markdown(found: Saved) -> str:
 
 
 def _quoted(reasoning: str) -> str:
-    """Return a thought as a quotation. Its markup has no effect outside of it."""
+    """Return a thought as a quotation, outside of which its markup has no effect."""
     return "\n".join(f"> {line}".rstrip() for line in ["*Thought:*", "", *safe(reasoning).split("\n")])
 
 
 def _with_closed_fence(text: str) -> str:
-    """Return `text` made safe. An open code block is closed, so that following text is not code."""
+    """Make `text` safe, and close a code block that is still open, so that the text after it is not code."""
     text, fence = safe(text), ""
     for line in text.split("\n"):
         found = _FENCE.match(line)

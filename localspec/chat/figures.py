@@ -18,7 +18,7 @@ ENOUGH, TOKENS = 8, 16  # steps, and tokens of a reply, below which a speedup wo
 
 
 def known_speedup(statistics: Statistics) -> float | None:
-    """Return the speedup of a reply, rounded to three decimals; None if the reply is too short to tell."""
+    """Return the speedup of a reply, rounded to three decimals; None if the reply is too short for a measurement."""
     enough = statistics.steps >= ENOUGH and len(statistics.token_ids) >= TOKENS
     return round(statistics.speedup, 3) if enough and statistics.speedup else None
 
@@ -45,7 +45,7 @@ def saved_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str
 
 @dataclass(frozen=True)
 class HeldMemory:
-    """Memory on the device that answers, in bytes: used by purpose, the peak, and free."""
+    """Memory of the device that answers, in bytes: the used bytes by purpose, their peak, and the free bytes."""
 
     target: int = 0
     drafter: int = 0
@@ -58,7 +58,7 @@ class HeldMemory:
 class Figures:
     """The figures of the current or the last reply. None means unknown (so far), never zero.
 
-    Before the first reply only the model's figures are known: `context`, `precision` and `memory`.
+    Before the first reply only figures of the model are known: `context`, `precision` and `memory`.
     """
 
     reading: tuple[int, int] | None = None  # tokens of the prompt read so far, and all, while they are read
@@ -90,8 +90,9 @@ class Figures:
 def memory_begins(answered: Sequence[bool], dropped: int) -> int:
     """Return the index of the first turn that the model still reads, after its oldest `dropped` turns are left out.
 
-    `answered` says for each turn whether it has a reply. The model reads only those. Examples for the turns "reply, no
-    reply, reply, reply": 0 dropped gives 0, 1 dropped gives 2, and 3 dropped gives 4, the number of turns.
+    `answered` says for each turn whether it has a reply; the model reads only turns with a reply, and only these count
+    as dropped. For the turns "reply, no reply, reply, reply", 0 dropped gives 0, 1 gives 2, and 3 gives 4, the number
+    of turns.
     """
     if not dropped:
         return 0
@@ -105,11 +106,11 @@ MEMORY_SECONDS = 1.0  # between queries of free memory, which are slow
 class LiveStats:
     """The figures of the current or the last reply, computed from its events.
 
-    Figures that no event has come from the engine, and only when they are requested.
+    Figures that are in no event are requested from the engine, only when `figures` is called.
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, no_drafts: bool = False) -> None:
-        """Begin a conversation, or continue one of `used` tokens so far, if known."""
+        """Begin to count for a conversation, which has `used` tokens so far, if that is known."""
         self._engine, self._rule, self._no_drafts = engine, rule, no_drafts
         self.sampling = ""  # the sampling of replies, in words
         self._free = -MEMORY_SECONDS, 0  # when it was queried, and the result

@@ -73,7 +73,7 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
 
 
 def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
-    """Return suggested first prompts for a model that is not loaded yet, by the size in its headers.
+    """Return suggested first prompts for a model that is not loaded yet, chosen by the size that its headers state.
 
     `elsewhere` says that the model is on a server.
     """
@@ -99,7 +99,7 @@ UNSEEN = dict.fromkeys((0x200B, 0x2060, 0xFEFF))  # characters without width tha
 def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | None:
     """Return a line that says what is saved, how to continue, and what is lost; None if there is nothing to say.
 
-    `unsent` is the reason why an unsent draft is lost; empty if none is.
+    `unsent` is the reason why an unsent draft is lost; empty if no draft is lost.
     """
     called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
     typed = "what was typed and not sent"

@@ -1,4 +1,4 @@
-"""The models to choose from in a chat: those here, those that could be fetched, and those that do not fit."""
+"""The models to choose from in a chat: the models here, those that could be fetched, and those that do not fit."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,8 +30,8 @@ Place = Literal["here", "elsewhere", "too large"]
 class Choosable:
     """A model in the list: its `title`, and facts about it, the most important first.
 
-    `usable` says that it can be chosen, and is fetched then if necessary. `gated` says that its terms must be accepted
-    at the hub first.
+    A `usable` model can be chosen; if it is not here, choosing it fetches it. The terms of a `gated` model must be
+    accepted at the hub first.
     """
 
     card: TargetCard
@@ -54,7 +54,7 @@ class Choosable:
         return f"{self.title} ({'; '.join(marks)})" if marks else self.title
 
     def matches(self, words: str) -> bool:
-        """Return whether all of these words are in its text."""
+        """Return whether all of these words are in the displayed text of the model."""
         said = " ".join((self.heading, *self.about, self.card.entry.publisher if self.card.entry else "")).casefold()
         return all(word in said for word in words.casefold().split())
 
@@ -75,10 +75,10 @@ def all_models(
 ) -> tuple[list[Choosable], bool]:
     """Return the models here, those that fit this machine and could be fetched, and those that do not fit.
 
-    Return also whether the speed of this machine was ever measured. The result is as in `localspec doctor`, but only
-    from saved measurements, because a reply may be running. `current` is the present model. It holds `held` bytes of a
-    device's memory, which would be free for another model. `pace` is its speed in words from when it was loaded.
-    Drafters are chosen by `rule`. Raises LocalspecError if models.toml cannot be read.
+    Return also whether the speed of this machine was ever measured. Unlike `localspec doctor`, measure nothing now,
+    because a reply may be running. `current` is the present model. `held` is its device, and the bytes there that
+    another model could use in its place. `pace` is its speed in words, known since it was loaded. Drafters are chosen
+    by `rule`. Raises LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
@@ -110,7 +110,7 @@ def all_models(
 
 
 def repository(name: str) -> Choosable | None:
-    """Return a repository of the hub as a model that could be fetched; None if the name is not a repository."""
+    """Return a repository of the hub as a model that could be fetched; None if `name` cannot be a repository."""
     try:
         source = Source.parse(name.strip())
     except LocalspecError:
@@ -133,7 +133,7 @@ def named(name: str) -> TargetCard:
 
 
 def named_there(name: str, where: str = "") -> TargetCard:
-    """Return a model of a server in the same form as models here. Only the server knows whether it exists."""
+    """Return a server's model in the form of a model here, without asking the server whether it exists."""
     return TargetCard(name, NOWHERE, None, where, entry=Entry(name))
 
 
@@ -151,7 +151,7 @@ def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
 
 
 def _without(machine: Machine, name: str, held: int) -> Machine:
-    """Return the machine as it would be without the present model."""
+    """Return the machine as if the present model were unloaded from device `name`, where it holds `held` bytes."""
     devices = (replace(one, free=one.free + held) if one.name == name else one for one in machine.devices)
     return replace(machine, devices=tuple(devices))
 
@@ -174,12 +174,12 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
 
 
 def _parts(what: Checkpoint) -> tuple[str, ...]:
-    """Return the size of a model in words, with the packing if it was imported."""
+    """Return the number of a model's parameters in words, and its packing."""
     return f"{amount(what.parameters)} parameters", what.held
 
 
 def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:
-    """Return the tokens per second and the share of speculation, or the reason why a model does not fit."""
+    """Return the speed of a model in words, with its speedup, or the reason why the model does not fit."""
     if one.plan is None:
         return ()
     if not one.fits:

@@ -34,7 +34,7 @@ class ReadablePhrase(NamedTuple):
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """Return the pools of a model: those with its name, and those of its directory with any name.
+    """Return the pools of a model: the pools with its name, and the pools of its directory under other names.
 
     Raises StoreTrouble.
     """
@@ -69,7 +69,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
 
 
 def decoder(path: str | None) -> Decode:
-    """Return a function that decodes token ids by the tokenizer of a directory or packed file, or None."""
+    """Return a function that decodes token ids by the tokenizer of the model at `path`; to None without one."""
     with suppress(LocalspecError):
         if tokenizer := _tokenizer(path):
             return _decode_by(tokenizer)
@@ -81,7 +81,7 @@ def _ids_only(tokens: Sequence[int]) -> None:
 
 
 def _tokenizer(path: str | None) -> "Tokenizer | None":
-    """Return the tokenizer of a model; None if there is no model. Raises LocalspecError."""
+    """Return the tokenizer of the model at `path`; None without a model. Raises LocalspecError."""
     if path is None or not (os.path.isfile(path) or os.path.isfile(os.path.join(path, "tokenizer.json"))):
         return None
     from localspec.models.chat_tokenizer import tokenizer_of
@@ -92,7 +92,7 @@ def _tokenizer(path: str | None) -> "Tokenizer | None":
 def _namesake(pool: PoolInfo) -> "Tokenizer | None":
     """Return the tokenizer of the model with the pool's name, if it still produces the same ids.
 
-    A model that was imported again, or moved, is in another place. Raises LocalspecError.
+    The pool's path is of no use if the model was moved or imported again. Raises LocalspecError.
     """
     tokenizer = _tokenizer(str(resolve(pool.model).path))
     return tokenizer if tokenizer and tokenizer.hash == pool.tokenizer.split("-")[0] else None
@@ -117,15 +117,14 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
 
 
 class Stories:
-    """A writer of sentences about phrases, which looks up each conversation only once."""
+    """A writer of clauses about the use of phrases. It looks up the title of each conversation only once."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._titles: dict[int, str] = {}
 
     def of(self, phrase: Phrase) -> str:
-        """Return how often a phrase was used, where it was used last, and in how many replies its draft was
-        accepted."""
+        """Return how often a phrase was used, in which conversation last, and in how many replies it was accepted."""
         said = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
             said = "never used, learned from a refused draft"

@@ -44,17 +44,17 @@ class SettingLine(NamedTuple):
 
 
 class ChatSettings:
-    """The settings of a chat: the initial ones, and those typed since. Any thread may use it."""
+    """The settings of a chat: the initial settings, and the values typed since then. Any thread may use it."""
 
     def __init__(self, first: Settings) -> None:
         self.first = self.now = first
         self.typed: Mapping[str, str] = {}  # by key
 
     def change(self, values: Mapping[str, str], model: "Answerer | None") -> None:
-        """Set all of the values by their keys, or none. Raises UsageMistake.
+        """Set `values` by their keys. If one of them is invalid, none is set. Raises UsageMistake.
 
-        An empty value and `default` restore the initial value. If no model is loaded yet, `fit` later finds values that
-        the model does not support.
+        An empty value and `default` restore the initial value. If no model is loaded yet, `fit` resets values that the
+        model does not support.
         """
         typed = {**self.typed, **{_key(key): value.strip() for key, value in values.items()}}
         typed = {key: value for key, value in typed.items() if value not in ("", DEFAULT)}
@@ -66,7 +66,7 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: "Answerer") -> str | None:
-        """Reset the typed values that this model does not support, and return a sentence about them.
+        """Reset all typed values if this model does not support one of them, and return a sentence about that.
 
         Raises UsageMistake if the model does not support an initial value.
         """
@@ -99,11 +99,10 @@ class ChatSettings:
         self.now, self.typed = self.first, {}
 
     def another(self, figures: Mapping[str, Any] | None, model: "Answerer") -> Settings:
-        """Return the settings for another answer in place of the reply with these figures; unchanged if `figures` is
-        None.
+        """Return the settings for another answer to a prompt; `figures` are those of the earlier answer, if it exists.
 
-        A chosen seed is raised by one, so that answers differ and can be reproduced. If replies are greedy, this answer
-        is sampled. Raises UsageMistake.
+        A seed that the user chose is raised by one, so that answers differ and can be reproduced. If replies are
+        greedy, this answer is sampled. Raises UsageMistake.
         """
         if figures is None:
             return self.now
@@ -116,8 +115,7 @@ class ChatSettings:
         return settings
 
     def resampling_notice(self, model: "Answerer") -> str | None:
-        """Return the notice that another answer is sampled although replies are greedy; None if replies are sampled
-        anyway."""
+        """Return the notice that the next answer is sampled, if replies are greedy otherwise; None if they are not."""
         if not model.sampling(self.now).greedy:
             return None
         return (
@@ -127,7 +125,7 @@ class ChatSettings:
 
 
 def sampling_words(sampled: "ReplySampling | DefaultSampling") -> str:
-    """Return the sampling and its source as text: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
+    """Return the sampling in words, with its source: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
     values = {name: getattr(sampled, name) for name in _SHOWN_WITH}
     shown = [name for name, value in values.items() if value is not None and value != _SHOWN_WITH[name]]
     if sampled.greedy:
@@ -146,10 +144,9 @@ def sampling_words(sampled: "ReplySampling | DefaultSampling") -> str:
 def first_sampled(
     card: "TargetCard", sampled: "ReplySampling", store: "Store | None", settings: Settings
 ) -> str | None:
-    """Return the notice that an imported model samples by default; None for other models, or after it was displayed
-    once.
+    """Return the notice that an imported model samples by default; None for other models, and after the first time.
 
-    The store remembers that the notice was displayed, if conversations are saved.
+    If conversations are saved, the store records that the notice was displayed.
     """
     if sampled.greedy or sampled.temperature is None or "temperature" in sampled.chosen or not is_packed(card.path):
         return None
@@ -181,7 +178,7 @@ def _try(model: "Answerer", settings: Settings) -> None:
 
 
 def _key(typed: str) -> str:
-    """Return the key that the typed text names. Raises UsageMistake."""
+    """Return the key of the setting that the user typed. Raises UsageMistake."""
     key = typed.strip().lower().replace("_", "-")
     if key == "temp":
         return "temperature"
@@ -249,7 +246,7 @@ def why_empty(turn: Turn, settings: Settings, model: "Answerer", system: str | N
 
 
 def filled_context(turn: Turn, settings: Settings) -> bool:
-    """Return whether a reply ended at a limit because the context was full."""
+    """Return which limit ended a reply: True for the full context, False for the limit of tokens."""
     return settings.max_tokens is None or 0 < turn.figures["completion_tokens"] < settings.max_tokens  # 0: unknown
 
 
@@ -262,7 +259,7 @@ def parse_think(rest: str) -> str:
 
 
 class ThinkingState(NamedTuple):
-    """Whether a model thinks before it answers, and the argument of `/think` that changes it."""
+    """A `sentence` on whether the model thinks first, and the argument of `/think` for the `other` choice."""
 
     sentence: str
     other: str

@@ -59,10 +59,9 @@ def start_chat(
     say_what_is_saved: bool = True,
     who: Callable[[Settings, Saved | None, Reporter], TargetCard] | None = None,
 ) -> StartedChat:
-    """Open the store, which `at_the_end` closes. Find the model, and the conversation to `resume`, if any.
+    """Open the store, and find the model and the conversation to `resume`, if any. `at_the_end` closes the store.
 
-    `who` finds the model if it is not on this machine. Raises NotHere, UsageMistake, and LocalspecError for a broken
-    model.
+    `who` finds the model of a server. Raises NotHere, UsageMistake, and LocalspecError for a broken model.
     """
     move_only_copies(paths := Paths(environment.home()), Reporter(notice, progress))
     database = paths.database
@@ -90,7 +89,7 @@ def start_chat(
 
 
 def chosen_model(settings: Settings, store: Store | None, reporter: Reporter, saves: bool = True) -> TargetCard:
-    """Return the model of the settings, or the saved choice, or else one found here.
+    """Return the model that the settings name, or the saved choice, or else a model that is here.
 
     Without `saves` nothing changes on disk: no choice is saved, and no GGUF file is registered. Raises the errors of
     `start_chat`.
@@ -102,7 +101,7 @@ def chosen_model(settings: Settings, store: Store | None, reporter: Reporter, sa
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
-    """Save this model as the present one. Report a notice if that fails."""
+    """Save this model as the one that answers without `-m`. Report a notice if that fails."""
     paths = Paths(environment.home())
     try:
         save_choice(registry.reference(card), by, paths)
@@ -118,8 +117,7 @@ def _ever_saved(history: History) -> bool:
 
 
 def _named_model(settings: Settings, found: Saved | None, reporter: Reporter, saves: bool = True) -> TargetCard | None:
-    """Return the model that the flag names, or the one of the conversation, or else the one that other settings
-    name."""
+    """Return the model that `-m` names, or the conversation's model, or else the model that other settings name."""
     if found is not None and not settings.origins.get("model", "").startswith("--"):
         try:
             return _resolve(found.info.model)
@@ -156,9 +154,9 @@ def _unnamed_model(
 ) -> TargetCard:
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
-    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces a
-    conversation's model, and a notice always names it. Without `saves` neither choice nor notice is saved. A notice
-    also names a saved choice whose GGUF file is missing, or all such models if there is no saved choice.
+    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces that of a
+    conversation, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of the saved choice
+    is missing, or, without a choice, those of any models, a notice names them.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)
@@ -198,7 +196,7 @@ def _unnamed_model(
 
 
 def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine, as if it were idle. If none is known to fit, return the first."""
+    """Return the best model for this machine with all its memory free, or the first if none is known to fit."""
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine
@@ -215,7 +213,7 @@ def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None)
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":
-    """Return the machine with only the device that the settings name. A missing device is refused later."""
+    """Return the machine with only the device that the settings name. If it is missing, an error follows later."""
     named = None if settings.device == "auto" else machine.device(settings.device)
     return machine if named is None else replace(machine, devices=(named,))
 
@@ -233,7 +231,7 @@ DAY = 24 * 60 * 60.0  # seconds
 def once_a_day(file: Path, report: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that reports a notice and saves it in `file`.
 
-    It does not report the same notice again while the file is less than a day old.
+    The function does not report the same notice again while the file is less than a day old.
     """
 
     def notice(sentence: str) -> None:

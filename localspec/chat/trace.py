@@ -1,6 +1,6 @@
 """A trace of a reply: the proposer of each token, and the refused drafts.
 
-It is stored compactly and decoded on demand.
+Tokens are stored compactly, and decoded to text when they are displayed.
 """
 
 from array import array
@@ -22,7 +22,7 @@ CONTEXT = 4  # tokens before a draft that are decoded with it: some tokenizers d
 
 
 class Piece(NamedTuple):
-    """Tokens that form text together: nearly always one token, but more if a token ends within a character."""
+    """The smallest part of a reply that can be displayed: one token, or several if a token ends within a character."""
 
     first: int  # token of the reply
     after: int
@@ -30,8 +30,7 @@ class Piece(NamedTuple):
 
 
 class RefusedDraft(NamedTuple):
-    """A refused continuation: the tokens of its likeliest chain with their proposers, and the number of drafted
-    tokens."""
+    """A refused subtree of a draft: the tokens and proposers of its likeliest path, and the number of its nodes."""
 
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
@@ -40,7 +39,7 @@ class RefusedDraft(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """The place of one token of a reply. Its step has the tokens `first` to `after`.
+    """The place of one token of a reply. Its decode step gave the tokens from `first` to before `after`.
 
     Steps count from 1; 0 is the reading of the prompt.
     """
@@ -120,11 +119,11 @@ class Trace:
         return {self._names[number]: count for number, count in counted}
 
     def source(self, token: int) -> str:
-        """Return which drafter, or the target, proposed a token."""
+        """Return the proposer of a token: a drafter, or the target."""
         return self._names[self._sources[token]]
 
     def corrected(self, token: int) -> bool:
-        """Return whether another token was drafted in this place, and the model picked this one instead."""
+        """Return whether another token was drafted in this token's place and refused."""
         step = bisect_right(self._ends, token)
         return 0 < step < len(self._ends) and token == self._ends[step] - 1 and bool(self._corrected[step - 1])
 
@@ -216,7 +215,7 @@ class Pieces:
         return len(self.all) - before
 
     def at(self, token: int) -> int:
-        """Return the piece that contains a token, or the last one."""
+        """Return the number of the piece that contains a token, or of the last piece."""
         return bisect_right(self.all, token, key=lambda piece: piece.first) - 1
 
     def _close(self) -> None:
@@ -249,7 +248,7 @@ def visible(text: str) -> str:
 
 
 def about(trace: Trace, piece: Piece) -> Iterator[str]:
-    """Yield sentences about a piece of a reply: its proposer, its step, and the refused drafts in its place."""
+    """Yield lines about a piece of a reply: its proposer, its step, and the refused drafts in its place."""
     place = trace.place(piece.first)
     total, several = len(trace.tokens), piece.after - piece.first > 1
     which = f"tokens {piece.first + 1}–{piece.after} together" if several else f"token {piece.first + 1}"
@@ -289,7 +288,7 @@ def _why_no_draft(place: TokenPlace) -> str:
 
 
 def step_by_step(trace: Trace) -> Iterator[str]:
-    """Yield a whole reply in lines, for use without a screen. Consecutive steps without drafts are one line."""
+    """Yield the trace of a whole reply in lines. Consecutive steps without drafts share a line."""
     yield f"{overview(trace)}: {', '.join(words for _, words in proposers(trace))}"
     pieces = Pieces(trace)
     pieces.grow()

@@ -46,9 +46,9 @@ def context_share(used: int, context: int) -> str:
 
 
 def drafting_off(reason: str | None, *, drafts: bool) -> str:
-    """Return why drafting paused; with `drafts` False, why there are no drafts at all.
+    """Return why drafting has paused, or, if `drafts` is False, why nothing is drafted at all.
 
-    Return an empty text without a reason.
+    The text is empty if `reason` is None.
     """
     if not reason:
         return ""
@@ -56,7 +56,7 @@ def drafting_off(reason: str | None, *, drafts: bool) -> str:
 
 
 def share_words(sources: Mapping[str, int]) -> str:
-    """Return the shares of proposers: `the model 50 %, past replies 50 %`."""
+    """Return the proposers of a reply's tokens with their shares: `the model 50 %, past replies 50 %`."""
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares(sources))
 
 
@@ -84,7 +84,7 @@ def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
 
 
 def saved_thought(kept: Mapping[str, Any]) -> str:
-    """Return the result of `thought` for the figures saved with a reply; `thought` if there are none."""
+    """Return the result of the function `thought` for figures that were saved; the word "thought" without figures."""
     tokens, seconds = _figure(kept.get("reasoning_tokens")), _figure(kept.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)
 
@@ -108,12 +108,12 @@ def summary(kept: Mapping[str, Any]) -> str:
 
 
 def repeated(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return why a reply with these figures was stopped, and a remedy. `warmer` says how to raise the temperature."""
+    """Return why this reply was stopped: it repeated itself. `warmer` is advice to raise the temperature."""
     return f"stopped: the reply repeated itself; {_remedy(kept, warmer)}"
 
 
 def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
-    """Return the notice that a new answer equals an earlier one, with the remedy of `repeated`."""
+    """Return the notice that a new answer equals an earlier one, with the same advice as `repeated`."""
     return f"The answer is the same as an earlier one, so it makes no branch; {_remedy(kept, warmer)}."
 
 
@@ -124,13 +124,13 @@ def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
 
 
 def _figure(value: object) -> float | None:
-    """Return a saved value if it is a valid number for display; None otherwise."""
+    """Return a saved value as a number; None if it is not a valid number to display."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def in_words(figures: Figures) -> Iterator[str]:
-    """Yield the parts of the line below a reply, for displays without a panel."""
+    """Yield the figures of a reply in words, for a line below it where no panel is displayed."""
     speed = figures.tokens_per_second
     parts = (
         "" if speed is None else short_pace(speed),
