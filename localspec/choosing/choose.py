@@ -53,8 +53,8 @@ class Attempt:
     """A set of plans for one device. `ranked` holds every plan there, the best M first.
 
     `eligible` holds the plans that the settings allow, the preferred one first. If the device cannot meet the settings,
-    or the model is not here in a form for it, there are no plans, and `refused` gives the reason. `no_room` is set if
-    the named draft model does not fit.
+    or the model is not here in a form that the device can load, there are no plans, and `refused` gives the reason.
+    `no_room` is set if the named draft model does not fit.
     """
 
     ranked: Sequence[RunPlan] = ()
@@ -77,8 +77,8 @@ def choose(
 ) -> Choice:
     """Return the choice for a model that is here, with every setting on `auto` filled in.
 
-    Raises UsageMistake for a setting that is impossible on this machine, NotHere for one that needs weights of which
-    only a packed form is here, DoesNotFit, and the errors of `inspect`.
+    Raises UsageMistake for a setting that is impossible on this machine, NotHere if a setting needs the original
+    weights and only a packed form is here, DoesNotFit, and the errors of `inspect`.
     """
     drafter = requested_drafter(settings, card)
     return choices(model_of(card), drafter, settings, machine, measurements)[0]
@@ -116,7 +116,7 @@ def choices(
     machine: Machine | None = None,
     measurements: MeasurementSource | None = None,
 ) -> list[Choice]:
-    """Return the choice, and if possible a second one that takes less memory, in case the first does not fit.
+    """Return the choice, and if possible a second one that takes less memory, to try if the first does not fit.
 
     `drafter` is the drafter that the settings name. Raises UsageMistake, NotHere and DoesNotFit.
     """
@@ -317,8 +317,8 @@ def _draft(
 ) -> LoadSpec:
     """Return how a draft model is loaded: in the precision that fits and has the best M.
 
-    Raises UsageMistake if there is no such device, NotHere if the model is here only in a packing for another device,
-    and DoesNotFit.
+    Raises UsageMistake if there is no such device, NotHere if the draft model is here only in a packing for another
+    device, and DoesNotFit.
     """
     if device is None:
         raise UsageMistake(

@@ -82,8 +82,8 @@ class CurrentCosts:
 class FromDisk:
     """A cost model for a mixture of experts, of which `on_disk` bytes of experts stay on the disk.
 
-    Each forward requests the chosen ones of these in advance, and reads nothing else from the disk. They are assumed to
-    be chosen as often as experts in memory.
+    Each forward requests in advance the chosen experts that are on the disk, and reads nothing else from there. Experts
+    on the disk are assumed to be chosen as often as experts in memory.
     """
 
     in_memory: ForwardCostModel
@@ -224,9 +224,9 @@ class Rates:
         return cls(read, read * (growth**_OVERLAP - 1) ** (1 / _OVERLAP) / 64, layer)
 
     def product(self, weights: float, rows: int, computed: int | None = None) -> float:
-        """Return the seconds of a product of `rows` rows.
+        """Return the seconds of multiplying `rows` rows by a matrix.
 
-        It reads `weights` weights, of which each row is multiplied by `computed` (None: all).
+        The product reads `weights` weights, and multiplies each row by `computed` of them (None: all).
         """
         power, by_row = self.overlap, weights if computed is None else computed
         return float(((self.read * weights) ** power + (self.computed * rows * by_row) ** power) ** (1 / power))
@@ -236,8 +236,8 @@ class Rates:
 class Estimate:
     """The estimated cost of a model's forwards.
 
-    `reads`, if known, are (weights that every step reads, weights of all experts). Both are bytes divided by the
-    model's average bytes per weight, because `rates` are per average weight.
+    `reads`, if known, is (weights that every step reads, weights of all experts). Both are bytes divided by the model's
+    average bytes per weight, because `rates` are the seconds for a weight of average size.
     """
 
     shape: Shape

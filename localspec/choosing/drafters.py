@@ -74,10 +74,11 @@ class Acceptance:
 
     @classmethod
     def tree(cls, levels: Sequence[Sequence[float]], nodes: int, origin: str) -> "Acceptance":
-        """Return the acceptance of the best tree of at most `nodes` nodes; `levels` [depth][rank] are candidates'
+        """Return the acceptance of the best tree of at most `nodes` nodes; `levels` [depth][rank] has candidates'
         chances.
 
-        A node adds the product of the chances on its path. The best node is always added next (Medusa, §3.3.3).
+        A node adds the product of the chances on its path to a step's tokens. The node that adds most is always added
+        next (Medusa, §3.3.3).
         """
         ranked = [sorted(level, reverse=True) for level in levels]
         gains: list[float] = []
@@ -169,13 +170,13 @@ class DrafterCandidate:
 
     @property
     def drafter(self) -> str:
-        """The name without the name of its small model."""
+        """The drafter's name, without the name of its small model."""
         kind, small, _ = self.name.partition(":")
         return kind + WITH_PHRASES if small and self.name.endswith(WITH_PHRASES) else kind
 
     @property
     def with_phrases(self) -> bool:
-        """Whether drafts contain phrases or are lengthened by phrases."""
+        """Whether the drafts contain phrases, or are lengthened by them."""
         return kind_of(self.drafter).has_phrases or self.drafter.endswith(WITH_PHRASES)
 
     @property
@@ -361,7 +362,7 @@ def _draft_seconds(
     small: DraftModelEstimate | None = None,
     tokens: int = 0,
 ) -> Callable[[int], float]:
-    """Return a function from the number of nodes to the seconds of a draft. It drafts `tokens` tokens; 0 means all."""
+    """Return a function from nodes to the seconds of their draft. Only `tokens` tokens may be drafted; 0 means all."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     tokens = tokens or at.shape.vocab_size
     inputs = DraftCost(

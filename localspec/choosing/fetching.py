@@ -48,7 +48,7 @@ def pull_set(
     measurements: MeasurementSource,
     settings: Settings = _ANY,
 ) -> PullSet:
-    """Return the downloads for a registered model: the model, and a drafter: the named one, or the published one that
+    """Return the downloads for a registered model: the model, and the named drafter, or else the published drafter that
     pays most.
 
     A drafter without a stated license is fetched only if it is named. `settings` say how the model is loaded, and by
@@ -140,10 +140,10 @@ def fit(
 ) -> tuple[bool | None, str]:
     """Return whether a model with this shape and these bytes of weights fits here, and a clause about it.
 
-    The settings say how it is loaded, as far as a device allows. `drafter_bytes` are those of a drafter that is fetched
-    too. `chosen` is the recommendation of `pull_set` for the same model, whose reason is shown elsewhere. If the user
-    `named` a drafter, the speed with another drafter is not shown. The first value is None if config.json gives no
-    sizes (`shape` is None), or sizes that do not match the weights.
+    The settings decide how the model is loaded, as far as a device allows. `drafter_bytes` are those of a drafter that
+    is fetched too. `chosen` is the recommendation of `pull_set` for the same model, whose reason is shown elsewhere. If
+    the user `named` a drafter, the speed with another drafter is not shown. The first value is None if config.json
+    gives no sizes (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "it is unknown whether it fits: its config.json does not say how large it is"

@@ -45,10 +45,10 @@ Step = TypeVar("Step")
 class ReplyStats:
     """Figures of replies with one drafter here: tokens per step, nodes per step, drafting seconds per verifying second.
 
-    Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the time of a step besides drafting
-    and verification, also per verifying second. `peak` is the most memory that the process held, and `held` is the
-    drafter's part of it. `tokens` is the total length of these replies; earlier replies count less. `replies` counts
-    them all; it is 0 if an earlier version did not count them.
+    Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the time of a step that is neither
+    drafting nor verification, also per verifying second. `peak` is the most memory that the process held, and `held` is
+    the drafter's part of it. `tokens` is the total length of these replies; earlier replies count less. `replies` is
+    their number, or 0 if an earlier version did not count them.
     """
 
     length: float
@@ -79,7 +79,7 @@ class ModelMeasurements:
 
 
 class MeasurementSource:
-    """A source of the measurements of a machine. Its subclasses have some; it has none itself."""
+    """A source of the measurements of a machine. This base class has none; its subclasses may have some."""
 
     def of(self, card: TargetCard, device: str, dtype: str, quantize: str) -> ModelMeasurements:
         """Return the measurements of one model in one precision."""
@@ -148,7 +148,7 @@ class MeasurementCache:
     def measuring(
         self, quantity: Quantity[T], subject: str, measure: Callable[[int], Generator[Step, None, T]]
     ) -> Generator[Step, None, T]:
-        """Run `measure` with the number of idle cores. Save the result unless other programs used a core."""
+        """Call `measure` with the number of idle cores. Save its result if all cores were idle before and after."""
         cores = self._idle_cores()
         found = yield from measure(cores)
         if cores == self._idle_cores() == physical_cores():
@@ -256,8 +256,8 @@ def _file_of_experts(path: Path) -> Path | None:
 class Measurements(MeasurementSource):
     """A source of this machine's measurements. It measures the bandwidth of memory if that is unknown.
 
-    That takes half a second per device. With `quiet` nothing is measured. `exact` and `context` say how models will be
-    loaded. Without measurements for both, those for the default context are used, or else those for neither.
+    That takes half a second per device; with `quiet` it is left out. `exact` and `context` say how models will be
+    loaded. Without measurements of both, those of `exact` with the default context are used, or else those of neither.
     """
 
     def __init__(

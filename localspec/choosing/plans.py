@@ -145,8 +145,8 @@ def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[P
 def natural_precisions(device: Device) -> list[Precision]:
     """Return the precisions to consider on a device if the settings name none, the most accurate first.
 
-    For the compiled library on a CPU, dense weights are left out: int8 is as good in half the time and memory. So a
-    measured precision never competes with one that was not measured.
+    For the compiled library on a CPU, dense weights are left out: int8 is as good in half the time and memory. This
+    also avoids comparing a precision that was measured with one that was not.
     """
     dense = () if device.engine == "native" and device.packings else ("none",)
     return [Precision(device, device.dtypes[0], quantize) for quantize in (*dense, *device.packings)]
@@ -428,11 +428,11 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return a key that sorts plans by complexity: rank, bytes, and whether phrases are missing that would be free.
+    """Return a key that sorts plans by complexity: rank, bytes, and whether it lacks phrases that cost nothing.
 
-    Phrases rank before plain decoding, since nothing is drafted while they do not pay. They rank after it if replies
-    showed that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since
-    the gain of phrases grows with use.
+    Phrases rank before plain decoding, since nothing is drafted while they do not pay; but after it if replies showed
+    that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since the
+    gain of phrases grows with use.
     """
     if plan.candidate.name == "phrases":
         free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING

@@ -140,7 +140,7 @@ class Recommendation:
 
     @property
     def worth(self) -> float:
-        """The model's quality times its comfort on this machine, and a little more on a graphics card."""
+        """The model's quality times its comfort on this machine, increased a little if it runs on a graphics card."""
         on_a_card = self.plan is not None and self.plan.precision.device.type != "cpu"
         return self.quality * self.comfort * (ON_A_CARD if on_a_card else 1.0)
 
@@ -287,11 +287,11 @@ def _quality(model: Model) -> int:
 
 
 def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> Recommendation | None:
-    """Return the recommendation to take: the best by quality and comfort out of those that fit.
+    """Return the recommendation to take: of the models that fit, the one with the best product of quality and comfort.
 
     Quality counts fully from a comfortable speed on, and less for slower models. `prefer` asks for the fastest model,
     for the smallest in memory, or for the best at any speed. A model with terms to accept is taken only if no other
-    fits, and the demo model only if no other model does.
+    model fits, and the demo model only if nothing else does.
     """
     fitting = [one for one in every if one.fits]
     possible = [one for one in fitting if not one.toy] or fitting

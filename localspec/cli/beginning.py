@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ReplyReport(Protocol):
-    """The JSON object of one reply."""
+    """A description of one reply that can be printed as a JSON object."""
 
     @property
     def start(self) -> dict[str, Any]: ...
@@ -44,7 +44,7 @@ class Reporting(Answerer, Protocol):
     """An answerer that can also return its last reply as a JSON object."""
 
     def report(self, sampling: Any, load_seconds: float, /) -> ReplyReport:
-        """Return the report of a reply with this sampling, after a model was loaded in `load_seconds`."""
+        """Return the report of the last reply, with its sampling and the seconds that loading the model took."""
         ...
 
 
@@ -126,9 +126,9 @@ LOOK = 0.2
 
 
 def keep_seconds(length: str, settings: Settings) -> int:
-    """Return the seconds that `--keep` names.
+    """Return the number of seconds that `length`, the value of `--keep`, names.
 
-    Raises UsageMistake, and LocalspecError if no such server can run here.
+    Raises UsageMistake for an invalid length or with `--server`, and LocalspecError on Windows.
     """
     if settings.server is not None:
         raise UsageMistake(f"--keep {length} has no effect with {settings.shown('server')}; leave one of them out.")

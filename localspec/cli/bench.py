@@ -167,7 +167,7 @@ def _draw(svg: str, file: Path) -> None:
 
 
 def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
-    """Return plain decoding, and every drafter with every number of nodes."""
+    """Return the pairs to compare: plain decoding, then every drafter with every number of nodes."""
     sizes: list[Size] = []
     for word in _words("--nodes", nodes):
         if word != "auto" and not (word.isdecimal() and 1 <= int(word) <= MOST_NODES):
@@ -192,7 +192,7 @@ def _words(flag: str, value: str) -> list[str]:
 
 
 def addresses(given: Sequence[str], settings: Settings) -> list[str]:
-    """Return the servers to measure: from the flag, or else from the settings; empty if models here are measured.
+    """Return the servers to measure, from `--server` or else from the settings; empty to measure models here.
 
     Raises UsageMistake for an invalid address, and for one that is given twice.
     """
@@ -206,7 +206,7 @@ def addresses(given: Sequence[str], settings: Settings) -> list[str]:
 
 
 def _engine(url: str, settings: Settings, progress: Progress) -> "ServerEngine":
-    """Open a server to measure. Raises the errors of `Server.open`, and NotHere for a model that it lacks."""
+    """Open a server to measure. Raises the errors of `Server.open`, and NotHere if the server lacks the model."""
     from localspec.serving.server import Server
     from localspec.serving.server_engine import ServerEngine
 

@@ -47,9 +47,9 @@ def table(
 ) -> list[str]:
     """Return rows as aligned columns below their heads; columns whose number is in `right` are aligned to the right.
 
-    If a line would be too wide, the last columns are left out, and a line names them. A column is left out if there is
-    no room for the beginning of its values, or for the whole values if its number is in `whole`. A value that is too
-    wide for the last column is cut, or continues on the next line if the column's number is in `wraps`.
+    If a line would be too wide, the last columns are left out, and a line below the table names them. A column needs
+    room for the beginning of its values, or for the whole values if its number is in `whole`. A value that is too wide
+    for the last column is cut, or continues on the next line if the column's number is in `wraps`.
     """
     rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -264,7 +264,7 @@ class Progress:
             self._shown = False
 
     def _name(self) -> None:
-        """Print a line that names a long wait."""
+        """Print the name of the current wait if it has become long."""
         with self._lock:
             if self._what:
                 self._named = _kind(self._what)

@@ -46,7 +46,7 @@ def distill(
     ] = None,
     limit: Annotated[int | None, whole_number(help="Only the first N prompts.")] = None,
 ) -> int:
-    """Let a model answer prompts, as training data for drafters. The same command continues what was stopped."""
+    """Let a model answer prompts, as training data for drafters. Repeat a stopped command to continue it."""
     if prompts is None or output is None:
         raise UsageMistake("Name the prompts and a file for the replies: --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):

@@ -111,7 +111,7 @@ def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_jso
 
 @dataclass(frozen=True)
 class _Survey:
-    """This machine, the models that it could run, the best first, and which one to take: of those here, and of all."""
+    """A survey of this machine: the models that it could run, the best first, and the best one here and of all."""
 
     machine: Machine
     recommendations: list[Recommendation]
@@ -359,7 +359,7 @@ def _gib(size: int) -> str:
 def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
     """Ask a server for its models, and print its answer.
 
-    Raises the errors of `Server.open`, and UsageMistake for `others`.
+    Raises the errors of `Server.open`, and UsageMistake if `others`, the other flags given, is not empty.
     """
     for name in others:
         flag = "--" + name.replace("_", "-")

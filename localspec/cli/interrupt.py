@@ -15,8 +15,8 @@ class Interrupt:
     second stops at once.
 
     With `ends_too`, SIGTERM and SIGHUP also stop the body, however often they come, because a logout sends both. After
-    the context they end the process, so that its parent sees the signal. `waits` is called when the first Ctrl+C has to
-    wait for a step. It runs in another thread, because the signal may have interrupted code that prints.
+    the context the signal ends the process, so that the parent process sees it. `waits` is called when the first Ctrl+C
+    has to wait for a step. It runs in another thread, because the signal may have interrupted code that prints.
     """
 
     def __init__(self, ends_too: bool = False, waits: Callable[[], object] | None = None) -> None:
@@ -55,7 +55,8 @@ class Interrupt:
 
 @contextmanager
 def cleared_up_when_ended() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise an error in the body, so that no half-written file stays. Then they end the process.
+    """Let SIGTERM and SIGHUP raise an error in the body before they end the process, so that no half-written file
+    stays.
 
     Under nohup and similar programs, which ignore these signals, they stay ignored.
     """
@@ -78,7 +79,7 @@ def cleared_up_when_ended() -> Iterator[None]:
 
 
 def _ending() -> list[int]:
-    """Return the signals that would end this program by default. Programs like nohup make it ignore some of them."""
+    """Return the signals that would end this program now. Programs like nohup make a program ignore some signals."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     return [number for name in names if signal.getsignal(number := getattr(signal, name)) is signal.SIG_DFL]
 

@@ -36,10 +36,10 @@ def list_models(
 ) -> None:
     """List the models on this machine: name, parameters, bytes, packed forms, drafters, license, path.
 
-    Drafters are the small model that drafts for a model, and trained drafters. Those that come with localspec are
-    marked as shipped.
+    The drafters of a model are trained drafters and its small draft model. Drafters that come with localspec are marked
+    as shipped.
 
-    At a terminal a star marks the one that answers when you name none; in JSON `chosen` is true. `problem` is the
+    At a terminal a star marks the model that answers when you name none; in JSON `chosen` is true. `problem` is the
     sentence about a model that cannot be used, because its GGUF file is missing.
     """
     rows: list[dict[str, Any]] = []
@@ -124,7 +124,7 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """Return a text about a model: its other stored packings, and its missing file."""
+    """Return as text the other stored packings of a model, and the name of a missing file."""
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []

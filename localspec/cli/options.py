@@ -51,7 +51,8 @@ class SharedFlags:
 
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings with these flags, for a command that computes here, and limit this process to their threads.
+    """Return the settings with these flags, for a command that computes here, and let this process use only their
+    threads.
 
     Raises the errors of `config.load`, and UsageMistake for more threads than there are cores.
     """

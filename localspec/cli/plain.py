@@ -268,7 +268,7 @@ class _Talk:
     def _instead(self, prompt: str | None) -> None:
         """Answer the last answered prompt again, or `prompt` in its place, in a branch.
 
-        Raises UsageMistake without a reply.
+        Raises UsageMistake if there is no reply yet.
         """
         before, turns = self.conversation, self.conversation.answered - 1
         if turns < 0:

@@ -166,15 +166,14 @@ def _registration(file: Path) -> Header | None:
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
-    """Return the packed files of the removed models, and of sources that are here in no other form."""
+    """Return the packed files of the removed models, and of sources whose only files here are packed."""
     found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
     found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
     return _without_others(sorted(found), [str(source) for source in sources])
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Leave out, and report, packed files that belong to another source of the same weights: they may be its only
-    copy."""
+    """Leave out, and report, packed files that another source of the same weights may need as its only copy."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -224,8 +223,8 @@ def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes:
     """Delete a model with these names and packed files in this context, and then what localspec derived from it.
 
     These are the answers that it wrote for trainings, and its phrases if the user agrees. Print what stays: phrases,
-    conversations, drafters. Nothing of that happens while the model is still here in another form. A store that cannot
-    be read counts as empty. Raises StoreTrouble.
+    conversations, drafters. If the model is still here in another form, nothing else is deleted or printed. A store
+    that cannot be read counts as empty. Raises StoreTrouble.
     """
     now, names = renamed(), set(names)
     for file in files:

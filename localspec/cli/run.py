@@ -216,7 +216,7 @@ def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
 
 
 class _Output:
-    """The destination of a reply. `reply` is its text so far, and `reasoning` its thoughts so far."""
+    """A writer of a reply. `reply` is the text so far, and `reasoning` the thoughts so far."""
 
     streams = True  # whether the answer is shown as it comes
 
@@ -232,14 +232,14 @@ class _Output:
         self.reasoning += event.reasoning
 
     def end(self, report: dict[str, Any]) -> None:
-        """Write the end of a reply, which is complete or was interrupted."""
+        """Write the end of a reply that is complete or was interrupted."""
 
     def cut(self) -> None:
         """Write the end of a reply that failed. Its text so far stays."""
 
 
 class _Plain(_Output):
-    """Only the answer, written as it arrives."""
+    """A writer of only the answer, as it arrives."""
 
     def cut(self) -> None:
         if self.reply:
@@ -255,7 +255,7 @@ class _Plain(_Output):
 
 
 class _Object(_Output):
-    """One JSON object, written at the end."""
+    """A writer of one JSON object at the end."""
 
     streams = False
 
@@ -264,7 +264,7 @@ class _Object(_Output):
 
 
 class _Stream(_Output):
-    """One JSON object per line: start, one per step, end."""
+    """A writer of one JSON object per line: one at the start, one per step, one at the end."""
 
     def start(self, report: ReplyReport) -> None:
         self._print({"event": "start", **report.start})

@@ -143,9 +143,9 @@ def _announced_facts(card: TargetCard) -> Facts:
 
 
 def _choice_facts(card: TargetCard) -> Facts:
-    """Return what `auto` would choose now and why, by the settings and by earlier measurements.
+    """Return what `auto` would choose now, with these settings and earlier measurements, and the reason.
 
-    If the model is not here, drafters that would be fetched with it count.
+    If the model is not here, drafters that would be fetched with it are considered too.
     """
     settings = config.load()
     with user_store(lambda _: None, create=False) as store:

@@ -126,7 +126,8 @@ class Completer:
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
-    """Make Tab request completions from `look_up`. Raises ImportError if there is no readline."""
+    """Make Tab show completions from `look_up`, and the line after `mark` again. Raises ImportError without
+    readline."""
     import readline  # input() uses it once it is imported
 
     completer = Completer(look_up)

@@ -132,7 +132,7 @@ def train(
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier training.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object at the end instead of lines.")] = False,
 ) -> int:
-    """Train a drafter for a model. The same command continues what was stopped.
+    """Train a drafter for a model. Repeat a stopped command to continue it.
 
     Without --data, or with --data history, the model answers prompts first, and the drafter is kept only if it
     pays, which a bench decides.
@@ -226,7 +226,7 @@ def train(
 
 
 def _beginning() -> float:
-    """Return when this command began, by `time.monotonic`: with its process, if that began for it."""
+    """Return the start of this command by `time.monotonic`: the start of the process, if it runs only this command."""
     age = time.time() - psutil.Process().create_time() if environment.one_command else 0.0
     return time.monotonic() - (age if 0 < age < LONGEST_START else 0.0)  # the system's clock may have been set
 
@@ -395,7 +395,7 @@ def _duration(seconds: float) -> str:
 
 
 def _model_to_train_for(settings: Settings, progress: Progress, saves: bool) -> registry.TargetCard:
-    """Return the model to train for. If no flag names it, a notice does. Without `saves` nothing changes on disk."""
+    """Return the model to train for. Print its name if no flag names it. Without `saves`, nothing changes on disk."""
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter, saves)
     progress.clear()

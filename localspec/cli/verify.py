@@ -65,7 +65,8 @@ def verify_model(
 
 
 def _verify_unfetched(name: str) -> list[str]:
-    """Read the weights of a model that was not fetched. Return a clause for each silently changed file."""
+    """Read the weights of a model that was not fetched. Return a clause for each file that changed without a new date
+    or size."""
     path, paths = resolve(name).path, Paths(home())
     found = inspect(path)
     if found.packing:
@@ -86,7 +87,7 @@ def _verify_unfetched(name: str) -> list[str]:
 def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
     """Read the GGUF files of an import. Return a clause for each file that changed without a new date or size.
 
-    Raises NotHere for a file of a registration that is missing or has changed. A packed form may still be usable.
+    Raises NotHere if a registered file is missing or has changed; a packed form of the model may still be usable.
     """
     from localspec.weights.gguf_weights import files_of  # numpy
 
@@ -104,7 +105,7 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
 
 
 def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
-    """Read files, print the result, and return the names of those that changed without a new date or size.
+    """Read files, print the result, and return the names of the files that changed without a new date or size.
 
     With `listed`, also print each file's digest and fingerprint, for an entry in models.toml.
     """
@@ -158,7 +159,7 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
 
 
 def _without(file: Path, paths: Paths) -> str:
-    """Delete a damaged packed file if it can be made again. Return a clause about it."""
+    """Delete a damaged packed file if it can be made again. Return a clause that says so, or what to do instead."""
     with suppress(LocalspecError, OSError):
         header = read(file).header
         if file.parent == paths.packed and not header.registered and not is_only_copy(header.origin, paths):
@@ -169,7 +170,7 @@ def _without(file: Path, paths: Paths) -> str:
 
 def _verify_drafters(name: str) -> list[str]:
     """Compare the weights of a model's drafters with the digests in their drafter.json. Return a clause for each
-    damaged one."""
+    damaged drafter."""
     try:
         found = [*drafter_directories(resolve(name))]
     except LocalspecError:  # the model is damaged or not here, which is reported elsewhere
