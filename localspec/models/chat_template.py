@@ -29,11 +29,11 @@ def render_template(
     special_tokens: Mapping[str, str],
     switches: Mapping[str, bool] | None = None,
 ) -> str:
-    """Return the text of a conversation by a template; `special_tokens` by name, such as bos_token.
+    """Return the text that a template makes of a conversation. `special_tokens` has tokens by name, such as bos_token.
 
     `switches` are variables that only this template uses, such as enable_thinking. Templates see the variables of
-    transformers, and render the same text. A template may fail like any program. Raises TimeoutError after 5 seconds,
-    and MemoryError for more than 268 million characters plus 64 per character of the conversation.
+    transformers, and render the same text. Raises the errors of the template, TimeoutError after 5 seconds, and
+    MemoryError for more than 268 million characters plus 64 per character of the conversation.
     """
 
     def render() -> str:
@@ -153,7 +153,7 @@ def _limited(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the arguments of a filter or method, with lists for iterators.
+    """Return the arguments of a filter or method, with each iterator turned into a list.
 
     Raises MemoryError if the result would be too long.
     """
@@ -179,7 +179,7 @@ def _printable(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Return about the number of characters of a value's text, at least 1, or more than the limit."""
+    """Return about how many characters a value's text has, at least 1. Raises MemoryError above the limit."""
     if isinstance(value, (str, bytes)):
         return max(1, len(value))
     if not isinstance(value, (Mapping, list, tuple, set, frozenset, range)):

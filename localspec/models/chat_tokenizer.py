@@ -62,7 +62,7 @@ class ChatTokenizer:
     def added_marks(self) -> list[tuple[str, bool]]:
         """Return the marks that the model's file requires around prompts, but its template does not write.
 
-        Each comes with True if it precedes the prompt and False if it follows.
+        Each mark is paired with True if it precedes the prompt, or False if it follows.
         """
         if self.add_special_tokens or not any(self.tokenizer.around):
             return []
@@ -90,9 +90,9 @@ class ChatTokenizer:
 
     @property
     def add_special_tokens(self) -> bool:
-        """Whether the tokenizer adds the marks around a text.
+        """Whether the tokenizer adds marks around a text.
 
-        With a chat template it does not, because the template writes them.
+        With a chat template it does not, because the template writes the marks.
         """
         return not self.tokenizer.chat_template
 
@@ -163,8 +163,8 @@ class ChatTokenizer:
     def _answer(
         self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
     ) -> dict[str, Any]:
-        """Return the `text` of the template, or its `error`, with `refused` for its own refusals and `limit` for
-        exceeded limits."""
+        """Return the `text` that the template makes, or an `error`, with `refused` if the template raised it on purpose
+        and `limit` if a limit was exceeded."""
         if self._stopped:
             return {"error": self._stopped, "limit": True}
         from jinja2 import TemplateError  # slow to import
@@ -239,7 +239,7 @@ class ChatTokenizer:
 
     @cached_property
     def thinking(self) -> Thinking | None:
-        """Return the marks that separate thoughts from answers; None if the model has no known ones."""
+        """The decoder that knows the marks around thoughts; None if the model has no known marks."""
         added = self.tokenizer.added_tokens
         marks = marks_of(self.tokenizer.chat_template or "", [token.content for token in added.values()])
         if marks is None:
@@ -271,7 +271,7 @@ class ChatTokenizer:
 
     @property
     def thinks(self) -> WhenItThinks | None:
-        """Return when the model thinks before it answers: always, never, or by a switch; None if unknown."""
+        """When the model thinks before it answers: "always", "no", or as a "switch" says; None if unknown."""
         if self.switch is not None:
             return "switch"
         if self.thinking is None:
@@ -282,9 +282,9 @@ class ChatTokenizer:
     # -- reading and writing ------------------------------------------------------------------------------------------
 
     def prompt_loss(self) -> str:
-        """How the template alters prompts: "leaves out", "changes", or empty if it does not.
+        """Return how the template alters prompts: "leaves out", "changes", or empty if it does not.
 
-        A template that fails counts as changing nothing. Its error is raised when it is used.
+        For a template that fails the result is empty, because its error is raised later, when the template is used.
         """
         try:
             if _PROBE in (text := self.render([{"role": "user", "content": _PROBE}])):

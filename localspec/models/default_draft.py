@@ -1,6 +1,6 @@
 """The small model that drafts for a target unless another is named.
 
-It is found by name, in the target's directory, or next to it.
+It is found by its name in models.toml, in the target's directory, or among the installed models.
 """
 
 import os
@@ -37,10 +37,10 @@ class DefaultDraft:
 def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
     """Return the small model that drafts for a target, and sentences about a skipped model, if any.
 
-    It is the first of these that is here and has the target's tokens: the model that models.toml names; the model in
-    the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose step reads at
-    most half of the bytes. If none is here, it is the model that models.toml names, to be fetched. Only headers are
-    read. `every` is a recent result of `known`, for a caller that asks about many models.
+    The result is the first of these that is here and has the target's tokens: the model that models.toml names; the
+    model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose step
+    reads at most half as many bytes. If none is here, the result is the model that models.toml names, which must be
+    fetched. Only headers are read. `every` is a recent result of `known`, for a caller that asks about many models.
     """
     named: DefaultDraft | None = None
     if card.draft:
@@ -105,9 +105,9 @@ def _installed(card: TargetCard, every: Mapping[str, TargetCard], share: float) 
 
 
 def step_bytes(path: Path) -> float:
-    """Return the bytes of weights that a step of one row reads, assuming int8 for dense weights.
+    """Return the bytes of weights that a step of one row reads, counting dense weights as int8.
 
-    Of a mixture it reads only the experts that are chosen.
+    In a mixture of experts, only the chosen experts are counted.
     """
     found = inspect(path)
     apart = 0 if text_config(found.config).get("tie_word_embeddings") else found.embedding
@@ -125,7 +125,7 @@ def compare(
     """Raise UsageMistake if the ids of a token differ. Ids that only pad a vocabulary may differ.
 
     `small` and `target` are tokens by id, and `special` are the target's ids that occur in no text. The small model in
-    `path` has `vocabulary` ids. Its tokenizer may list special tokens beyond them, for example a token for images in
+    `path` has `vocabulary` ids. Its tokenizer may list special tokens with higher ids, such as the token for images in
     Gemma 3's text models. Drafters replace such tokens.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]

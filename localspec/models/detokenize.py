@@ -95,12 +95,12 @@ class Transcript:
         return self._parting.text
 
     def add(self, token: int) -> bool:
-        """Take one more token. Return whether the text now contains a stop string; it is then cut before it."""
+        """Add one token. Return whether the text now contains a stop string; the text is then cut before it."""
         self.tokens += 1
         return self._take(self._detokenizer.add(token))
 
     def finish(self, cut: bool = False) -> bool:
-        """Release the text that was held back, because no more tokens follow. Return the result of `add`.
+        """Release the text that was held back: no more tokens follow. Return whether the text contains a stop string.
 
         If a limit `cut` the reply within a character, the bytes of that character are dropped.
         """

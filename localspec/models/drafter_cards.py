@@ -49,9 +49,9 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 
 
 def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
-    """Return the names of the kinds of drafters that a model accepts, by its layers, its family and its own files.
+    """Return the names of the kinds of drafters that a model accepts, judged by its layers, its family and its files.
 
-    With `takes`, only kinds that take one of these. Unknown properties of the model exclude no kind.
+    With `takes`, return only kinds that take one of these. A property of the model that is unknown excludes no kind.
     """
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
@@ -64,7 +64,7 @@ def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) 
 
 
 def _suits(kind: str, architecture: str | None, card: TargetCard) -> bool:
-    """Return whether a kind of drafter suits the model's family and, for its own MTP layer, its files."""
+    """Return whether a kind of drafter suits the model's family, and for `mtp`, whether its files have an MTP layer."""
     try:
         check_family(kind, architecture, card.name)
         if kind == MTP and card.here and architecture is not None:
@@ -106,12 +106,12 @@ class DrafterCard:
 
     @property
     def shipped(self) -> bool:
-        """Whether it is one of localspec's drafters for published models."""
+        """Whether the drafter comes with localspec, for a published model."""
         return SHIPPED in self.path.parents
 
     @property
     def generated(self) -> tuple[float, int] | None:
-        """Return (acceptance length, nodes) on text that its target generated after the training, if that was measured.
+        """The (acceptance length, nodes) on text that the target generated after the training; None if not measured.
 
         Two kinds of text were measured: text like the training text, and replies to prompts of all kinds. The lower
         length counts, because later prompts are unknown.
@@ -122,22 +122,22 @@ class DrafterCard:
 
     @property
     def right_after_right(self) -> list[float]:
-        """Return how often the first guess at each depth was right if all before it were; empty if unknown.
+        """The rate at which the first guess at each depth was right if all earlier guesses were; empty if unknown.
 
-        In contrast, `accuracy_by_depth` covers all places, also those after a wrong guess.
+        In contrast, `accuracy_by_depth` includes guesses after a wrong guess.
         """
         known = self.about.get(RIGHT_AFTER_RIGHT)
         return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
 
 
 def remedy(file: Path) -> str:
-    """Return the end of a sentence about a damaged file of a drafter: what to do."""
+    """Return the end of a sentence about a damaged file of a drafter, which says what to do."""
     shipped = PACKAGE in file.parents
     return "the installation is damaged, so install localspec again" if shipped else TRAIN_AGAIN
 
 
 def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a drafter's tensor by its header. In int4 it is twice as wide as the stored bytes."""
+    """Return the shape of a drafter's tensor by its header. A row in int4 has twice as many weights as stored bytes."""
     shape = tuple(header["shape"])
     return (*shape[:-1], 2 * shape[-1]) if header["dtype"] == INT4 and shape else shape
 
@@ -145,9 +145,9 @@ def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
     """Return the trained drafter that `name`, a kind or a directory, means for a model.
 
-    The user's own drafters of a kind come before the one that came with the model, the newest first. Damaged drafters,
-    and those that a bench found not to pay, are skipped. Raises NotHere if there is none, UsageMistake if it was made
-    for another model or another family, and LocalspecError if it is damaged.
+    The user's own drafters of a kind, the newest first, come before a drafter that came with the model. Damaged
+    drafters, and those that a bench found not to pay, are skipped. Raises NotHere if there is none, UsageMistake if it
+    was made for another model or another family, and LocalspecError if it is damaged.
     """
     if name in kinds(*WEIGHTS):
         trouble = None
@@ -207,7 +207,7 @@ def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
     """Yield (kind, drafter) for a model, the first choice first. For a damaged or rejected drafter, yield the error.
 
-    If the drafter.json of one that came with localspec is damaged, its kind is unknown: None.
+    The kind is None if it is unknown, because the drafter came with localspec and its drafter.json is damaged.
     """
     for path, content in drafter_directories(card, paths):
         found: DrafterCard | LocalspecError
@@ -241,8 +241,8 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
 def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the directory of each drafter that was trained for a model, with its drafter.json, the first choice first.
 
-    A drafter with a damaged drafter.json is left out, because its model is unknown. If it came with localspec, it is
-    yielded with an empty content.
+    A drafter with a damaged drafter.json is left out, because its model is unknown. But if the drafter came with
+    localspec, its directory is yielded with an empty drafter.json.
     """
     folder = (paths or Paths(home())).drafters
     trained = [file.parent for file in folder.glob("*/drafter/drafter.json")] if folder.is_dir() else []
@@ -269,7 +269,7 @@ def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> 
     """Return whether a drafter that came with localspec is for the registered model of `card`, in any of its published
     forms.
 
-    Other forms round the same weights to other types. How often the drafter is right there was not measured.
+    Other forms round the weights differently, and how often the drafter is right with them was not measured.
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")
@@ -278,8 +278,8 @@ def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> 
 def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     """Describe the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
 
-    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere if there is
-    none, with the kinds that the model of `card` accepts, and LocalspecError if it is damaged.
+    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere if there is no
+    drafter, with the kinds that the model of `card` accepts, and LocalspecError if it is damaged.
     """
     if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
         config = read_config(path)

@@ -3,8 +3,8 @@
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
 class `Drafter`, a `TrainedDrafter`. If localspec can train it, `localspec/training/drafters/<name>.py` has the class
 `Trainable`, a `TrainableDrafter`. That file is loaded only for training. The file of any other kind has a function
-`build`. For a kind that takes a draft model, `build` returns a `DraftModel`, by itself or in `WithPhrases`. A kind that
-takes a probe has no `build`.
+`build`. For a kind that takes a draft model, `build` returns a `DraftModel`, perhaps wrapped in `WithPhrases`. A kind
+that takes a probe has no `build`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -95,23 +95,23 @@ def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """One kind of drafters: what it takes, and what its drafts cost before one is loaded.
+    """A kind of drafters: what it needs, and the predicted cost of its drafts.
 
     `seconds(cost, nodes)` is the time of one draft of this many nodes. For a kind with weights, `size` is the bytes of
-    a drafter, and `parameters` their number if its publisher does not state it. `predicted` is for a drafter
-    without measurements: the chance of each token of a draft to be accepted given the token before it, and the source.
+    a drafter, and `parameters` its parameters if the publisher does not state them. `predicted` is for a drafter
+    without measurements: the chance of each token to be accepted if the token before it was, and the source.
 
-    `takes` says what a kind needs. A kind that takes nothing is used if it is named; `auto` also chooses `phrases` and
-    plain decoding. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies
+    `takes` says what a kind needs. Of the kinds that take nothing, `auto` chooses `phrases` and plain decoding; others
+    must be named. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies
     showed that they pay, because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are
     lengthened by phrases without `+phrases`. `parts` names the setting that lists its active parts, and
     `searched(parts)` the hyperparameters that are searched for a pair of models.
 
     `mask_key`: a small language model whose config.json has this key is a drafter of this kind. `by_shapes`: published
     files become a drafter without any weight of the target, so the target may be in a GGUF file. `states_in` is the
-    matrix that reads states of the target's inner layers, and is as wide as these. `on_chains`: it also drafts for a
-    target with recurrent layers, with chains, and can be trained for it. `with_experts`: it also drafts for a mixture
-    of experts, because it has no layer like those of the target.
+    matrix that reads states of the target's inner layers, and has one column per channel of these states. `on_chains`:
+    it also drafts for a target with recurrent layers, with chains, and can be trained for it. `with_experts`: it also
+    drafts for a mixture of experts, because it has no layer like those of the target.
     """
 
     name: str
@@ -158,7 +158,7 @@ def _free(cost: DraftCost, nodes: int) -> float:
 
 
 def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each has its own."""
+    """Return the seconds of a draft. Heads share the target's vocabulary matrix, or each head has a separate one."""
     shared = 0.0 if cost.parameters > cost.shape.embedding else cost.product(cost.head, cost.depth)
     return cost.product(cost.parameters, 1) + shared + cost.layer_seconds
 
@@ -171,8 +171,8 @@ def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _parallelspec_size(one: DrafterSize) -> int:
-    """Return the bytes. A small model's cache is at most as large as the target's; a layer's is that of one target
-    layer.
+    """Return the bytes. A small model's cache is at most as large as the target's; a single layer's is as large as that
+    of one target layer.
 
     The correction of a layer is multiplied with the target's head when it is loaded.
     """
@@ -213,7 +213,7 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of one layer, and a state per token, which is at most half as many."""
+    """Return the bytes including keys and values of one layer, and a state per token, at most half as large."""
     return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
@@ -365,8 +365,7 @@ def kind_of(drafter: str) -> DrafterKind:
 
 
 def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
-    """Return the kinds that draft under a name, without phrases that lengthen drafts: two kinds for
-    `medusa+s3d+phrases`.
+    """Return the kinds that a drafter's name lists, without phrases that lengthen drafts: two for `medusa+s3d+phrases`.
 
     Raises UsageMistake for an unknown kind.
     """
@@ -374,5 +373,5 @@ def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 
 def can_be_merged(kind: DrafterKind) -> bool:
-    """Return whether drafts of this kind can be merged with others: it has weights, or takes a probe."""
+    """Return whether drafts of this kind can be merged with others: the kind must have weights, or take a probe."""
     return kind.takes in (*WEIGHTS, "probe")

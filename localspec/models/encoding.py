@@ -28,7 +28,7 @@ class Unwanted(Exception):  # not an error
 
 @contextmanager
 def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Within this context, stop waiting for tokenizers and templates soon after `wanted` returns False."""
+    """In this context, stop waiting for tokenizers and templates once `wanted` returns False."""
     before = _wanted.set(wanted)
     try:
         yield
@@ -44,8 +44,8 @@ def patience(text: str) -> float:
 def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
     """Run `work` on another thread. Return its result, or raise its error.
 
-    If nobody waits any more, the thread continues, so `work` must release Python's interpreter. With `end` the thread
-    is ended instead, and `work` must be Python code. Raises Unwanted, and TimeoutError after this many seconds.
+    If the caller stops waiting, the thread continues, so `work` must release Python's interpreter lock. With `end` the
+    thread is ended; `work` must then be Python code. Raises Unwanted if told to stop, and TimeoutError after `seconds`.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
@@ -84,5 +84,5 @@ def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:
 
 
 def is_abandoned() -> bool:
-    """Return whether a thread still runs whose result nobody waits for."""
+    """Return whether a thread of `waited_for` still runs."""
     return any(thread.name == THREAD for thread in threading.enumerate())

@@ -71,8 +71,8 @@ class Entry:
 
     `quality` orders models; the best has the highest number. `verified` says that a pull of the model is known to have
     worked. `forms` are published forms other than `source`, which is the publisher's own. `sha256` are the digests of
-    GGUF files of this model, including every part of a split file; `fingerprints` are those of the same files. `bytes`
-    is the size of the download if `source` is GGUF files.
+    GGUF files of this model, including every part of a split file, and `fingerprints` the fingerprints of the same
+    files. `bytes` is the size of the download if `source` is GGUF files.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Entry:
 
     @property
     def toy(self) -> bool:
-        """Whether the model comes inside the package, only as a demonstration."""
+        """Whether the model is part of the package, as a demonstration only."""
         return self.path is not None and self.path.is_relative_to(PACKAGE)
 
 

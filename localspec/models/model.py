@@ -34,11 +34,11 @@ class Model:
     """A target and its possible drafters. `parameters` is its exact number of parameters. `small` is its draft model.
 
     `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
-    `passed_over` says which other small model and which damaged drafters are not used, and why; it may be empty.
-    `packed` are the packings of a target whose original weights are not here, the default first. `block_bytes` are the
-    bytes of its weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and
-    those of all experts, of which a token reads some. `temperature` is the maker's recommendation. It is 0, greedy, for
-    a model that is not here, because published figures belong to greedy replies.
+    `passed_over` says which small model and which damaged drafters are not used, and why; it may be empty. `packed` are
+    the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of its
+    weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and those of all
+    experts, of which a token reads some. `temperature` is the maker's recommendation. It is 0, greedy, for a model that
+    is not here, because published figures belong to greedy replies.
     """
 
     card: TargetCard
@@ -57,8 +57,9 @@ class Model:
     def can_be(self, quantize: str, backend: str) -> bool:
         """Return whether the model can be loaded in this packing on a `Device.backend`.
 
-        Packed weights are for a CPU. Weights of GGUF files become dense without loss, also on a GPU, or int8 there. NF4
-        and int4 would lose too much, because they would round few bits a second time.
+        A model whose original weights are here can have any packing. Otherwise a CPU loads it in one of its `packed`
+        forms. A GPU loads it only from GGUF files, as dense weights (without loss) or int8; NF4 and int4 would round
+        few bits a second time and lose too much.
         """
         if not self.packed or backend in ("native", "cpu"):
             return not self.packed or quantize in self.packed
@@ -66,7 +67,7 @@ class Model:
 
     @property
     def from_gguf(self) -> bool:
-        """Return whether the weights are in GGUF files."""
+        """Whether the weights are in GGUF files."""
         return "none" in self.packed
 
 
@@ -109,7 +110,7 @@ def recommended_sampling(path: Path) -> Mapping[str, Any]:
 
 
 def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
-    """Describe a model as `model_of` does, without drafters. If it `drafts`, its blocks are those of a draft model."""
+    """Describe a model as `model_of` does, without drafters. With `drafts`, its blocks are those of a draft model."""
     packed: tuple[str, ...] = ()
     header = None
     if card.here:
@@ -137,7 +138,7 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
-    """Return `block_reads` of a file that is not here, if its type says the bits of weights outside of experts."""
+    """Return `block_reads` of a file that is not here; None if its type does not say the bits of other weights."""
     if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8
@@ -146,7 +147,7 @@ def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
 
 
 def draft_form(card: TargetCard) -> str | None:
-    """Return the form of a draft model on a CPU, which may be coarser than usual; None if it has no other form."""
+    """Return in words the form of a draft model on a CPU, perhaps coarser than usual; None without a special form."""
     small = small_model_of(card, drafts=True)
     shape, few = small.shape, head_tokens(small.shape.vocab_size)
     head = few - shape.vocab_size * (not shape.tied) if few else 0  # additional rows of the short head

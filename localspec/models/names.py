@@ -47,7 +47,7 @@ def full_name(name: str) -> str:
 
 
 def exact_name(name: str) -> str | None:
-    """Return the name of the only model here that equals `name` except for case; None if there is none.
+    """Return the name of the model here that equals `name` except for case; None unless there is exactly one.
 
     A registered name in its exact spelling is returned even if the model is not here.
     """
@@ -80,7 +80,7 @@ def _plain(name: str) -> str:
 
 
 def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
-    """Return the names of these models, one for each set of files."""
+    """Return one name for each set of files, because several of these models may share their files."""
     names: dict[Path, str] = {}
     for card in cards:
         names.setdefault(card.path, card.name)
@@ -94,7 +94,7 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
     """Return all repositories that may have been fetched for a name: the model in any of its forms, and its drafters.
 
     With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for a name
-    that is not registered, and UsageMistake for one that is not a repository either.
+    that is not registered, and UsageMistake for a name that cannot be a repository either.
     """
     known = registry.cards()
     if name in known:

@@ -1,7 +1,7 @@
 """Moves packed files that are the only copy of a model from the cache directory to the data directory.
 
-Users may empty the cache directory, but earlier versions wrote all packed files there. A file is deleted there only
-after the new file is complete.
+Users may empty the cache directory, but earlier versions wrote all packed files there. A file is deleted from the cache
+only after its copy is complete.
 """
 
 import errno

@@ -30,7 +30,7 @@ class SavedChoice(NamedTuple):
 
 
 class Present(NamedTuple):
-    """A present model and, as `origin`, the reason for it. The model is None if the first prompt will decide."""
+    """A present model, and the reason for it (`origin`). The model is None if it is chosen only at the first prompt."""
 
     model: str | None
     origin: str

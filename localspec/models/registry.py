@@ -48,7 +48,7 @@ class TargetCard:
 
     @property
     def names(self) -> str:
-        """Return the model's repository, if it has one, and its name: either may name the family."""
+        """The model's repository, if it has one, and its name, to search for the name of a family."""
         source = self.entry.source if self.entry else None
         return f"{source.repo} {self.name}" if source else self.name
 
@@ -56,8 +56,8 @@ class TargetCard:
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     """Return every registered model by name, fetched or not, and all imported models.
 
-    The user's own entries replace entries of the same name. An import of a file that an entry lists is that model. Any
-    other import has the name in its packed file.
+    The user's own entries replace entries of the same name. If an entry lists the file of an import, the import is the
+    model of that entry. Any other import has the name in its packed file.
 
     Raises UsageMistake for an invalid entry.
     """
@@ -161,7 +161,7 @@ def _shipped_entries() -> tuple[Entry, ...]:
 
 
 def known(paths: Paths | None = None) -> dict[str, TargetCard]:
-    """Return every registered model, and pulled models by the names of their repositories."""
+    """Return every registered model by name, and every other pulled model by the name of its repository."""
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
@@ -181,7 +181,7 @@ def split_of(source: Source, paths: Paths | None = None) -> Path:
 
 
 def _is_model(source: Source, paths: Paths) -> bool:
-    """Return whether this is a pulled model, and not heads for another model."""
+    """Return whether a pulled source is a model, and not heads for another model."""
     path = _unpickled(source, paths)
     if path is None or not any((path / name).is_file() for name in (WEIGHTS, f"{WEIGHTS}.index.json")):
         return False
@@ -191,7 +191,7 @@ def _is_model(source: Source, paths: Paths) -> bool:
 
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:
-    """Return the directory of a fetched repository, or the result of splitting its pickles; None if it is not here."""
+    """Return the directory of a fetched repository, or of what its pickles were split into; None if it is not here."""
     path = find_snapshot(source, paths)
     if path is None or not (path / PICKLED_INDEX).is_file():
         return path
@@ -219,7 +219,7 @@ def source_here(entry: Entry) -> Source | None:
 
 
 def named_card(name: str, paths: Paths | None = None) -> TargetCard:
-    """Do the same as `resolve`, but accept a registered model that is not here."""
+    """Return the model as `resolve` does, but accept a registered model that is not here."""
     return find(name, paths) or resolve(name, paths)
 
 
@@ -314,14 +314,14 @@ def is_path(name: str) -> bool:
 
 
 def could_be_here(name: str) -> bool:
-    """Return whether `name`, a result of `reference`, is a path or registered. Models of a server are neither."""
+    """Return whether `name`, a result of `reference`, is a path or registered; names of a server's models are not."""
     return os.path.isabs(name) or find(name) is not None
 
 
 def reference(card: TargetCard) -> str:
     """Return the name by which `resolve` finds this model from any directory: its name, or its absolute path.
 
-    Conversations and phrases are saved under it, so an import keeps its name.
+    Conversations and phrases are saved under this name, so an import that an entry lists keeps its first name.
     """
     return str(card.path) if card.entry is None else card.imported_as or card.name
 

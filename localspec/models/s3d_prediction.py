@@ -60,7 +60,7 @@ class MeasuredLayers:
 
     @property
     def agreement(self) -> float:
-        """Return how often the first guess was right."""
+        """The rate at which the first guess was right."""
         return self.shares[0]
 
     def gains(self, depth: int) -> tuple[float, ...]:
@@ -133,7 +133,7 @@ def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start
 
 
 def levels(gamma: int, measured: MeasuredLayers, constants: Constants) -> list[list[float]]:
-    """Return the chances of candidates [depth][rank], where α is measured and falls with depth (eq. 14)."""
+    """Return the chances of candidates [depth][rank]: the measured α, which falls with depth as in eq. 14."""
     falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
 
@@ -146,7 +146,7 @@ def propose(
     length: Callable[[list[list[float]]], float] | None = None,
     most: int | None = None,
 ) -> Proposal:
-    """Return the options predicted to be fastest (§5.3), with one more token per draft only if it pays.
+    """Return the layers and tokens per draft that should be fastest (§5.3). Add a token to the draft only if it pays.
 
     Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are those `measured`.
     `length` returns the tokens per iteration of the verified tree, by its candidates' chances [depth][rank]. At most
@@ -174,7 +174,7 @@ def propose(
 
 
 def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing, generated: float | None = None) -> str:
-    """Return prediction and measurement in a sentence: acceptance by depth, tokens per iteration and speedup.
+    """Return a sentence with predicted and measured acceptance by depth, tokens per iteration and speedup.
 
     `generated` is the tokens per iteration of the verified tree in replies of the model. Both speedups are calculated,
     and the sentence says so.
@@ -212,7 +212,7 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
-    """Return the squared error of the best discount for this U, and that discount, 0 with only first tokens.
+    """Return the squared error of the best discount for this U, and that discount (`otherwise` with only first tokens).
 
     Each place is (β, tokens before it in the draft, rate): rate = α(β) - discount * (tokens before it * α(β)).
     """
@@ -225,7 +225,8 @@ def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: flo
 
 
 def _lowest(error: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function is lowest: search the whole range, then ever smaller ranges around the best place."""
+    """Return the argument at which a function is lowest. Search the whole range, then smaller ranges around the
+    best."""
     while high - low > 1e-9:
         step = (high - low) / 64
         best = min((low + index * step for index in range(65)), key=error)

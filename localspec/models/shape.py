@@ -75,7 +75,7 @@ class Shape:
     def recurrent(self) -> bool:
         """Whether the model has recurrent layers.
 
-        Then drafts are chains, and torch computes them only with dense weights.
+        Then drafts are chains, and torch computes the model only with dense weights.
         """
         return self.delta is not None
 
@@ -118,7 +118,7 @@ class Shape:
     def layer(self) -> int:
         """The number of weights of one layer's matrices, on average; for recurrent models, of an attention layer.
 
-        For a mixture of experts, a layer with an MLP is counted, as its drafters have it.
+        For a mixture of experts, count a layer with an MLP in place of the experts, as its drafters have.
         """
         if self.experts or self.delta:
             one = self.widest
@@ -128,7 +128,7 @@ class Shape:
 
     @property
     def linears(self) -> Iterator[tuple[str, list[int], int]]:
-        """The name of each matrix of the layers and of the head, the rows of its parts, and its inputs."""
+        """The name of each matrix of the layers and of the head, the number of rows of each part, and of inputs."""
         for index in range(self.num_layers):
             for name, rows, inputs in self._matrices(index):
                 yield f"layers.{index}.{name}.weight", rows, inputs
@@ -137,7 +137,7 @@ class Shape:
         yield "lm_head.weight", [self.vocab_size], self.hidden_size
 
     def _matrices(self, index: int) -> Iterator[tuple[str, list[int], int]]:
-        """Yield the name of each matrix of a layer, the rows of its parts, and its inputs."""
+        """Yield the name of each matrix of a layer, the number of rows of each part, and of inputs."""
         hidden, width = self.hidden_size, self.layer_inputs[0]
         one = self.layer_sizes[index] if self.layer_sizes else self.widest
         if self.delta and self.delta.layers[index]:
@@ -227,7 +227,7 @@ class Shape:
 
     @cached_property
     def _key_channels(self) -> int:
-        """Return the number of channels of a token's keys in all layers that store keys."""
+        """The number of channels of a token's keys in all layers that store keys."""
         recurrent = sum(self.delta.layers) if self.delta else 0
         every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
         return every - recurrent * self.num_kv_heads * self.head_dim

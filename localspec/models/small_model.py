@@ -22,7 +22,7 @@ _MOST = {  # no small model has more, and each layer takes memory even without w
 
 
 def compare_tokens(small: Tokenizer, vocabulary: int, target: Tokenizer, path: Path) -> None:
-    """Raise UsageMistake if a token's id is not the same in both models. Ids that only pad a vocabulary may differ.
+    """Raise UsageMistake if a token has different ids in the two models. Ids that only pad a vocabulary may differ.
 
     `small` is the tokenizer of the model in `path`, which has `vocabulary` ids.
     """
@@ -61,8 +61,9 @@ def masked_model(text: str, context: int) -> tuple[TransformerConfig, Rope, int]
 def described(text: str, context: int, what: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
     """Return sizes and rotation from a config.json, and the id of `token` if it is given, otherwise -1.
 
-    Errors call the model `what`. `context` is the longest text of the target. Raises UsageMistake for a text that does
-    not describe a transformer, and LocalspecError for an unsupported one. Allocates no memory for it.
+    `what` is the name of the model in messages, and `context` the longest text of the target. Raises UsageMistake for a
+    text that does not describe a transformer, and LocalspecError for an unsupported one. Allocates no memory for the
+    model.
     """
     try:
         content = parse_json(text)

@@ -33,7 +33,7 @@ def whole_characters(text: str) -> str:
 class SpelledMarks:
     """A codec for the marks of one tokenizer. It puts a stand-in in place of the first character of each typed mark.
 
-    This happens before the chat template is rendered. So every whole mark in the rendered text comes from the template.
+    The chat template is rendered later, so every whole mark in the rendered text comes from the template.
     """
 
     def __init__(self, tokenizer: Tokenizer, marks: Collection[str]) -> None:
@@ -139,8 +139,8 @@ class SpelledMarks:
 
     @cached_property
     def _literal(self) -> Tokenizer:
-        """Return a tokenizer that reads marks as text.
+        """A tokenizer that reads marks as text.
 
-        It is made only when needed, because it is as large as the other.
+        It is made only when needed, because it is as large as the original tokenizer.
         """
         return self._tokenizer.reading_as_text(self._marks, _ALIAS)

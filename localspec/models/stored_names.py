@@ -1,4 +1,5 @@
-"""The names of localspec's parameters in files of drafters and checkpoints. They stay when names in the code change."""
+"""The names of localspec's parameters in files of drafters and checkpoints. They do not change with names in the
+code."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ STORED_NAMES = {
 
 
 def stored_name(name: str) -> str:
-    """Return the name in files of a parameter in `weight_map`."""
+    """Return the name that a parameter of `weight_map` has in files."""
     return ".".join(STORED_NAMES.get(part, part) for part in name.split("."))
 
 

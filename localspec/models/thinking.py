@@ -42,7 +42,7 @@ _AROUND = ("<response>", "</response>")  # Granite 3.3
 
 
 def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
-    """Return the marks of the model with this template and these added tokens; None if there are no known ones."""
+    """Return the marks of the model with this template and these added tokens; None if no marks are known."""
     for marks in KNOWN:
         if any(mark in template or mark in tokens for mark in marks[:2]):
             return marks._replace(around=_AROUND if all(mark in template for mark in _AROUND) else None)
@@ -206,7 +206,7 @@ class Parting:
 
 
 def possible(text: str, words: Sequence[str], start: int = 0) -> int:
-    """Return the length of the longest end of a text, from `start` on, that may be the beginning of one of the
+    """Return the length of the longest suffix of a text, not before `start`, that may be the beginning of one of the
     words."""
     longest = max((len(word) for word in words), default=1) - 1
     for length in range(min(longest, len(text) - start), 0, -1):
@@ -219,8 +219,8 @@ class Thinking:
     """The thinking of one model: its marks, and a decoder that shows them."""
 
     def __init__(self, marks: Marks, decode: Decode, spell: Decode, special: Mapping[int, str]) -> None:
-        """Store the marks. `decode` leaves special tokens out and `spell` includes them; `special` are the marks
-        among them, by id."""
+        """Store the marks. `decode` leaves special tokens out and `spell` includes them; `special` are the special
+        tokens that are marks, by id."""
         self.marks = marks
         self._decode, self._spell, self._special = decode, spell, special
 
@@ -258,7 +258,8 @@ class Switch(NamedTuple):
         return {self.variable: think} if self.variable else {}
 
     def said(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """Return the conversation for the template, including the words that switch thinking on or off."""
+        """Return the conversation for the template. Without a variable, add the words that switch thinking on or
+        off."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""

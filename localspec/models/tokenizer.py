@@ -31,7 +31,7 @@ class Tokenizer:
     def __init__(self, files: Mapping[str, str], path: Path, tried: bool = False) -> None:
         """Read `files`, texts by name, including config.json. `path` is their origin, for messages.
 
-        An unknown tokenizer is first tried in a child process, which it may crash, unless it is `tried` already. Raises
+        A tokenizer that was not tried before (`tried`) is first tried in a child process, because it may crash. Raises
         LocalspecError for damaged files, and if tokenizer.json is missing.
         """
         self._files = {name: files[name] for name in TOKENIZER_FILES if name in files}
@@ -259,7 +259,7 @@ def _content(value: object) -> str | None:
 
 
 def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
-    """Return the template. The file comes before the config; of several named templates the default is taken."""
+    """Return the template. A template file is preferred to the config, and of several named templates the default."""
     template = files.get("chat_template.jinja", config.get("chat_template"))
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}
@@ -271,14 +271,14 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
 
 
 def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
-    """Return whether transformers changes how text is split because the class is named LlamaTokenizer."""
+    """Return whether the config names the class LlamaTokenizer, for which transformers changes how text is split."""
     model_type = parse_json(files.get("config.json", "{}")).get("model_type")
     named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
     return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
 
 
 def _split_like_llama(backend: Backend, config: Mapping[str, Any]) -> None:
-    """Make words begin with ▁, including the first word of a text; after a special token only if the config says
+    """Make words begin with ▁, including the first word of a text, and words after a special token if the config says
     `legacy`."""
     prefix = config.get("add_prefix_space") is not False
     scheme = "never" if not prefix else "always" if config.get("legacy", False) else "first"

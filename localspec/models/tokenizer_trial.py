@@ -28,9 +28,9 @@ _at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started in ad
 
 @contextmanager
 def child_at_hand() -> Iterator[None]:
-    """Start the child process in advance, because its imports take a while, for files that are tried in this context.
+    """Start the child process in advance, because its imports take a while, so that it can try files in this context.
 
-    If nothing is tried, it ends unused.
+    If nothing is tried, the child process ends unused.
     """
     with suppress(LocalspecError):  # raised again if it is needed
         _at_hand.append(_started())
@@ -44,7 +44,8 @@ def child_at_hand() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a trial: why the chat template must not be rendered, if so, and the record of harmless files."""
+    """The result of a trial: the reason not to render the chat template, or "", and the record that files are
+    harmless."""
 
     template_fault: str = ""
     record: Path | None = None
@@ -67,7 +68,7 @@ class Trial:
 
 
 def try_out(files: Mapping[str, str], path: Path) -> Trial:
-    """Try these text files of a model, unless that was done before.
+    """Try these text files of a model, unless they were tried before.
 
     Digests of harmless files are remembered, so that they are not tried again. Raises LocalspecError if the tokenizer
     fails, takes too long, or ends the child process.

@@ -30,7 +30,7 @@ _TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", 
 
 
 def child() -> None:
-    """Try the files in the request on standard input. Write one line each about tokenizer and template."""
+    """Try the files in the request on standard input. Write one line about the tokenizer and one about the template."""
     answers = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as nowhere:  # nothing else may write among the answers
         os.dup2(nowhere.fileno(), 1)
@@ -69,8 +69,7 @@ def child() -> None:
 def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     """Encode and decode some texts. An unusable tokenizer panics, or ends the process.
 
-    Raises the tokenizer's errors. Raises LocalspecError for steps that might never end, if they could not be
-    interrupted.
+    Raises the tokenizer's errors, and LocalspecError for steps that might never end and could not be interrupted.
     """
     tokenizer = Tokenizer(files, path, tried=True)
     steps = {name: getattr(tokenizer.backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
@@ -90,8 +89,8 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
 
 
 def _decodes_in_bounds(decoder: Any) -> bool:
-    """Return whether the steps from ids to text are bounded: none lengthens text, or searches for more than a word or
-    character.
+    """Return whether the steps from ids to text are bounded: no step lengthens text, or searches for more than a word
+    or a character.
 
     Text is decoded token by token on a thread that nothing could interrupt.
     """
@@ -129,7 +128,7 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return texts that repeat words of the tokenizer's regular expressions, on which some never end."""
+    """Return texts that repeat words of the tokenizer's regular expressions: some expressions never end on them."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:
