@@ -34,7 +34,7 @@ class SettingRow:
     """A row of the table of settings: all properties of one setting.
 
     `help` is displayed with the flag, and `flags` are its other spellings. `loads` says whether the setting affects how
-    an engine is loaded: a server with another value then cannot answer. `per_reply` says whether `/set` changes it.
+    an engine is loaded; if so, a server with another value cannot answer. `per_reply` says whether `/set` changes it.
     """
 
     check: Check
@@ -148,7 +148,7 @@ class Settings:
 
     @property
     def elsewhere(self) -> str | None:
-        """The address of the server that answers; None if a model in this process does."""
+        """The address of the server that answers; None if a model in this process answers."""
         return None if self.server == "off" else self.server
 
     @property
@@ -173,7 +173,7 @@ class Settings:
         return f"{name} = {_shown(value)} in {origin}"
 
     def is_set_outside(self, name: str) -> bool:
-        """Return whether a setting comes from a variable or a file, which the user may have forgotten."""
+        """Return whether a setting comes from a variable or a file, so that the user may have forgotten it."""
         origin = self.origins.get(name, "default")
         return origin not in ("default", TYPED) and not origin.startswith("--")
 
@@ -253,7 +253,7 @@ def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settin
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
     """Return the settings with this device and this precision. Raises ValueError for an impossible value.
 
-    The packing "blocks" becomes `auto`, which reads a model in GGUF files in their own blocks.
+    The packing "blocks" becomes `auto`, which reads GGUF files in the blocks that they have.
     """
     if quantize == "blocks":
         dtype = quantize = "auto"
@@ -314,8 +314,8 @@ _TABLE = re.compile(r"\s*\[")
 
 
 def keep_setting(file: Path, name: str, value: str) -> None:
-    """Set `name` to the text `value` in a file, atomically. Only the owner can read the file. If it is a link, its
-    target is written.
+    """Set `name` to the text `value` in a file, atomically. Only the owner can read the file. If the file is a link,
+    the link's target is written.
 
     Raises UsageMistake if the file is invalid, cannot be edited safely, or cannot be written.
     """
@@ -342,7 +342,7 @@ def keep_setting(file: Path, name: str, value: str) -> None:
 
 
 def _attempts(text: str, name: str, value: str) -> Iterator[str]:
-    """Yield candidates for the edited file: first each with one existing value replaced, then one with a new line.
+    """Yield candidates for the edited file: first texts with one existing value replaced, then texts with a new line.
 
     A line that looks like the setting may be inside a multi-line string, so the caller tries each candidate.
     """

@@ -35,13 +35,13 @@ def ollama_models(environ: Mapping[str, str] = os.environ) -> Path | None:
 def serve_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the key of LOCALSPEC_SERVE_KEY for requests over TCP.
 
-    It is not a setting, because settings are displayed.
+    It is not one of the settings, because settings are displayed and the key is a secret.
     """
     return environ.get(SERVE_KEY) or None
 
 
 def server_key(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the key of LOCALSPEC_SERVER_KEY for a server. It is a secret too."""
+    """Return the key of LOCALSPEC_SERVER_KEY for requests to a server. The key is a secret too."""
     return environ.get(SERVER_KEY) or None
 
 
@@ -71,7 +71,7 @@ def terminal_kind(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def light_background(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return whether COLORFGBG says that the terminal's background is light; None if it does not say."""
+    """Return whether the terminal's background is light, by COLORFGBG; None if that does not say."""
     ground = environ.get("COLORFGBG", "").rpartition(";")[2]
     return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
 
@@ -82,8 +82,8 @@ def editor(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def kernel_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the variables, as NAME=value, that make torch's libraries choose other kernels, which changes the last
-    bits of results."""
+    """Return, as NAME=value, the variables that make torch's libraries choose other kernels and so change the last bits
+    of results."""
     names = ("DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
     return [f"{name}={environ[name]}" for name in names if environ.get(name)]
 
@@ -146,7 +146,7 @@ def quiet_hub(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs an optional part. It needs the checkout, because localspec is not on PyPI."""
+    """Return the command that installs an optional part. It runs in the checkout, because localspec is not on PyPI."""
     return (
         f"run `uv tool install '.[{extra}]'`, or `pip install '.[{extra}]'` in its environment, in localspec's checkout"
     )

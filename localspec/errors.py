@@ -69,9 +69,9 @@ def cannot_read(file: Path, error: OSError) -> LocalspecError:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether this error means that memory ran out. Torch has a separate exception for that only on CUDA.
+    """Return whether this error means that memory ran out. Torch has a special exception for that only on CUDA.
 
-    A thread that cannot be started counts too: there is no memory for its stack, or there are too many threads.
+    A thread that cannot be started counts as well: memory for its stack is missing, or there are too many threads.
     """
     torch = sys.modules.get("torch")
     if isinstance(error, OSError):  # of a mapped file

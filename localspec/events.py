@@ -61,8 +61,8 @@ class Statistics:
     def speedup(self) -> float | None:
         """The speedup over plain decoding; below 1 if drafting cost more than it saved.
 
-        None if it is unknown, or if it exceeds the acceptance length: then too little was measured, or the machine
-        changed.
+        None if it is unknown, or if it exceeds the acceptance length, because then too little was measured, or the
+        machine's speed changed.
         """
         if not self.plain_seconds or self.decode_seconds <= 0:
             return None
@@ -130,7 +130,7 @@ Event = Prefill | Text | Done
 def possible(speedup: float, limit: float) -> bool:
     """Return whether a speedup is within its limit.
 
-    Both may also be the same quantile of several speedups and of their limits.
+    For several speedups, give the same quantile of the speedups and of their limits.
     """
     return speedup <= SLACK * limit
 

@@ -41,7 +41,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def means(values: Sequence[float], most: int) -> list[float]:
-    """Return the values. If there are more than `most`, return means of neighbours instead."""
+    """Return at most `most` values: the given ones, or if there are more, the means of groups of neighbours."""
     groups = [values[len(values) * at // most : len(values) * (at + 1) // most] for at in range(most)]
     return [sum(group) / len(group) for group in groups if group]
 
@@ -94,7 +94,7 @@ def in_ascii(text: str) -> str:
 
 
 def ascii_only(stream: TextIO | None) -> bool:
-    """Return whether the stream may not support the marks: its encoding, or the locale's, is not Unicode.
+    """Return whether marks must be ASCII, because the encoding of the stream or of the locale is not Unicode.
 
     In the C locale Python writes UTF-8 anyway, but the terminal may not expect it.
     """
@@ -103,5 +103,5 @@ def ascii_only(stream: TextIO | None) -> bool:
 
 
 def drawable(text: str, stream: TextIO | None) -> str:
-    """Return a text with only marks that the stream supports."""
+    """Return a text with its marks replaced by ASCII if the stream may not support them."""
     return in_ascii(text) if ascii_only(stream) else text

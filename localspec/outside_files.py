@@ -24,7 +24,7 @@ _LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
 def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> bytes:
     """Return the content of a regular file, or with `pipe` of a pipe, at most `limit` bytes.
 
-    Raises OSError whose `strerror` is a clause for the user. Longer content and other kinds of files are errors too:
+    Raises OSError with a clause for the user in `strerror`. Longer content and other kinds of files are errors too:
     opening a pipe would wait for its writer, and a device may have no end.
     """
     waits = 0 if pipe else getattr(os, "O_NONBLOCK", 0)

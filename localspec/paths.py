@@ -71,7 +71,7 @@ class Paths:
     kernels = _Place("cache_dir", "kernels")  # code compiled for GPUs
 
     def answers_of(self, model: str) -> list[Path]:
-        """Return the directories of a model's answers, one for each packing."""
+        """Return the directories with the answers of a model for trainings, one for each packing."""
         stem = file_stem(model)
         return [one for one in self.answers.glob(f"{stem}-*") if re.fullmatch("-[0-9a-f]{12}", one.name[len(stem) :])]
 
@@ -107,7 +107,7 @@ def _make(path: Path) -> None:
 def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file so that no reader ever sees part of it. Remove unfinished files of killed processes.
 
-    Raises OSError; the previous content is then still there.
+    Raises OSError; the previous content then stays.
     """
     begin, end = f".{file.name}.", ".new"
     new = file.parent / f"{begin}{os.getpid()}-{threading.get_ident()}{end}"
@@ -138,15 +138,14 @@ def _writer_is_gone(writer: str) -> bool:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Make all files that this process writes within this context, even by its libraries, readable only for its
-    owner."""
+    """Make all files that this process or its libraries write within this context readable only for their owner."""
     with _without(0o077):
         yield
 
 
 @contextmanager
 def owner_only_files() -> Iterator[None]:
-    """Make all files that this process writes within this context writable only for its owner.
+    """Make all files that this process writes within this context writable only for their owner.
 
     The umask decides who may read them.
     """

@@ -59,7 +59,7 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
 
 
 def why_not_read(config: Mapping[str, Any]) -> str | None:
-    """Return the end of a sentence: why a published drafter is not supported, and what to use.
+    """Return the end of a sentence that says why a published drafter is not supported, and what to use instead.
 
     None for anything else.
     """
@@ -74,7 +74,7 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 
 
 def why_not_in_gguf(architecture: str) -> str | None:
-    """Return the end of a sentence: which drafter is in a GGUF file, and what to fetch instead.
+    """Return the end of a sentence that names the drafter in a GGUF file, and what to fetch instead.
 
     None for anything else.
     """

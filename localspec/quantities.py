@@ -28,7 +28,7 @@ def gib(count: float, digits: int = 1) -> str:
 
 
 def distinct(form: Callable[[float, int], str], first: int, second: int) -> tuple[str, str]:
-    """Return two sizes in words, with as many digits as are needed to see which is larger."""
+    """Return two sizes in words, with enough digits to show which is larger."""
     shown = form(first, 1), form(second, 1)
     for digits in range(2, 10):
         if shown[0] != shown[1] or first == second:
@@ -66,12 +66,12 @@ def expected_pace(speed: float, measured: bool) -> str:
 
 
 def precision_in_words(dtype: str, quantize: str, bits: float | None) -> str:
-    """Return the precision of weights. Their average `bits` are known only for weights in blocks."""
+    """Return the precision of weights in words. `bits` is their average number of bits if they are in blocks."""
     return f"{bits:.1f} bits per weight" if bits else dtype if quantize in ("none", "") else quantize
 
 
 def pace_in_words(speed: float, measured: bool, ratio: float | None) -> tuple[str, ...]:
-    """Return the speed in words, and the speedup by drafts unless it is 1."""
+    """Return the speed in words, and the speedup from drafts (`ratio`) unless it is 1 or unknown."""
     pace, gain = expected_pace(speed, measured), speedup(ratio or 1.0)
     return (pace,) if gain == "as fast" else (pace, f"{gain} with drafts")
 
@@ -156,7 +156,7 @@ class Arrival:
         self._seen: deque[tuple[float, int]] = deque()  # times, and the bytes that had arrived
 
     def parts(self, done: int, total: int, now: float) -> list[str]:
-        """Return progress, speed and remaining time, as far as known.
+        """Return the progress, the speed and the remaining time in words, leaving out what is unknown.
 
         `done` of `total` bytes have arrived at the time `now`, in seconds.
         """

@@ -67,8 +67,8 @@ def _in_code(reply: str) -> bool:
 
 
 def _period(tail: str, least: int) -> int:
-    """Return the length of the phrase that the end repeats REPEATS times and for `least` characters; 0 if there is
-    none."""
+    """Return the length of the phrase that the end of `tail` repeats REPEATS times over at least `least` characters, or
+    0."""
     ending, place = tail[-ENDING:], len(tail) - 1
     for _ in range(PLACES):
         place = tail.rfind(ending, 0, place + ENDING - 1)
@@ -88,7 +88,7 @@ REPEATED, PERIOD = 3, 24
 def until_it_goes_round(tokens: Sequence[int]) -> int:
     """Return the number of tokens before a part that is repeated again and again.
 
-    Use this for measurements, which even a short repetition spoils. The other functions here need text, not tokens.
+    Use this for measurements: even a short repetition distorts them. The other functions here take text, not tokens.
     """
     for end in range(len(tokens)):
         for period in range(1, PERIOD + 1):

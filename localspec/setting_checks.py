@@ -64,7 +64,7 @@ def _object(text: str) -> object:
 
 
 def _of(description: str, allowed: Callable[[Any], bool], read: Callable[[str], object] = str, **more: str) -> Check:
-    """Return the check for a value that is `allowed`."""
+    """Return the check for a value for which `allowed` returns True."""
 
     def check(value: object) -> object:
         if allowed(value):
@@ -94,7 +94,7 @@ def integer(least: int) -> Check:
 
 
 def number(description: str, allowed: Callable[[float], bool]) -> Check:
-    """Return the check for a number that is `allowed`."""
+    """Return the check for a number for which `allowed` returns True."""
 
     def check(value: object) -> float:
         # An integer beyond the range of floats would raise OverflowError.

@@ -34,7 +34,7 @@ def safe(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most `most` characters. A longer one ends in an ellipsis."""
+    """Return a text of at most `most` characters. A longer text is cut and ends in an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -44,11 +44,11 @@ def one_line(text: str) -> str:
 
 
 class PasteFilter:
-    """A filter between a terminal and Textual. Textual would read an escape in a paste as the beginning of a key, such
-    as Ctrl+Q.
+    """A filter between a terminal and Textual. Textual would read an escape character in a paste as the beginning of a
+    key, such as Ctrl+Q.
 
-    The filter makes such escapes visible. It also turns a run of letters that arrives without the marks of a bracketed
-    paste into a paste.
+    The filter makes such characters visible. It also turns a run of letters that arrives without the marks of a
+    bracketed paste into a paste.
     """
 
     def __init__(self) -> None:

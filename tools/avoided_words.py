@@ -60,7 +60,7 @@ def _prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def wordy() -> dict[str, list[tuple[int, str]]]:
-    """Return the files of the repository that contain avoided words, with these."""
+    """Return the files of the repository that contain avoided words, with the line and the word of each."""
     command = ["git", "ls-files", "*.py", "*.md", "*.toml", "*.cpp", "*.h", "*.cu"]
     files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     here = {name: avoided(ROOT / name) for name in files if not name.startswith(_DATA) and (ROOT / name).is_file()}

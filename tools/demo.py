@@ -40,7 +40,7 @@ def greet(name, greeting="Hello"):
 def localspec(*arguments: str, captured: bool = False) -> subprocess.CompletedProcess[str]:
     """Run localspec in a child process. Its output is captured or shown.
 
-    If it was interrupted, or its reader is gone, this process ends with its exit code: the child said why.
+    If the child was interrupted, or its reader is gone, end this process with the same exit code; the child said why.
     """
     sys.stdout.flush()
     command = [sys.executable, "-m", "localspec", *arguments]
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def show() -> int:
-    """Ask the published model, or the embedded one if that cannot be fetched; return the exit code."""
+    """Ask the published model, or the embedded model if the published one cannot be fetched. Return the exit code."""
     try:
         prepare()
     except (NotFetched, LocalspecError) as trouble:

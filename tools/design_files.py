@@ -2,7 +2,7 @@
 
     python tools/design_files.py
 
-A section of "The house" names its folder in the heading. Its text is kept, and its list is replaced.
+Each section of "The house" names its folder in the heading. The text of a section stays, and its list is replaced.
 """
 
 import ast
@@ -18,7 +18,7 @@ _LIST = re.compile(r"\n(?:- .*\n(?:  .*\n)*)+")
 
 
 def written(page: str) -> str:
-    """Return the page with the present list of files in each section of a folder."""
+    """Return the page with the list of files of each folder's section brought up to date."""
     pieces = re.split(r"(?=^##+ )", page, flags=re.MULTILINE)
     return "".join(_with_files(piece) if _HEADING.match(piece) else piece for piece in pieces)
 

@@ -2,9 +2,9 @@
 
     python tools/pictures.py [NAME …] -m MODEL --drafter KIND
 
-Each scene is a command, the keys that somebody types, and what must be seen before the picture is taken. The model must
-be in the home that LOCALSPEC_HOME names, or in yours; nothing is saved there. It answers greedily, so the text is the
-same each time; speeds are those of this machine. Linux and macOS.
+Each scene is a command, the keys that somebody types, and a pattern that the screen must show before the picture is
+taken. The model must be in the directories of LOCALSPEC_HOME, or in your own; nothing is saved there. It answers
+greedily, so the text is the same each time; speeds are those of this machine. Linux and macOS.
 """
 
 import argparse
@@ -56,9 +56,9 @@ class Terminal:
         os.write(self._file, keys.encode())
 
     def until(self, seen: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
-        """Read until the screen shows it; return the seconds from the start until then.
+        """Read until `seen` returns True for the text on the screen. Return the seconds from the start until then.
 
-        Look once in `every` seconds, because looking takes time from the program that is measured.
+        Look at the screen once in `every` seconds, because looking takes time from the program that is measured.
         """
         looked = -every
         while True:
@@ -80,11 +80,11 @@ class Terminal:
         return b""
 
     def feed(self, data: bytes) -> None:
-        """Draw it. That takes longer than most programs need to send it."""
+        """Draw the program's output on the screen. That takes longer than most programs need to send it."""
         self._stream.feed(data)
 
     def leave(self) -> None:
-        """Press Ctrl+Q, and read until the program has ended, or it would wait."""
+        """Press Ctrl+Q, and read until the program has ended, because it waits for a reader of its output."""
         self.send("\x11")
         self.until(lambda _: self.process.poll() is not None, time.perf_counter() - self.began + 60, every=0.05)
 

@@ -91,7 +91,7 @@ def folder() -> Path:
 
 
 def find(name: str, place: Path | None = None) -> Path | None:
-    """Return the file with the SHA-256 of a model, whatever its name; None if the directory has none.
+    """Return the file that has the SHA-256 of a model, under any name; None if the directory has no such file.
 
     Digests are cached with size and modification time, so a file is read once.
     """

@@ -46,7 +46,7 @@ def write_checksums(dist: Path) -> None:
 
 
 def build_wheels(dist: Path) -> dict[str, Path]:
-    """Build a wheel for each target, print what it was tried with, and return the wheels by target."""
+    """Build a wheel for each target, print where it was tried, and return the wheels by target."""
     wheels = {}
     for name in TARGETS:
         wheels[name] = hatchling("wheel", dist, BUILD_NATIVE_FOR=name)
@@ -57,7 +57,8 @@ def build_wheels(dist: Path) -> dict[str, Path]:
 
 
 def complaints(version: str, changelog: str, changes: str) -> list[str]:
-    """Return what speaks against a release: the version, the changelog's top entry, the output of `git status`."""
+    """Return the reasons against a release, by the version, the changelog's top entry and the output of `git
+    status`."""
     found = []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
         found.append(f"localspec/__init__.py has version {version!r}; a release has one such as 1.2.3 or 1.2.3rc1.")

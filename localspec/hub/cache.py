@@ -41,8 +41,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """The effects of removing a revision: `bytes` become free, names in `also` disappear, and revisions in `stay`
-    remain."""
+    """The effects of removing a revision: `bytes` become free, other names of it in `also` disappear, and revisions in
+    `stay` remain."""
 
     source: Source
     commit: str
@@ -69,8 +69,8 @@ def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
     """Return the directory of this revision if it is complete; None after an interrupted pull, or if a file has another
     length.
 
-    For a pulled revision it is the commit of the pull, even if other programs have fetched a newer one. GGUF files are
-    found by their registrations.
+    For a pulled revision, return the commit of the pull, even if other programs have fetched a newer commit. For GGUF
+    files return None, because registrations say where they are.
     """
     if source.gguf:
         return None
@@ -148,9 +148,9 @@ def discard(source: Source, commit: str, file: ExpectedFile) -> None:
 def verify(
     source: Source, paths: Paths | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
-    """Read every file of a revision, and compare it with our record, or with its name in the cache.
+    """Read every file of a revision, and compare it with the record of the pull, or else with its name in the cache.
 
-    `progress` is called with the bytes read and the total bytes. Raises NotHere.
+    `progress` is called with the bytes read and the total bytes. Raises NotHere if the revision is not here.
     """
     pulled = record(source, paths)
     commit = pulled.commit if pulled else cached_commit(source)
@@ -269,9 +269,9 @@ def _display_name(source: Source, commit: str, refs: frozenset[str], records: di
 
 
 def remove(removal: Removal, paths: Paths | None = None) -> None:
-    """Delete files that no other revision uses, and the record. Raises OSError, and LocalspecError if that fails.
+    """Delete the record, and files that no other revision uses. Raises OSError, and LocalspecError if a deletion fails.
 
-    If nothing stays, names are deleted first. Contents without names then show that a deletion was interrupted.
+    If no revision stays, names are deleted first. Contents without names then show that a deletion was interrupted.
     """
     rest = removal.path == repository(removal.source)
     strategy = None if rest else _scan(removal.source).delete_revisions(removal.commit)
@@ -295,8 +295,8 @@ def forget_deleted(source: Source) -> None:
 def _scan(source: Source) -> Any:
     """Return the client's view of the cache, reduced to this repository and to files inside its directory.
 
-    The client deletes a commit wherever it finds it first, and a repository that was moved or copied has the same
-    commits. It also deletes files that were linked in from elsewhere.
+    Without this, the client could delete a commit in a copy of the repository, where it finds the same commit first,
+    and would delete files that were linked in from elsewhere.
     """
     from localspec.hub.client import client
 

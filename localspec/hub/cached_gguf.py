@@ -26,7 +26,7 @@ _NOT_MODELS = ("mmproj", "imatrix")  # other content that such files may have
 def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
     """Return the files of each type, ordered by name, the smallest type first.
 
-    If a type is in several folders, the files from the fewest folders are taken.
+    If files of a type are in several folders, the folder nearest to the top is taken.
     """
     found: dict[str, list[ExpectedFile]] = {}
     for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
@@ -73,7 +73,7 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
 def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
     """Return a sentence with the types in a repository of GGUF files, for a source without a type.
 
-    Empty if it has none.
+    The result is empty if the repository has none.
     """
     there = by_type(known)
     return f"{source.repo} has GGUF files; {_choose(source, there)}" if there else ""
@@ -107,7 +107,7 @@ class CachedGguf:
 
     @property
     def places(self) -> set[str]:
-        """Return the real paths of the files, with symbolic links resolved."""
+        """The real paths of the files, with symbolic links resolved."""
         return {os.path.realpath(self.path / file.name) for file in self.files}
 
     @property
@@ -120,7 +120,7 @@ class CachedGguf:
 
 
 def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
-    """Return the files of a repository, or of one type of it, that are here.
+    """Return the GGUF files in the cache of a repository, or of one type in a repository.
 
     Without a source, return those of every repository.
     """
@@ -162,7 +162,7 @@ def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None
 
 
 def discard_gguf(cached: CachedGguf) -> None:
-    """Delete these files and directories that become empty. Raises LocalspecError if that fails."""
+    """Delete these files, and directories that become empty. Raises LocalspecError if that fails."""
     commits = cached.path.parent
     names = {file.name for file in cached.files}
     try:

@@ -44,7 +44,7 @@ class _Wanted:
 def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
     """Raise KeyboardInterrupt at the next request once `wanted` returns False.
 
-    This is for threads, which signals do not reach.
+    Use it on other threads than the main one, because signals do not reach them.
     """
     _Wanted.ask = staticmethod(wanted)
     try:
@@ -163,7 +163,7 @@ def must_be_online(what: str, instead: str = "") -> None:
 
 @contextmanager
 def localspec_errors(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
-    """Turn errors of the client into LocalspecError. The sentence of `kept` says which data are still there."""
+    """Turn errors of the client into LocalspecError. `kept` returns a sentence about the data that stay here."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes
@@ -268,7 +268,7 @@ def _no_such_name(error: BaseException | None) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of an error. Some errors of the client are empty: then return the name of the class."""
+    """Return the first line of an error. If the error's text is empty, return the name of its class."""
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):

@@ -24,7 +24,7 @@ _IN_VAIN = 3  # times in a row that a file may break off with less than a tenth 
 
 
 class Interrupted(KeyboardInterrupt):
-    """An error: the user stopped a pull. The message says which data are still there."""
+    """An error: the user stopped a pull. The message says which data stay in the cache."""
 
 
 def fetch(
@@ -35,10 +35,10 @@ def fetch(
 ) -> list[str]:
     """Fetch missing or damaged files, compare every file with its digest, and record the pull. Return notices.
 
-    `progress` is called with the bytes that are here and the total bytes.
+    `progress` is called with the bytes that are already here and the total bytes.
 
     Before anything is fetched, raises DoesNotFit (unless `force`), and LocalspecError if no record can be written.
-    Later raises Interrupted, NotAllowed, NotHere and LocalspecError, which all say which data are still there.
+    Later raises Interrupted, NotAllowed, NotHere and LocalspecError; their messages say which data stay in the cache.
     """
     if not planned.fits_on_disk and not force:
         raise DoesNotFit(too_large(planned))
@@ -134,7 +134,7 @@ class _Fetching:
         self.progress(done, self.plan.bytes)
 
     def _clear(self, source: Source, commit: str, file: ExpectedFile) -> None:
-        """Remove a file of the wrong length, which the client would accept, and files of a killed pull."""
+        """Remove the files of a killed pull, and a file of the wrong length, because the client would accept it."""
         from filelock import Timeout
 
         blob = repository(source) / "blobs" / file.digest
@@ -155,7 +155,7 @@ class _Fetching:
     def _bar(self, file: ExpectedFile) -> type:
         """Return a class that replaces tqdm's bar.
 
-        It draws nothing, and raises if the download differs from the plan.
+        The class draws nothing, and raises an error if the download differs from the plan.
         """
         state, most, in_vain = self, 0, 0
 
@@ -214,8 +214,8 @@ def _clear_what_the_client_tried(blobs: Path) -> None:
     """Remove the files with which the client tests the umask and symbolic links. The client leaves them if it is killed
     or the disk fails.
 
-    Another process that runs this test now is not disturbed: its link needs no target, and after making the link it
-    needs no directory.
+    A process that is running the test now is not disturbed: its link needs no target, and the directory is no longer
+    needed once the link exists.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):

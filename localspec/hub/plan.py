@@ -35,9 +35,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch from one revision of a repository.
 
-    `heads` is the kind of drafter if the files are heads. `whole` says that they are pickles of a model with Medusa
-    heads inside. `texts_only` says that they are the texts of a model whose weights are in the previous part. `here`
-    has the names of files that are in the cache already.
+    `heads` is the kind of drafter if the files are heads. `whole` says that the files are pickles of a model together
+    with its Medusa heads. `texts_only` says that the files are the texts of a model whose weights are in the previous
+    part. `here` has the names of files that are in the cache already.
     """
 
     source: Source
@@ -92,8 +92,8 @@ def is_weights(name: str) -> bool:
 def plan(sources: Sequence[Source]) -> Plan:
     """Ask the server for the files of these revisions. Only config.json and the index of weights are fetched.
 
-    Raises NotHere (nothing of that name, or offline), NotAllowed (gated), and LocalspecError for unsupported models or
-    a failure of the server.
+    Raises NotHere (no such repository, or offline), NotAllowed (gated), and LocalspecError for unsupported models or a
+    failure of the server.
     """
     must_be_online(f"Fetching {sources[0] if sources else 'a model'}")
     parts = []
@@ -239,7 +239,8 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
 
 
 def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
-    """Return the object in a small JSON file of a repository. It is read from the cache if it is there."""
+    """Return the object in a small JSON file of a repository. Read the cache if it has the file, otherwise the
+    server."""
     if not is_valid(file) or file.bytes > _READ_FIRST:
         raise ValueError(f"an impossible length of {file.name}")
     content = b""

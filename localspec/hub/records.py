@@ -137,7 +137,7 @@ def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
 
 
 def _locked(source: Source, paths: Paths | None) -> Any:
-    """Return a lock, so that two pulls of one repository cannot overwrite each other's record."""
+    """Return a lock that keeps two pulls of one repository from overwriting each other's record."""
     from filelock import FileLock
 
     file = _record_file(source, paths)
@@ -167,7 +167,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """Return the packed models that were pulled, by source.
 
-    If a source has several, take its registration of GGUF files, or else the newest packed file.
+    If a source has several packed files, take the registration of its GGUF files, or else the newest.
     """
     pulled = []
     for one in packed_files(paths):

@@ -16,7 +16,7 @@ _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
 @dataclass(frozen=True)
 class Source:
-    """A source: `org/repo`, and a branch, a tag or a commit of it.
+    """A source of a model: a repository `org/repo`, and a branch, a tag or a commit in it.
 
     `gguf` is a type of GGUF files, such as Q4_K_M, or empty.
     """

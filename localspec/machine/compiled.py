@@ -1,6 +1,6 @@
 """The compiled library: where it is, whether it can be used here, and its facts about this CPU.
 
-`localspec/native/` computes with it; this file only asks it for facts.
+This file only asks the library for facts; `localspec/native/` computes with it.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ FILE = Path(__file__).parent.parent / "native" / f"localspec_native{SUFFIX}"
 def library() -> ctypes.CDLL | None:
     """Return the library, set to the instructions of LOCALSPEC_ISA, or the best of this CPU; None if it is missing.
 
-    Raises UsageMistake for unknown instructions, and for those that this CPU does not have.
+    Raises UsageMistake for instructions that are unknown, or that this CPU does not have.
     """
     name = environment.instruction_set()
     shown = f"{environment.ISA} = {name!r}"

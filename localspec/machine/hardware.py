@@ -38,7 +38,7 @@ class TorchBuild:
 
 @cache
 def torch_build() -> TorchBuild:
-    """Return the build of torch: of the loaded one, or of the one that would be imported."""
+    """Return the build of the torch that is loaded, or else of the torch that would be imported."""
     if (loaded := sys.modules.get("torch")) is not None:
         return TorchBuild(str(loaded.__version__), loaded.version.cuda, loaded.version.hip)
     spec = find_spec("torch")
@@ -116,7 +116,7 @@ def _quota() -> int:
 class IdleCores:
     """A count of the cores that other programs left idle since the previous count.
 
-    Within `least` seconds after a count, its result is returned again.
+    A call within `least` seconds after a count returns the result of that count.
     """
 
     def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of a second
@@ -139,7 +139,7 @@ class IdleCores:
         return self._found
 
     def hold(self) -> None:
-        """Measure the load now, and return this value until the next call."""
+        """Count the idle cores now, and let every call return this count until the next `hold`."""
         self._held = False
         self()
         self._held = True
@@ -153,9 +153,9 @@ class IdleCores:
 
 
 def slowdown() -> float:
-    """Return how many times as long as on an idle machine this process's work takes now; at least 1.
+    """Return the time that this process's work takes now, relative to an idle machine; at least 1.
 
-    All running programs count as equal, by the system's average of the last minute.
+    It is estimated from the system's load of the last minute, as if all running programs shared the cores equally.
     """
     load: float = psutil.getloadavg()[0]
     return 1 + max(load - OWN_LOAD, 0.0) / physical_cores()
@@ -201,7 +201,7 @@ def cpu_name() -> str:
 
 
 def versions(device: str = "cpu") -> str:
-    """Return the facts on which a measurement on this device depends, in one line: versions, the device, its cores."""
+    """Return one line with the facts on which a measurement on this device depends: versions, the device, its cores."""
     if device.startswith("cuda"):
         import torch
 
@@ -227,7 +227,8 @@ def devices() -> list[str]:
 
 
 def gpu_expected() -> bool:
-    """Return whether there are signs of a GPU that the installed torch was built for. Only torch knows if it works."""
+    """Return whether there are signs of a GPU that the installed torch was built for. Only torch can say whether it
+    works."""
     build = torch_build()
     if sys.platform == "darwin":
         return platform.machine() == "arm64"

@@ -14,9 +14,9 @@ _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pa
 
 
 def lacking(quantize: str, device: str) -> str:
-    """Return a clause about what this machine lacks to compute in a packing (or `none`) on a device.
+    """Return a clause that says why this machine cannot compute in a packing (or `none`) on a device.
 
-    It is empty if nothing is missing.
+    The clause is empty if it can.
     """
     device_type = device.partition(":")[0]
     if quantize == "none":
@@ -98,15 +98,15 @@ class Machine:
     cores: int
 
     def device(self, name: str) -> Device | None:
-        """Return the device of this name. `cuda` is the first of several."""
+        """Return the device of this name; None if there is none. The name `cuda` means the first of several."""
         name = "cuda:0" if name == "cuda" else name
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
         """Return the machine as if torch also computed on the CPU.
 
-        Training needs that, because the compiled library has no gradients. Packed weights stay in the library's form
-        there, and torch makes them dense for each product.
+        Training needs that, because the compiled library has no gradients. On such a CPU, packed weights keep the
+        library's form, and torch makes them dense for each product.
         """
         return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 

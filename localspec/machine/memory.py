@@ -54,7 +54,8 @@ def usable(free: int, total: int) -> int:
 
 
 def _container() -> tuple[int, int]:
-    """Return the main memory in bytes that a container may have, and may still take; `sys.maxsize` without a limit."""
+    """Return the bytes of main memory that a container may take in all, and may still take; `sys.maxsize` if
+    unlimited."""
     for limit_file, held_file, counts_file, cached in _LIMITS:
         with suppress(OSError, ValueError, KeyError):  # another system or version, the root group, or "max"
             limit = int((CONTAINER / limit_file).read_text())

@@ -45,7 +45,7 @@ def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) ->
     """Run `work` on another thread. Return its result, or raise its error.
 
     If the caller stops waiting, the thread continues, so `work` must release Python's interpreter lock. With `end` the
-    thread is ended; `work` must then be Python code. Raises Unwanted if told to stop, and TimeoutError after `seconds`.
+    thread is ended; `work` must then be Python code. Raises Unwanted if not wanted, and TimeoutError after `seconds`.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 
