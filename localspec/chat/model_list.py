@@ -174,7 +174,7 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
 
 
 def _parts(what: Checkpoint) -> tuple[str, ...]:
-    """Return the number of a model's parameters in words, and its packing."""
+    """Return the number of a model's parameters and the size of its weights, in words."""
     return f"{amount(what.parameters)} parameters", what.held
 
 

@@ -28,7 +28,7 @@ BUSY_SECONDS = 0.5  # in which the screen begins to end after a signal; otherwis
 def chat(
     settings: Settings, prompt: str | None, files: str, resume: int | Literal["last"] | None, hint: str = ""
 ) -> int:
-    """Run the full-screen chat until the user leaves it. Return its exit code.
+    """Run the full-screen chat until the user leaves it. Return the exit code of the command.
 
     `files` is text before the first prompt, and `hint` the first notice. Raises the errors of opening the conversation
     and of loading its model, and UsageMistake for invalid colours or keys in the settings. Internal errors are raised
@@ -81,7 +81,7 @@ def _chat(
     log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
 
     def overdue(code: int) -> None:
-        """End the process if the screen is too busy to do so. Conversation and draft are saved, as at any end."""
+        """End the process if the screen is too busy to end it. Conversation and draft are saved first."""
         if app.ends.wait(BUSY_SECONDS) or over.is_set():
             return
         sys.setswitchinterval(interpreter.AT_ONCE)  # the busy screen gets the interpreter last

@@ -1,4 +1,4 @@
-"""The application around the chat screen: leaving, failing, copying, and the palette."""
+"""The application around the chat screen: it ends the chat, copies text, and has the palette."""
 
 import asyncio
 import re
@@ -49,7 +49,8 @@ class ChatApp(StoppableApp):
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
-        """Build the application. Raises UsageMistake if the settings name an unknown theme or impossible keys."""
+        """Build the application. `files` is text before the `first` prompt. Raises UsageMistake for unknown themes or
+        keys."""
         themes.check(settings)
         self.chosen_keys = keymap.effective(settings)
         super().__init__()
@@ -72,7 +73,7 @@ class ChatApp(StoppableApp):
     # -- leaving ------------------------------------------------------------------------------------------------------
 
     def leave(self, code: int) -> None:
-        """End the application like ctrl+q, but with this exit code. It is safe on any thread and in signal handlers."""
+        """End the application like ctrl+q, but with this exit code. Any thread or signal handler may call this."""
         self._left = code
         self.soon(self._leave_now)
 
@@ -82,16 +83,16 @@ class ChatApp(StoppableApp):
             self.exit(return_code=self._left)
 
     def keep_unsent(self) -> None:
-        """Save the unsent draft for the next chat. It is called after the application has ended in any way."""
+        """Save the unsent draft for the next chat. Call this after the application has ended, whatever the reason."""
         self._chat.draft.save_now()
 
     @property
     def unsent_lost(self) -> str:
-        """Return why the draft is not saved, after `keep_unsent`; empty if it is saved."""
+        """Return why `keep_unsent` could not save the draft; empty if it did."""
         return self._chat.draft.trouble
 
     def end_download(self, seconds: float) -> None:
-        """Wait up to this long for a download to stop, after the application has ended."""
+        """Stop a download after the application has ended. Wait at most `seconds` for it."""
         self._chat.download.give_up()
         self._chat.download.wait(seconds)
 
@@ -110,10 +111,10 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Record the exception in progress, because Textual calls `bell` before it displays one. Its own report is not
+        """Record the exception that is being handled. Textual calls `bell` before it reports one; that report is not
         printed.
 
-        A widget that appears while the chat ends cannot be mounted. That is not a failure.
+        Ignore the error of a widget that could not be mounted because the chat ends.
         """
         error = sys.exception()
         if isinstance(error, Exception) and not (self.leaving and isinstance(error, MountError)):
@@ -134,7 +135,7 @@ class ChatApp(StoppableApp):
     def action_interrupt(self) -> None:
         """Stop the reply; if there is none, say which key quits.
 
-        If text is selected, the screen has already copied it.
+        If text is selected, the screen handles the key instead, and copies the text.
         """
         if not self._chat.turns.stop_reply():
             self.notify(f"{keymap.key(self, 'app.quit')} quits.", markup=False)
@@ -146,7 +147,7 @@ class ChatApp(StoppableApp):
         self.push_screen(AllKeysScreen(self.screen))
 
     def action_command_palette(self) -> None:
-        """Open the palette, unless it is open. Textual itself notices only a palette in front."""
+        """Open the palette, unless it is open, even behind another screen, where Textual does not look."""
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 
@@ -157,7 +158,7 @@ class ChatApp(StoppableApp):
         return False
 
     async def on_event(self, event: events.Event) -> None:
-        """Handle an event. A paste never runs a command, in any field. Letters typed in the chat go to the prompt."""
+        """Handle an event: pasted text is made safe, and text that is typed in the chat goes to the prompt."""
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
@@ -177,7 +178,7 @@ class ChatApp(StoppableApp):
         return one_line(super().clipboard) if isinstance(self.focused, Input) else safe(super().clipboard)
 
     def copy_to_clipboard(self, text: str, what: str = "") -> None:
-        """Copy to the terminal and to other clipboards. A toast says what was copied (`what`) and where it went.
+        """Copy to the clipboards of terminal, tmux and desktop. A toast names the text (`what`) and the clipboards.
 
         An empty text is not copied, because that would overwrite the clipboard.
         """
@@ -209,7 +210,7 @@ class ChatApp(StoppableApp):
         super().notify(f"{title}: {message}" if title else message, **how)
 
     def on_notify(self, event: Notify) -> None:
-        """Clear the previous toast, because each toast covers a line of the chat."""
+        """Clear the previous toast before showing another: each toast covers a line of the chat."""
         self.clear_notifications()
         self.toast = event.notification
 

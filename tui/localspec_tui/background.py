@@ -1,7 +1,7 @@
 """Asks the terminal whether its background is light or dark, before slow imports. The answer arrives among typed keys.
 
-Nothing waits for the answer. It may arrive before Textual reads keys, or later, or never. So no typed text is lost, and
-a slow connection costs no time. The answer is hidden from Textual, which would read it as keys.
+The chat does not wait for the answer, so a slow connection costs no time. The answer may arrive before Textual reads
+keys, later, or never. It is hidden from Textual, which would read it as keys; typed keys are not lost.
 """
 
 import os
@@ -26,7 +26,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.I
 
 
 def askable() -> bool:
-    """Return whether the terminal can be asked for its background colour, without printing the escape sequence."""
+    """Return whether the terminal can be asked for its background colour, and would not print the question."""
     if sys.platform == "win32" or environment.terminal_kind() in ("", "dumb", "linux") or environment.in_screen():
         return False
     if sys.__stdin__ is None or sys.__stderr__ is None:
@@ -40,7 +40,7 @@ def askable() -> bool:
 class Answer:
     """A filter of typed keys that hides the terminal's answer about its background colour.
 
-    When the answer arrives, the filter calls `tell` with True if the background is light.
+    When the answer arrives, the filter calls `tell`: with True for a light background, False for a dark one.
     """
 
     def __init__(self, awaited: bool = True) -> None:

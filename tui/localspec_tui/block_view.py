@@ -32,7 +32,7 @@ MARKED = "bold underline"  # style of search matches
 
 
 class BlockView(LaidOutOnce, Widget):
-    """A widget that draws the blocks of a reply below each other.
+    """A widget that draws the blocks of a reply, one below another.
 
     Rows are the lines on the screen. A selection counts from the beginning of a block's text. An example of two blocks,
     the first of them wrapped:
@@ -219,7 +219,7 @@ class BlockView(LaidOutOnce, Widget):
         return Strip(segments).adjust_cell_length(self.size.width, blank or style.background_style.rich_style)
 
     def _component(self, name: str) -> Style:
-        """Return the style of a CSS component class, to be added to the style below it."""
+        """Return the style of a CSS component class, to be added to a style of the text or the widget."""
         styles = self.get_component_styles(name)
         style = Style.from_styles(styles)
         return style if styles.has_rule("color") or styles.auto_color else replace(style, foreground=None)
@@ -234,7 +234,7 @@ class BlockView(LaidOutOnce, Widget):
     # -- selection, search and clicks ---------------------------------------------------------------------------------
 
     def place_at(self, column: int, row: int) -> Offset:
-        """Return the number of a block as y, and as x the position in its text that is nearest to a cell.
+        """Return the text position nearest to a cell: the block's number as y, the place in its text as x.
 
         A row without text counts as the end of the text above it.
         """
@@ -246,7 +246,7 @@ class BlockView(LaidOutOnce, Widget):
         return Offset(0, 0)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """Return the selected text, with the bullets or numbers of whole blocks, and the line break that follows it."""
+        """Return the selected text, with the bullets or numbers of whole blocks, and the line break at its end."""
         start, end = selection.start or Offset(0, 0), selection.end or Offset(sys.maxsize, sys.maxsize)
         chosen = []
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
@@ -273,7 +273,7 @@ class BlockView(LaidOutOnce, Widget):
         cast("ChatApp", self.app).copy_to_clipboard(block.source.removesuffix("\n"), block.language or "code")
 
     def action_link(self, href: str) -> None:
-        """Show the address of a link. It is not opened, because a model could put private text into the address."""
+        """Show the address of a link, without opening it: a model could have put private text into the address."""
         self.notify(one_line(unquote(href)), title="The link points to", markup=False, timeout=10)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:

@@ -19,8 +19,8 @@ TMUX_SECONDS = 2.0
 def copied(text: str, file: Path | None) -> str:
     """Copy to tmux's buffer and to the desktop's clipboard. Return the result in one sentence.
 
-    If there is neither, perhaps only the terminal received the text. It is then also written to `file`, if given,
-    readable only for its owner.
+    If there is neither, the terminal may have received the text, or not. So the text is also written to `file`, if
+    given, readable only for its owner.
     """
     arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
     if arrived:
@@ -88,7 +88,7 @@ class CodeCopies:
         self._source, self._back = "", 0
 
     def next(self, source: str) -> tuple[CodeBlock, str] | None:
-        """Return the next block, and its number in words; None if there is no block."""
+        """Return the next block to copy, and its number in words; None if there is no block."""
         blocks = code_blocks(source)
         if not blocks:
             return None

@@ -49,7 +49,7 @@ class CurrentConversation:
 
     @property
     def place(self) -> "Path | None":
-        """Return where conversations are saved; None if they are not saved now."""
+        """Return the file in which conversations are saved; None if they are not saved now."""
         store = self.store
         return None if store is None or store.read_only or not self._first.log else store.path
 
@@ -60,7 +60,7 @@ class CurrentConversation:
     # -- beginning and end --------------------------------------------------------------------------------------------
 
     def open(self, store: "Store | None", conversation: "Conversation") -> None:
-        """Begin with the conversation with which the chat was opened."""
+        """Begin with the first conversation of this chat, new or continued."""
         self.store, self.now = store, conversation
         history = store.history if store else None
         drafts = store.drafts if store and self._first.log else None
@@ -80,7 +80,7 @@ class CurrentConversation:
     def _see_what_is_saved(self) -> None:
         """Post the number of unsaved turns to the screen, if it has changed.
 
-        Also read the title while the store is open, because this thread may be abandoned later.
+        Also read the title now, because at the end of the chat this thread may not answer any more.
         """
         self.title = self.now.title
         if self.now.unsaved != self._unsaved:
@@ -125,7 +125,7 @@ class CurrentConversation:
         self._outlet.release()
 
     def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return the drafts that earlier chats left for this conversation, and the title of another one with a draft.
+        """Return drafts that earlier chats left for this conversation, and the title of another one with drafts.
 
         The title is looked up only with `first`.
         """
@@ -155,7 +155,7 @@ class CurrentConversation:
         self.now.instruct(system)
 
     def switch_model(self, card: "TargetCard") -> None:
-        """Continue with another model, or with the previous one if the other cannot be loaded."""
+        """Change the model. If the new model cannot be loaded, the previous model answers again."""
         self._model.switch(card, self.now, self.store)
 
     def rename(self, title: str) -> None:
@@ -228,7 +228,8 @@ class CurrentConversation:
     def _ask(
         self, engine: "Answerer", live: "LiveStats", prompt: ComposedPrompt, replaced: Mapping[str, Any] | None
     ) -> "Generator[Event]":
-        """Ask the model with the present settings, and return the events of its reply. Raises LocalspecError."""
+        """Return the events of a reply with the present settings. `replaced` has the figures of the reply that it
+        replaces."""
         from localspec import Limits
 
         settings = self._model.settings.another(replaced, engine)
@@ -241,7 +242,7 @@ class CurrentConversation:
         return self.now.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
 
     def _back(self) -> "tuple[Turn, ...] | None":
-        """Leave a branch that got no reply, and return the turns of the conversation before it; None if there is no
+        """Leave a branch that got no reply, and return the turns of its origin; None if the conversation is not a
         branch."""
         before = self.now.back()
         if before is None:

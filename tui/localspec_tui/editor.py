@@ -31,7 +31,7 @@ NONE_NAMED = "No editor is named; set VISUAL or EDITOR to one, for example expor
 def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
     """Return the text as the editor changed it.
 
-    It blocks. When `leaving` returns true, the editor is ended, and the text that it saved is returned.
+    This waits for the editor. When `leaving` returns True, the editor is ended; the result is the text that it saved.
 
     Raises UsageMistake if no editor is named or it cannot be started, and LocalspecError if it fails.
     """
@@ -60,7 +60,7 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
 
 
 def edit_prompt(app: App[Any], prompt: TypedText) -> None:
-    """Give the terminal to the editor, and take it back. If the editor fails, the prompt stays unchanged."""
+    """Let the user edit the prompt in the editor, which has the terminal meanwhile. If that fails, change nothing."""
     text, mistake = prompt.text, ""
     if environment.editor() is None:
         app.notify(NONE_NAMED, markup=False)
@@ -88,7 +88,7 @@ def _words(command: str) -> list[str]:
 
 
 def _run(words: list[str], leaving: Callable[[], bool]) -> int:
-    """Run the editor, and return its exit code. It uses the terminal itself, not the redirected streams."""
+    """Run the editor, and return its exit code. The editor gets the real terminal, not the redirected streams."""
     streams = (sys.__stdin__, sys.__stdout__, sys.__stderr__)
     process = subprocess.Popen(words, **dict(zip(("stdin", "stdout", "stderr"), streams, strict=True)))  # type: ignore[call-overload]
     while True:
@@ -101,9 +101,9 @@ def _run(words: list[str], leaving: Callable[[], bool]) -> int:
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Let only the editor handle Ctrl+C, from before it has the terminal until after.
+    """Ignore Ctrl+C in this process while the editor, which handles Ctrl+C itself, has the terminal.
 
-    This uses a handler, because child processes do not inherit handlers, unlike SIG_IGN.
+    A handler ignores the signal, because the editor would inherit SIG_IGN, but not a handler.
     """
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:

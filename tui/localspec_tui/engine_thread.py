@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _ChatClosed(BaseException):
-    """A signal that the chat was closed while a model was loading. It must not be handled as a failure."""
+    """A signal, not a failure: the chat was closed while a model was loading."""
 
 
 class EngineThread(threading.Thread):
@@ -78,7 +78,7 @@ class EngineThread(threading.Thread):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def farewell(self, unsent: str) -> str | None:
-        """Return the last line of the chat. `unsent` says why unsent text is not saved; empty if it is saved."""
+        """Return the line to print after the chat. `unsent` says why unsent text is not saved; empty if it is."""
         from localspec.chat.introduction import farewell
 
         title = self.conversation.title
@@ -129,7 +129,7 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.ModelFailed(str(error)))
 
     def _notice_while_opening(self, sentence: str) -> None:
-        """Store a notice for later, and also show it now: it may announce that opening a large store takes a minute."""
+        """Show a notice now and again in the conversation: it may say that opening a large store takes a minute."""
         self.outlet.notice(sentence)
         self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 

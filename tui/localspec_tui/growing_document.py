@@ -1,4 +1,4 @@
-"""A Markdown text that grows while a reply streams. Only its tail is parsed again, so each append costs about the same.
+"""A Markdown text that grows while a reply streams. Only its tail is parsed again, so all appends cost about the same.
 
     # Title           settled block
     A paragraph.      settled block
@@ -36,7 +36,7 @@ def read_blocks(text: str) -> list[ReplyBlock]:
 
 
 def _without_open_line(text: str) -> str:
-    """Return a text without its last line, which is not displayed yet, if more text may change its meaning."""
+    """Return the text to display. The last line is left out if more text may change its meaning."""
     before, _, line = text.rpartition("\n")
     words = line.lstrip(" \t>").rstrip(" \t")  # apart from the blanks, over which a pattern would take cubic time
     is_open = bool(_OPEN.fullmatch(words)) if words else line.endswith((" ", "\t"))
@@ -65,7 +65,7 @@ class GrowingDocument:
             self.settle(*self.read())
 
     def add(self, text: str) -> bool:
-        """Append to the text, and show it as it is written. Return whether the tail should be parsed now."""
+        """Append to the text, and show the new part unparsed. Return whether the tail should be parsed now."""
         self.source += text
         if is_long(self.source):
             self.settled, self.blocks = 0, [plain(self.source)]

@@ -1,6 +1,6 @@
-"""Decides which thread uses Python's interpreter, and a core of the CPU. The screen comes first.
+"""Decides which thread uses Python's interpreter and a core of the CPU: the screen's thread first.
 
-During a reply the interpreter is shared, and the engine leaves a core to the screen only while it draws.
+During a reply both threads share the interpreter, and the engine leaves a core to the screen while the screen draws.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ class _Lender:
 
 @contextmanager
 def shared(engine: "Answerer | None") -> Iterator[None]:
-    """Share the interpreter while the engine answers.
+    """Let the threads of screen and engine alternate within this context, in which `engine` answers.
 
-    If the screen kept it for all of its drawing, tokens would come later.
+    If the screen's thread kept the interpreter until all was drawn, tokens would come later.
     """
     _Answering.engine = engine
     try:
@@ -43,8 +43,7 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
 
 
 def borrow_core(engine: "Answerer | None") -> None:
-    """Take a CPU core from this engine for drawing, and return the core of the previous engine. With None only return
-    it.
+    """Take a CPU core from this engine for drawing, and give the previous engine its core back. None takes no core.
 
     Only the screen's thread may call this.
     """
@@ -57,10 +56,10 @@ def borrow_core(engine: "Answerer | None") -> None:
 
 
 class ScreenFirst(selectors.DefaultSelector):
-    """An event loop's wait for the screen's thread. Between two waits the screen draws without interruption.
+    """The selector of the screen's event loop. Between two calls of `select` the screen draws without interruption.
 
-    Loading a model is mostly Python too, because of imports. If drawing alternated with it, drawing would take twice as
-    long, and typed keys would wait.
+    Loading a model is mostly Python code, too, because of imports. If drawing alternated with loading, drawing would
+    take twice as long, and typed keys would wait.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -1,4 +1,4 @@
-"""The user's keys: the `keymap` in the settings, checked, and in Textual's form."""
+"""The user's keys: checks the `keymap` in the settings, and converts it for Textual."""
 
 import string
 import unicodedata
@@ -56,7 +56,7 @@ def key(app: App[Any], name: str) -> str:
 
 
 def _chosen(app: App[Any]) -> dict[str, str]:
-    """Return the user's keys; none in an application other than the chat."""
+    """Return the keys that the user has set, by action; empty in an application other than the chat."""
     return getattr(app, "chosen_keys", {})
 
 
@@ -87,8 +87,7 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the actions that share a default key with a changed action, because Textual would remove the key from
-    both."""
+    """Return the default keys of actions that share one with a changed action: Textual would remove the shared key."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 
@@ -107,7 +106,7 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Return whether keys of both modules can be pressed on the same screen.
+    """Return whether the keys of two modules work on the same screen, where they could collide.
 
     A dialog above the chat hides the chat's keys.
     """
@@ -117,7 +116,7 @@ def _meet(one: str, other: str) -> bool:
 
 
 def _checked(key: str, name: str, origin: str, printable: bool) -> str:
-    """Return a key by Textual's name. Raises UsageMistake for an unknown key."""
+    """Return Textual's name for a key in the settings. Raises UsageMistake for an unknown key."""
     *modifiers, base = _parts(key.strip())
     base = SHORT.get(base.lower(), base.lower() if len(base) > 1 or modifiers else base)
     base = _key_of(base) if len(base) == 1 else base
@@ -133,7 +132,7 @@ def _checked(key: str, name: str, origin: str, printable: bool) -> str:
 
 
 def _parts(key: str) -> list[str]:
-    """Return the parts of a key: `ctrl++` is + with ctrl."""
+    """Return the modifiers of a key and its base: `ctrl++` gives "ctrl" and "+"."""
     return [*key[:-2].split("+"), "+"] if key.endswith("++") else ["+"] if key == "+" else key.split("+")
 
 

@@ -25,8 +25,8 @@ def indent_of(text: str, at: int) -> int:
 def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int]:
     """Return where to cut a line so that it has at most `first` columns and then `later` columns per row.
 
-    It is cut after a blank, if there is one; with `halves`, only if the blank is in the second half of a row. Blanks at
-    the end of a row are not counted, unless with `halves`.
+    The cut is after a blank, if the row has one, and blanks at the end of a row need no columns. With `halves`, only a
+    blank in the second half of a row counts, and blanks need columns.
     """
     found: list[int] = []
     start, room = 0, first
@@ -64,7 +64,7 @@ AROUND = 3  # columns around a cell: a blank on each side, a line
 class RowPart(NamedTuple):
     """A part of a row, which begins at `column`.
 
-    It is a range of the block's text, or `drawn` text such as a line of a table.
+    A part is a range of the block's text, or else `drawn` text, such as a line of a table.
     """
 
     column: int
@@ -141,7 +141,7 @@ class _Table:
         return parts
 
     def _line(self, ends: str) -> str:
-        """Return a horizontal line; `ends` is its left end, its crossings and its right end."""
+        """Return a horizontal line. `ends` has three characters: for the left end, the crossings and the right end."""
         return ends[0] + ends[1].join("─" * (width + 2) for width in self.widths) + ends[2]
 
 
@@ -159,7 +159,7 @@ class LaidBlock:
         self.height = self.head + (self._table.height if self._table is not None else len(self._starts))
 
     def parts(self, row: int) -> list[RowPart]:
-        """Return the parts of a row, from the left. `row` counts without the head."""
+        """Return the parts of a row, from the left. Row 0 is the first row after the head."""
         if self._table is not None:
             return self._table.parts(row)
         text, start = self.block.text, self._starts[row]
@@ -176,9 +176,9 @@ class LaidBlock:
         return [RowPart(column, start, end)]
 
     def place_at(self, column: int, row: int) -> int | None:
-        """Return the position in the text of the character nearest to a cell, or None for a row without text.
+        """Return the position in the text of the character that is nearest to a cell; None for a row without text.
 
-        `row` counts with the head. To the right of a row it is the position after the last character.
+        Row 0 is the first row of the head. A cell to the right of all text gives the position after the last character.
         """
         if row < self.head:
             return None
@@ -195,7 +195,7 @@ class LaidBlock:
         return place if near == len(parts) - 1 else min(place, parts[near].end - 1)
 
     def row_of(self, place: int) -> int:
-        """Return the row of a position in the text, counted with the head."""
+        """Return the row of a position in the text. Row 0 is the first row of the head."""
         if self._table is None:
             return self.head + bisect_right(self._starts, place) - 1
         rows = (
@@ -219,7 +219,7 @@ class LaidBlock:
 
 
 def _at_most(widest: list[int], room: int) -> int:
-    """Return the width to which the widest columns must shrink so that all columns fit in the room."""
+    """Return the largest width that a column may have, so that all columns together fit into `room`."""
     rest = room
     for number, width in enumerate(sorted(widest)):
         share = rest // (len(widest) - number)
@@ -230,10 +230,10 @@ def _at_most(widest: list[int], room: int) -> int:
 
 
 class LaidOutOnce:
-    """A mixin for widgets that grow without a second layout. It is not a Widget, because Textual styles only the first
+    """A mixin that spares a growing widget a second layout. It is not a Widget, because Textual styles only the first
     base.
 
-    Textual treats a new size, which a layout has just computed, as a request for another layout and another drawing.
+    When a layout gives a widget a new size, Textual would request another layout and another drawing.
     """
 
     _has_grown = False

@@ -88,7 +88,7 @@ class LoadedModel:
         self._outlet.post(messages.ModelLoaded(card, introduction(engine, card)))
 
     def begin_figures(self, conversation: "Conversation") -> None:
-        """Begin to count the figures of replies in a conversation, if a model is loaded."""
+        """Begin to count figures for the replies of a conversation, if a model is loaded."""
         from localspec.chat.figures import LiveStats
 
         if self.engine is not None:
@@ -110,7 +110,7 @@ class LoadedModel:
             self._outlet.post(messages.ModelFailed(trouble))
 
     def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
-        """Unload the present model, because two may not fit, and load another one. Return the reason if that failed."""
+        """Unload the present model, because two may not fit, and load another. Return the reason if that failed."""
         self.engine = self.live = None
         gc.unfreeze()  # it was expected to stay to the end
         gc.collect()
@@ -121,7 +121,7 @@ class LoadedModel:
         return None
 
     def measure(self, idle: Callable[[], bool]) -> None:
-        """Measure the model while the thread is `idle`. The next call continues."""
+        """Measure the model as long as `idle` returns True. The next call continues an interrupted measurement."""
         measure = getattr(self.engine, "measure", None)  # None for a model on a server, which measures it itself
         if not self.measures or measure is None:
             return
@@ -167,6 +167,5 @@ class LoadedModel:
         return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
 
     def resampling_notice(self) -> str | None:
-        """Return the notice that another answer is sampled although replies are greedy; None if replies are sampled
-        anyway."""
+        """Return the notice that the next answer is sampled, if replies are greedy otherwise; None if they are not."""
         return self.settings.resampling_notice(self.engine) if self.engine is not None else None

@@ -39,7 +39,7 @@ def _parser_of(_thread: int) -> MarkdownIt:
 
 
 def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Turn text that is nested too deeply into one paragraph. markdown-it would drop it and everything after it."""
+    """Make one paragraph of text that is nested too deeply, which markdown-it would drop with all text after it."""
     if silent or state.level < DEEPEST:
         return False
     after = first
@@ -50,7 +50,7 @@ def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool
 
 
 def _formula_in_lines(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    r"""Make a line with \[ or $$ begin a paragraph. Until it is closed, "- b" is not a list, and "=" not a heading."""
+    r"""Make a line with \[ or $$ begin a paragraph. Within the formula "- b" is no list, and "=" no heading."""
     begin = state.bMarks[first] + state.tShift[first]
     closing = _DISPLAYED.get(state.src[begin : begin + 2])
     if closing is None or state.is_code_block(first) or closing in state.src[begin + 2 : state.eMarks[first]]:

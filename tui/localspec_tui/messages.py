@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatOpened(Message):
-    """The store is open, and the conversation was found. Its model comes next. `history` is None without a store."""
+    """The store is open, and the conversation was found. `history` is None without a store. Its model is loaded
+    next."""
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
@@ -51,14 +52,14 @@ class StageReached(Message):
 
 @dataclass
 class Measuring(Message):
-    """The progress of a measurement while no prompt waits; an empty text if the measurement has ended or paused."""
+    """The progress of a measurement between replies; an empty text if the measurement has ended or paused."""
 
     stage: str
 
 
 @dataclass
 class ModelComes(Message):
-    """A model is being loaded. The message has its suggested prompts, if they are known."""
+    """A model is being loaded. The message has suggested prompts for the model, if any are known."""
 
     name: str
     starters: Sequence[str]
@@ -81,7 +82,7 @@ class ModelFailed(Message):
 
 @dataclass
 class StartFailed(Message):
-    """A request on the command line is impossible."""
+    """A request on the command line cannot be fulfilled, so the chat ends."""
 
     error: LocalspecError
 
@@ -106,7 +107,7 @@ class RaceStarted(Message):
 
 @dataclass
 class RaceEnded(Message):
-    """The result of a race, in sentences. `over` says that it was neither stopped nor failed."""
+    """The result of a race, in sentences. `over` is True if the race was neither stopped nor failed."""
 
     sentences: Sequence[str]
     over: bool
@@ -122,7 +123,7 @@ class Noticed(Message):
 
 @dataclass
 class UnsavedTurns(Message):
-    """The number of newest turns that are not completely saved; 0 if all are."""
+    """How many of the newest turns are not completely saved; 0 if all are saved."""
 
     turns: int
 
@@ -143,7 +144,7 @@ class Branched(Message):
 
 @dataclass
 class Copied(Message):
-    """The result of copying, with the name of the copied text if that is not obvious."""
+    """A sentence about the result of copying, and a name for the copied text if it is not obvious."""
 
     sentence: str
     what: str = ""

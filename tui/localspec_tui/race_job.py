@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Run the race until both lanes end or it is stopped, and report to `post`.
 
-    The prompt is as it was typed. The files that it names are read, as in the chat.
+    `prompt` is the typed text. The files that the text names are read, as in the chat.
     """
     told, over = ["The race was stopped."], False
     try:

@@ -21,7 +21,7 @@ _ENDS = {"em_close": "em", "strong_close": "strong", "s_close": "s"}
 
 
 class StyledRun(NamedTuple):
-    """A range of a text with styles (`marks`, such as "strong"), and the address if it is a link."""
+    """A range of a text with styles (`marks`, such as "strong"), and an address if the range is a link."""
 
     start: int
     end: int
@@ -61,7 +61,7 @@ class ReplyBlock:
     cells: list[list[tuple[int, int]]] = field(default_factory=list)
 
     def written(self, start: int, end: int) -> str:
-        """Return the text from `start` to `end` as the model wrote it: with tabs, which `text` has as blanks."""
+        """Return the text from `start` to `end` as the model wrote it, with tabs where `text` has blanks."""
         if "\t" not in self.source:
             return self.text[start:end]
         found, at, column = [], 0, 0
@@ -83,7 +83,7 @@ class ReplyBlock:
 
 @dataclass(eq=False)
 class _Container:
-    """An open quote, list or list item. `marker` is left of its first line; `used` is True after that line."""
+    """A quote, list or list item being read. `marker` is left of its first line; `used` is True after that line."""
 
     kind: str
     marker: Margin | None = None
@@ -200,7 +200,7 @@ class BlockReader:
 
 
 def is_loose(before: ReplyBlock, block: ReplyBlock) -> bool:
-    """Return whether a blank row belongs between two blocks of the outer level. Definitions of links form a list."""
+    """Return whether a blank row separates two blocks of the outer level. False for two definitions of links."""
     return not before.kind == block.kind == "definition"
 
 

@@ -66,7 +66,7 @@ SHARE = 0.03  # of a core, of which the model loses a part: one of its threads r
 
 
 class Pace:
-    """A clock that decides when the screen takes new text, by the CPU time that taking it last needed."""
+    """A clock that decides when the screen takes new text, by the CPU time of the previous time."""
 
     def __init__(self) -> None:
         self.begin()
@@ -77,9 +77,9 @@ class Pace:
         self._spent = time.thread_time()
 
     def next(self) -> float:
-        """Return the seconds to wait, so that the work since the last call stays a fixed share of the time.
+        """Return the seconds to wait until new text is taken, so that this work takes a fixed share of the time.
 
-        The work includes drawing. The result is within limits that suit the eye.
+        The work includes drawing. The result has limits, so that text neither flickers nor stutters.
         """
         spent = time.thread_time()
         self.period = min(max((spent - self._spent) / SHARE, SHORTEST), LONGEST)
