@@ -9,8 +9,8 @@ from importlib import import_module
 TYPE_CHECKING = False  # importing typing's takes 10 ms, in which Ctrl+C would show a traceback
 if TYPE_CHECKING:
     from localspec.choosing.choice import Choice
+    from localspec.decoding.limits import Limits
     from localspec.decoding.sampling import Sampling
-    from localspec.decoding.session import Limits
     from localspec.engine.engine import Engine
     from localspec.errors import DoesNotFit, LocalspecError, NotAllowed, NotHere, UsageMistake
     from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _NAMES = {
     "localspec.choosing.choice": ("Choice",),
-    "localspec.decoding.session": ("Limits",),
+    "localspec.decoding.limits": ("Limits",),
     "localspec.decoding.sampling": ("Sampling",),
     "localspec.engine.engine": ("Engine",),
     "localspec.errors": ("DoesNotFit", "LocalspecError", "NotAllowed", "NotHere", "UsageMistake"),

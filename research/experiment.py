@@ -31,8 +31,9 @@ from localspec.choosing.choose import choose
 from localspec.cli.interrupt import INTERRUPTED
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ouroboros_tuning import ReplayTarget
 from localspec.drafters.phrases import WithPhrases

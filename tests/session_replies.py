@@ -7,8 +7,9 @@ from typing import Any
 from tiny_models import END, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.events import Done, Statistics, Text
 

@@ -10,8 +10,9 @@ from localspec.models.messages import Message
 
 if TYPE_CHECKING:
     from localspec.choosing.choice import Choice
+    from localspec.decoding.limits import Limits
     from localspec.decoding.sampling import Sampling
-    from localspec.decoding.session import Limits, Session
+    from localspec.decoding.session import Session
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer, ReplySampling
-    from localspec.decoding.session import Limits
+    from localspec.decoding.limits import Limits
     from localspec.events import Statistics
 
 ELSEWHERE = (

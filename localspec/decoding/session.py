@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from localspec.choosing.fit import CHUNK
@@ -11,6 +10,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
 from localspec.decoding.drafter import Drafter, HeldText, Step
 from localspec.decoding.forward import ForwardModel, ParkableCache, brought_back, common_prefix, set_aside
+from localspec.decoding.limits import Limits
 from localspec.decoding.parked import Parked, ParkedText
 from localspec.decoding.sampling import Sampling
 from localspec.errors import DoesNotFit, UsageMistake, out_of_memory
@@ -19,19 +19,6 @@ from localspec.machine.memory import give_back, peak_memory
 from localspec.models.detokenize import Transcript
 from localspec.models.thinking import Thinking
 from localspec.repetition import EVERY, is_loop
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of a reply: a number of tokens, and strings before which its answer ends.
-
-    With a `loop_prompt` the reply also ends when it repeats one phrase again and again. A phrase of words from that
-    prompt may be repeated more often.
-    """
-
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    loop_prompt: str | None = None
 
 
 class Tally:

@@ -10,9 +10,10 @@ from localspec.choosing.cost import CurrentCosts, ForwardCostModel, StepCosts
 from localspec.choosing.measure import Quantity
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.measuring import Measuring, MeasuringProgress, finished
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients

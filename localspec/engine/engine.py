@@ -18,10 +18,11 @@ from localspec.choosing.measure import LAYERS, MeasurementCache, Measurements, T
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.measuring import Measuring, finished
 from localspec.decoding.parked import Parked
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.engine.assemble import (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.backends import Target
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.encoding import Unwanted, stopping_unless

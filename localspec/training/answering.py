@@ -15,8 +15,8 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.config import Settings
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.engine.backends import Target
 from localspec.engine.engine import Engine

@@ -7,8 +7,9 @@ from typing import Any
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.compute import DraftableModel
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.trained import TrainedDrafter
 from localspec.events import Done, Statistics
 from localspec.repetition import until_it_goes_round

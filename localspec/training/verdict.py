@@ -18,7 +18,7 @@ from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements
 from localspec.choosing.plans import CLEARLY
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.drafters.saved import CARD
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake

@@ -11,7 +11,7 @@ from scripted_conversation import SAMPLING, Engine, talk
 from localspec.chat import conversation as module
 from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.chat.figures import memory_begins
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.errors import UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.store.database import StoreTrouble

@@ -29,8 +29,8 @@ from localspec.bench import comparison
 from localspec.choosing import cost as host_time
 from localspec.cli import train as train_command
 from localspec.cli.main import main
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.errors import NotHere
 from localspec.models import drafter_cards
 from localspec.models.drafter_cards import find_drafter, read_drafter

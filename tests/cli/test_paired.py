@@ -18,8 +18,8 @@ from localspec.choosing.cost import ForwardCosts
 from localspec.choosing.measure import COSTS, MeasurementCache
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros_tuning import starting
 from localspec.engine import assemble

@@ -33,9 +33,10 @@ from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.acceptance import walk
 from localspec.decoding.budget import DECLINED, DOUBTED, ENOUGH, LATEST, LOSS, SOONEST, Budget
 from localspec.decoding.drafter import Drafter, Step
+from localspec.decoding.limits import Limits
 from localspec.decoding.logits import NumpyHidden, PicksOnRequest
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.phrases import WithPhrases

@@ -20,9 +20,10 @@ from table_model import TableModel
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.limits import Limits
 from localspec.decoding.logits import NumpyLogits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree, sampled_tree
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.phrases import WithPhrases

@@ -17,8 +17,9 @@ from tiny_models import FAMILIES, Tiny, prompt_ids
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters import saved
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.tensors import StoredTensors

@@ -40,8 +40,9 @@ from transformers import LlamaConfig
 from localspec.decoding import session as sessions
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.parallelspec import Drafter
 from localspec.drafters.saved import load_drafter

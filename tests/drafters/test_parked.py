@@ -22,9 +22,10 @@ from tiny_models import FAMILIES, RECURRENT, VOCABULARY, Tiny, prompt_ids
 from localspec.choosing.cost import ForwardCosts
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter, Step
+from localspec.decoding.limits import Limits
 from localspec.decoding.parked import Parked
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.lookahead import Lookahead

@@ -29,9 +29,10 @@ from tiny_models import FAMILIES, Tiny, prompt_ids, read, stock_logits, stock_re
 
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
+from localspec.decoding.limits import Limits
 from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree, grow_tree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.semi import Drafter as Semi

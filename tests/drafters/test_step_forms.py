@@ -22,8 +22,9 @@ from localspec.choosing.choice import StepForm
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step
 from localspec.decoding.drafter import Context, Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.phrases import WithPhrases

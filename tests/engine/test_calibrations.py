@@ -4,8 +4,8 @@ import pytest
 
 from localspec.config import load
 from localspec.decoding.budget import Budget
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases

@@ -18,8 +18,9 @@ from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Drafter
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros import Pair, draft_model, ouroboros

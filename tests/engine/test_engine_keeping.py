@@ -8,7 +8,7 @@ from tiny_models import CONFIGS, SEEDS, byte_tokenizer, write
 
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.engine import Engine
 from localspec.errors import UsageMistake
 from localspec.models.registry import TargetCard

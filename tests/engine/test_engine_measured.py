@@ -19,9 +19,9 @@ from localspec.choosing.measure import REPLIES
 from localspec.choosing.plans import AUTO_NODES
 from localspec.config import Settings
 from localspec.decoding.exactness import Exactness
+from localspec.decoding.limits import Limits
 from localspec.decoding.measuring import MeasuringProgress
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros_tuning import starting

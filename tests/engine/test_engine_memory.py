@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from localspec.choosing import fit
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine import engine as module
 from localspec.engine.engine import Engine
 from localspec.engine.model_profile import SPILL_FACTOR, SpillWatch

@@ -8,7 +8,7 @@ import pytest
 from each import each
 from golden import matching
 
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.fit_context import FRAME, LONGEST_TOKEN, Overlong, Unwanted, fit_conversation
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.models.messages import turns_left_out

@@ -12,7 +12,7 @@ from golden import wording
 
 from localspec.choosing.measure import MeasurementCache
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine import trials
 from localspec.engine import trials as module
 from localspec.engine.engine import Engine

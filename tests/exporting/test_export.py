@@ -23,8 +23,9 @@ from tiny_models import LATER, Tiny, byte_tokenizer, prompt_ids, read, stock_log
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.saved import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.exporting import layouts

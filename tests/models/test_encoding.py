@@ -17,7 +17,7 @@ from scripted_models import scripted_model
 import localspec
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.engine import Engine
 from localspec.engine.fit_context import fit_conversation
 from localspec.errors import LocalspecError

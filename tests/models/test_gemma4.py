@@ -35,7 +35,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
 from localspec.choosing.choose import choose
 from localspec.cli.show import _installed_facts
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.engine.engine import Engine

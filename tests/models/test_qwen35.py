@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, Qwen3_5Config, Qwen3_5ForConditionalGen
 from localspec.choosing.choose import choose
 from localspec.choosing.fit import BUCKET, RECENT, STATES, cache
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.decoding.tree import DraftTree
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, NotHere, UsageMistake

@@ -227,7 +227,8 @@ import json, sys
 from pathlib import Path
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.limits import Limits
+from localspec.decoding.session import Session
 from localspec.drafters.saved import load_drafter
 from localspec.models.drafter_cards import read_drafter
 from localspec.native.target import NativeTarget

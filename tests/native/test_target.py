@@ -279,7 +279,8 @@ import sys
 from pathlib import Path
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.limits import Limits
+from localspec.decoding.session import Session
 from localspec.drafters.ingredients import Ingredients
 from localspec.drafters.phrases import build
 from localspec.drafters.pool import PhrasePool

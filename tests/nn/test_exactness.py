@@ -15,8 +15,9 @@ from torch_products import PAGE, needs_order
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.forward import ForwardOutput
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.nn import exactness, packing

@@ -21,8 +21,8 @@ from localspec.chat.conversation import Conversation, saved_conversation
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import LAYERS, MeasurementCache
 from localspec.config import Settings
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Done, Event, Text
 from localspec.models.registry import resolve

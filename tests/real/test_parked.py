@@ -12,7 +12,7 @@ from localspec import Engine
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import LAYERS, MeasurementCache
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.model_profile import ModelProfile
 from localspec.events import Done, Text
 from localspec.models.registry import resolve

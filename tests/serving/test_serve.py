@@ -17,7 +17,7 @@ from golden import matching, wording
 from serving.conftest import start
 
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.events import Reporter
 from localspec.serving.server import Server as RemoteServer
 from localspec.serving.server_engine import ServerEngine

@@ -16,8 +16,9 @@ from safetensors import safe_open
 from tiny_models import Tiny, prompt_ids, read, stock_reply
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.events import Done
 from localspec.native.target import NativeTarget

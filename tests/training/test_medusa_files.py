@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SHARDED, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
+from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
-from localspec.decoding.session import Limits, Session
+from localspec.decoding.session import Session
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.saved import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
