@@ -68,6 +68,8 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
     if not os.path.lexists(path):
         try:
             _begun(new, schema).close()
+            for log in ("-wal", "-shm"):  # of a file that was deleted: SQLite would copy it into the new one
+                Path(f"{path}{log}").unlink(missing_ok=True)
             os.replace(new, path)
         except BaseException:
             _drop(new)
