@@ -228,7 +228,7 @@ def check(block: Block, model: Tiny, text: Sequence[int], logits: torch.Tensor) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("form", "name"), covering(FORMS, [*FAMILIES[:2], *RECURRENT, *MIXTURES], fast=5), ids=str)
+@pytest.mark.parametrize(("form", "name"), covering(FORMS, [*FAMILIES, *RECURRENT, *MIXTURES], fast=5), ids=str)
 def test_every_block_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, form):
     model = tiny(name)
     drafter, head = made(model, tmp_path, **form)
