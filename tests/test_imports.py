@@ -103,7 +103,7 @@ def test_help_imports_no_command(tmp_path):
         "from localspec.cli.main import main; main(['--help']); import sys, json; "
         "json.dump(sorted(m for m in sys.modules if m.startswith('localspec.cli.')), sys.stderr)"
     )
-    shared = ("console", "interrupt", "main", "progress")
+    shared = ("console", "interrupt", "main")
     assert loaded(tmp_path, code) == [f"localspec.cli.{name}" for name in shared]
 
 

@@ -108,7 +108,7 @@ NoMeasurements = MeasurementSource
 class Quantity(Generic[T]):
     """A measurable quantity: the name under which it is saved, and how it is written as JSON.
 
-    `parse` returns None for JSON that is not a valid value; the quantity is then measured again.
+    For JSON that is not a valid value, `parse` returns None or raises an error; the quantity is then measured again.
     """
 
     name: str

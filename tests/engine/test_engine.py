@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import localspec
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.decoding.session import Limits
+from localspec.decoding.limits import Limits
 from localspec.engine.engine import Engine
 from localspec.engine.fit_context import fit_conversation
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
@@ -131,7 +131,7 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(
 
 
 def test_a_single_prompt_that_is_too_long_is_refused(engine):
-    with pytest.raises(UsageMistake, match="1024"):
+    with pytest.raises(UsageMistake, match="1,024"):
         say(engine, [user("word " * 2000)])
     text, _ = say(engine, [user("Who are you?")], Limits(5))
     assert text, "the session stays usable"

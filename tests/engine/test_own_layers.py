@@ -77,11 +77,15 @@ def test_a_model_of_one_layer_is_refused() -> None:
         load_layers(choice(), target, profile(None), COSTS)
 
 
-def test_stored_layers_that_are_none_are_found_anew() -> None:
-    for stored in (None, [], {}, [{"layers": [0]}], [{"layers": "x", "shares": [1]}], "odd"):
-        assert LAYERS.parse(stored) is None
+def test_stored_layers_that_are_not_layers_are_found_again(tmp_path: Path) -> None:
     one = MeasuredLayers((0, 2), (0.5, 0.1))
-    assert LAYERS.parse(LAYERS.to_json([one])) == [one]
+    with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
+        cache = MeasurementCache(store)
+        for stored in (None, [], {}, [{"layers": [0]}], [{"layers": "x", "shares": [1]}], "odd"):
+            store.measurements.remember(LAYERS.name, "here", stored)
+            assert cache.recall(LAYERS, "here") is None, stored
+        cache.remember(LAYERS, "here", [one])
+        assert cache.recall(LAYERS, "here") == [one]
 
 
 def test_the_layers_are_taken_that_promise_most_by_what_their_forwards_cost() -> None:

@@ -63,7 +63,7 @@ def test_who_waits_for_anothers_reply_gets_headers_and_comments(endless: Server)
     rest = until(second, b"[DONE]")
     assert rest.count(b'"content": "a"') == rest.count(b'"content": "b"') == 1
     error = json.loads(until(wrong, b"[DONE]").split(b"data: ")[1])["error"]
-    assert error["type"] == "invalid_request_error" and "100000" in error["message"]
+    assert error["type"] == "invalid_request_error" and "100,000" in error["message"]
 
 
 def test_clients_read_over_them(endless: Server) -> None:
