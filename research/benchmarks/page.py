@@ -36,8 +36,8 @@ Made by `make bench-report` (`research/bench_report.py`) from [benchmarks.json](
   -mno-amx-tile`), because with AMX it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
 - **A forward** is one pass through the model. It ends when the likeliest token of each row is known. A *row* is one token
   position that it computes.
-- **`memory read`** is the time in which the same threads read the bytes of a forward's weights and do nothing with them. No
-  forward can be faster.
+- **`memory read`** is the time in which the same threads read the bytes of a forward's weights and do nothing with them.
+  Apart from noise, no forward can be faster.
 """
 
 LOADING = (
@@ -158,7 +158,7 @@ def _conditions(raw: Mapping[str, Any]) -> str:
     machines = sorted({f"- {run['machine']}; {run['versions']}" for run in raw["runs"].values()})
     told = ["Machine and versions, by the instructions that localspec used:", "\n".join(machines)]
     told.append(
-        "Each section was measured by one command. *Disturbed* counts the readings that other programs disturbed. `native` is localspec's compiled library."
+        "The last column has the command of each section. *Disturbed* counts the readings that other programs disturbed. `native` is localspec's compiled library."
     )
     heads = ["section", "when (UTC)", "threads", "readings", "disturbed", "load average", "command"]
     return "\n\n".join([*told, table(heads, lines)])
