@@ -49,7 +49,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     types = [LINEAR if one else "full_attention" for one in recurrent] or [*by_pattern(layers, every, LINEAR)]
     sizes = {ours: file.number(f"ssm.{theirs}") for ours, theirs in zip(_SIZES, _SIZES_IN_GGUF, strict=True)}
     if missing := next((key for key, value in sizes.items() if not value), None):
-        raise ValueError(f"it does not say its {missing}")
+        raise ValueError(f"it has no value for {missing}")
     heads, inner = sizes["linear_num_value_heads"], sizes["linear_value_head_dim"]
     if inner % heads:
         raise ValueError(f"ssm.inner_size = {inner} is not a multiple of ssm.time_step_rank = {heads}")

@@ -64,7 +64,7 @@ class Checkpoint:
 
     @property
     def held(self) -> str:
-        """The size of the weights as a text; for a packed file also its precision, in blocks with the bits per
+        """The size of the weights, as a text. For a packed file its precision comes first, for blocks with the bits per
         weight."""
         if not self.packing:
             return size(self.bytes)
@@ -86,7 +86,7 @@ class Checkpoint:
 def inspect(path: Path) -> Checkpoint:
     """Read the headers of a directory in the Hugging Face layout, or of a packed file.
 
-    Raises NotHere if there is no model, LocalspecError if it is damaged or of an unsupported kind.
+    Raises NotHere if there is no model, and LocalspecError if the model is damaged or not supported.
     """
     if is_packed(path):
         try:
@@ -126,15 +126,15 @@ def is_packed(path: Path) -> bool:
 
 
 def originals(path: Path) -> Checkpoint:
-    """Inspect a model whose original weights are needed. Raises NotHere for a packed file, and the errors
-    of `inspect`."""
+    """Inspect a model for a caller that needs the original weights. Raises NotHere for a packed file, and the errors of
+    `inspect`."""
     if is_packed(path):
         raise only_packed(path)
     return inspect(path)
 
 
 def only_packed(path: Path) -> NotHere:
-    """Return the error for a model that is needed in another form, but is here only packed."""
+    """Return the error for a command that needs a model in another form than the packed files on this machine."""
     found, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
     header = found.header
     if missing := found.missing:
@@ -159,8 +159,8 @@ def only_packed(path: Path) -> NotHere:
 def packings(path: Path) -> tuple[str, ...]:
     """Return the packings in which the model of a packed file can be loaded, the default first.
 
-    A model in GGUF files can have all of them. Raises NotHere if its files are missing and it was never packed, or if
-    other files are in their place.
+    A model in GGUF files can be loaded in every packing. Raises NotHere if the GGUF files are missing and the model was
+    never packed, or if other files have replaced the GGUF files.
     """
     here, own = packed_file.forms(path), packed_file.read(path)
     if replaced := own.replaced:
@@ -181,7 +181,7 @@ def packings(path: Path) -> tuple[str, ...]:
 
 
 def damaged(path: Path, error: LocalspecError) -> LocalspecError:
-    """Return the error for a damaged packed file, which says how to delete it and get the model again."""
+    """Return the error for a damaged packed file. Its message says how to delete the file and get the model again."""
     try:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:
@@ -223,7 +223,9 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
     except (KeyError, ValueError):
         config = None
     if not isinstance(config, dict):
-        raise LocalspecError(f"{found.path} has no config.json that can be read; delete it, and it will be made again.")
+        raise LocalspecError(
+            f"{found.path} has no config.json that can be read; delete that packed file, and localspec makes it again."
+        )
     header, packing, held = found.header, found.header.packing, found.path.stat().st_size
     if header.registered:
         packing = packings(found.path)[0]
@@ -246,8 +248,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
         raise LocalspecError(f"{path} has {why}.")
     if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
         raise LocalspecError(
-            f"{path} has a drafter ({kind}), which is not a model by itself; fetch it with `localspec pull`, and "
-            "it becomes a drafter of its model."
+            f"{path} has a drafter ({kind}), which is not a model by itself; fetch the drafter with `localspec pull`, "
+            "and its model can use it."
         )
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
@@ -256,7 +258,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
         raise LocalspecError(f"{what} is not supported; {supported(architecture)}")
     if config.get("model_type") != ARCHITECTURES[architecture]:
         raise LocalspecError(
-            f"{path / 'config.json'} says model_type {config.get('model_type')!r}, and {architecture} is of type "
+            f"{path / 'config.json'} says model_type {config.get('model_type')!r}, but {architecture} has model_type "
             f"{ARCHITECTURES[architecture]!r}; fetch the model again, or choose another."
         )
     return architecture
@@ -265,8 +267,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 def revision(path: Path) -> str:
     """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
 
-    Only some thousand evenly spaced bytes of each file of weights are read, because training changes all weights a
-    little. A packed file has the revision of its directory. Raises the errors of `inspect`.
+    Only a sample of evenly spaced bytes of each file of weights is read, because training changes all weights a little.
+    A packed file has the revision of the directory from which it was made. Raises the errors of `inspect`.
     """
     if is_packed(path):
         return packed_file.read(path).header.origin.revision
@@ -378,7 +380,7 @@ def _samples(file: Path, start: int) -> bytes:
 
 
 def tensor_headers(file: Path, remedy: str = FETCH) -> dict[str, Any]:
-    """Read the tensors in a header: name -> dtype, shape, data_offsets.
+    """Read the header of a safetensors file. Return dtype, shape and data_offsets by the name of the tensor.
 
     If the file is damaged or incomplete, raise LocalspecError; the message ends in `remedy`.
     """
@@ -415,7 +417,7 @@ def tensor_start(file: Path) -> int:
 def license_of(path: Path) -> str | None:
     """Return the license in the front matter of the directory's README.md, or else the name of a license file.
 
-    A packed file stores the license.
+    For a packed file, return the license that is stored in it.
     """
     if is_packed(path):
         own = packed_file.peek(path)[0].header.origin.license

@@ -22,8 +22,8 @@ _known: dict[Path, tuple[Stamp, str]] = {}  # fingerprints of files as they were
 def file_fingerprint(file: Path) -> str:
     """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
 
-    A process reads a file again only if it has changed, or had changed recently. Raises LocalspecError for a file that
-    cannot be read, is empty, or becomes shorter meanwhile.
+    A process remembers the digits, and reads the file again only if the file has changed, or had changed shortly before
+    the last reading. Raises LocalspecError for a file that cannot be read, is empty, or becomes shorter meanwhile.
     """
     digest = hashlib.sha256()
     try:
@@ -59,12 +59,12 @@ def stamp(found: os.stat_result) -> Stamp:
 
 
 def settled(stamp: Stamp) -> bool:
-    """Return whether any further change of a file would change its stamp, because its last change is not recent."""
+    """Return whether a file's last change is so old that any further change would alter the stamp."""
     return all(abs(time.time_ns() - moment) > SETTLED for moment in stamp[1:3])
 
 
 def _header_bytes(stream: BinaryIO, size: int) -> int:
-    """Return how many bytes at the start of a file are read completely."""
+    """Return the length of the header: the bytes at the start of a file that are all read, not only sampled."""
     begin = stream.read(9)
     if len(begin) == 9 and begin[8:] == b"{":  # safetensors
         length = 8 + int(struct.unpack("<Q", begin[:8])[0])

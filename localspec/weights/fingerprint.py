@@ -1,8 +1,8 @@
 """Fingerprints of weights, and the SHA-256 of files.
 
-The fingerprint of weights is the same for all files that hold these weights. Like that of a file, it reads samples.
-Only `localspec verify` notices a changed byte between the samples, because it reads whole files for their SHA-256. A
-remembered SHA-256 is valid as long as size, times and inode of its file stay the same.
+The fingerprint of weights is the same for all files that hold these weights. It covers only samples, like the
+fingerprint of a file. Only `localspec verify` notices a changed byte between the samples, because it reads whole files
+for their SHA-256. A remembered SHA-256 is valid as long as size, times and inode of its file stay the same.
 """
 
 import hashlib
@@ -59,8 +59,8 @@ def weight_digests(
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
     """Return the SHA-256 of each file by its name, if it is known without reading the file.
 
-    The Hugging Face cache's name for a file is its digest until the file changes. Raises LocalspecError for a missing
-    file.
+    The Hugging Face cache names a file by its digest; the name is used until the file changes. Raises LocalspecError
+    for a missing file.
     """
     known, now = _remembered(paths), stamps(files)
     found = _without_reading(files, known, now)
@@ -70,7 +70,8 @@ def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
 
 
 def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
-    """Return the digests that are names in the Hugging Face cache, and remembered digests of unchanged files."""
+    """Return the digests that need no reading: names in the Hugging Face cache, and remembered digests of unchanged
+    files."""
     found = {}
     for file in files:
         before = known.get(os.path.realpath(file))
@@ -96,12 +97,12 @@ def look(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Looked]:
-    """Read all files, and compare each SHA-256 with the one of the last reading. Return the results by file name.
+    """Read all files, and compare each SHA-256 with the result of the last reading. Return the results by file name.
 
-    A change is hidden if the SHA-256 differs, but size, times and inode are the same, or the fingerprint is. The file
-    may have had another path at the last reading. `fingerprints` are those of the files now, by name. The digests of
-    files without a hidden change are saved. A file with a hidden change keeps its old record until `forget` is called.
-    Raises LocalspecError for a file that cannot be read.
+    A change is hidden if the SHA-256 differs although size, times and inode, or the fingerprint, stayed the same. The
+    file may have had another path at the last reading. `fingerprints` has the present fingerprint of each file, by
+    name. The digests of files without a hidden change are saved. A file with a hidden change keeps its old record until
+    `forget` is called. Raises LocalspecError for a file that cannot be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
@@ -228,9 +229,9 @@ def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
 
 
 def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]]:
-    """Return the bytes of each file, and its SHA-256 or fingerprint.
+    """Return the size of each file in bytes, and its SHA-256 or fingerprint.
 
-    It is the SHA-256 if those of all files are known without reading.
+    All files have the SHA-256 if every one is known without reading, otherwise all have the fingerprint.
     """
     known = known_digests(files, paths)
     if len(known) < len(files):
@@ -244,10 +245,10 @@ def recognised(
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> bool:
-    """Return whether these are the files that an `Origin.files` lists, under any names.
+    """Return whether `files` are the files that `held`, an `Origin.files`, lists; names may differ.
 
-    Earlier versions wrote SHA-256 digests. To compare with those, files of the same sizes are read unless their digests
-    are known. Raises LocalspecError for a file that cannot be read.
+    Earlier versions listed SHA-256 digests. For such a list, files of the same sizes are read unless their digests are
+    known. Raises LocalspecError for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files if file.is_file()]
     if sorted(sizes) != sorted(size for size, _ in held.values()):
@@ -272,7 +273,7 @@ class Identity:
 
     @cached_property
     def revision(self) -> str:
-        """The identity in earlier versions. Raises the errors of `checkpoint.inspect`."""
+        """The identity that earlier versions used. Raises the errors of `checkpoint.inspect`."""
         return revision(self.path)
 
     def owns(self, *filed: object) -> bool:

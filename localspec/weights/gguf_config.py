@@ -19,7 +19,7 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def architecture(metadata: Metadata) -> Gguf:
-    """Return the description of how the family of a file is stored. Raises LocalspecError for an unsupported one."""
+    """Return the description of how the file's family is stored. Raises LocalspecError for an unsupported family."""
     found = _family(metadata).gguf
     assert found is not None
     return found
@@ -67,7 +67,7 @@ def config(
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
         key = "embedding_length" if hidden is None else "attention.head_count"
-        raise ValueError(f"it does not say its {form.architecture}.{key}")
+        raise ValueError(f"it has no value for {form.architecture}.{key}")
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
         raise ValueError(f"keys have {head_dim} channels but values {values}, and only equal sizes are supported")
@@ -104,7 +104,7 @@ _NEEDED = ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position
 def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Raise ValueError for a key whose value is missing. Its message is a clause."""
     if missing := next((key for key in keys if content[key] is None), None):
-        raise ValueError(f"it does not say its {missing}")
+        raise ValueError(f"it has no value for {missing}")
 
 
 def _rotation(
@@ -181,10 +181,9 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
 
 
 def differences(one: ModelConfig, other: ModelConfig) -> str:
-    """Return a clause about a difference between two configurations of different models; empty for possibly the same
-    model.
+    """Return a clause that names a difference between the configurations of two models; empty if they may be one model.
 
-    Contexts and tokenizer settings may differ, and numbers by fp32 rounding.
+    Differences in contexts, in tokenizer settings or by fp32 rounding do not count.
     """
     names = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -199,7 +198,8 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 
 def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two families have the same GGUF files, or are the text parts of the same multimodal models."""
+    """Return whether two models' families have the same form in GGUF, or are text parts of the same multimodal
+    models."""
     first, second = (FAMILIES[config.model_type] for config in (one, other))
     larger = ({*family.classes.values(), *family.inside} for family in (first, second))
     return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))

@@ -185,7 +185,7 @@ class _Reader:
     ) -> dict[str, TensorPlace]:
         """Return the places of tensors.
 
-        They follow the header, aligned, in the order of the table, and without gaps.
+        The tensors must follow the header in the order of the table, aligned and without gaps.
         """
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):

@@ -3,7 +3,7 @@
 The keys are those of the GGUF specification (ggml's docs/gguf.md), of llama.cpp's converters
 (gguf-py/gguf/constants.py) and of its loader (src/llama-arch.cpp), as of November 2026. A key of the architecture
 begins with its name, as in "llama.block_count". It is in one of four tables below: USED, NEUTRAL, OFF or SAME. Keys of
-a single family are in that family's file, which is read before these tables. In files with experts OFF_WITH_EXPERTS
+a single family are in that family's file, which is searched before these tables. In files with experts OFF_WITH_EXPERTS
 comes before NEUTRAL. Any other key of the architecture is refused, because it may change the arithmetic. Unknown keys
 elsewhere are ignored.
 """
@@ -233,7 +233,7 @@ class Metadata:
         return shown(found) if isinstance(found, str) else None
 
     def number(self, key: str) -> Any:
-        """Return a number. An array, with a number per layer, must repeat the same number."""
+        """Return a number. If the value is an array, with a number per layer, all its numbers must be equal."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
             several = set(value[:_MOST_LAYERS].tolist())
@@ -274,11 +274,12 @@ class Metadata:
         """Return an array of numbers as a list."""
         found: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
         if found is not None and len(found) > _MOST_NUMBERS:
-            raise ValueError(f"{key} has {len(found):,} numbers")
+            raise ValueError(f"{key} has {len(found):,} numbers, which is too many")
         return None if found is None else found.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
-        """Return the value of a key, or `replacement` for it. The type of the value is checked to be one of `kinds`."""
+        """Return `replacement` if it is given, else the value of a key. Raises ValueError for a type that `kinds`
+        lacks."""
         value = replacement[0] if replacement else self.values.get(key)
         if value is not None and not isinstance(value, kinds):
             raise ValueError(f"{key} = {in_short(value)} is not possible")

@@ -132,7 +132,7 @@ class GgufTensor(StoredTensor):
 def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
     """Return samples like `GgufTensor.samples`, but of stacked tensors.
 
-    `firsts` ascend and count through all of them.
+    `firsts` ascend, and count the weights of all parts one after another.
     """
     ends = [*accumulate(prod(part.shape) for part in parts)]
     found = []
@@ -242,7 +242,8 @@ class GgufModel:
         }
 
     def _publisher_texts(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the given texts, with a config.json adapted to the file's own, `own`. Raises ValueError."""
+        """Return the publisher's `texts`, with config.json adapted to `own`, the content of the file's config.json.
+        Raises ValueError for texts of another model."""
         content, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(content)
         if other := differences(ModelConfig.of(own), theirs):
@@ -306,7 +307,7 @@ class GgufModel:
         return sampled_weights(shapes, values)
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return by localspec's parameter the tensors that it is stacked from.
+        """Return the tensors that each parameter is stacked from, by localspec's name of the parameter.
 
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
@@ -315,7 +316,7 @@ class GgufModel:
         taken = {*_CONFIGURATION, *self._ahead, *unread(sizes), *self._names(parts)}
         if unknown := sorted(self.places.keys() - taken):
             raise LocalspecError(
-                f"{self.path} has a tensor {unknown[0]!r}, which no {sizes.family} has that localspec computes; "
+                f"{self.path} has a tensor {unknown[0]!r}, which localspec does not expect in a {sizes.family} model; "
                 "choose another."
             )
         return found
@@ -333,7 +334,8 @@ class GgufModel:
         return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the file's name for a tensor: of the fused tensor, if the file stores gates and ups in one."""
+        """Return the file's name for a tensor. If the file fuses gates and ups, that is the name of the fused
+        tensor."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
@@ -363,8 +365,8 @@ class GgufModel:
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
-        """Return the gates or ups (`second`) of all experts, from a tensor with the gates and ups of each expert in
-        turn."""
+        """Return the gates of all experts (or their ups, if `second`) from a tensor that has each expert's gates before
+        its ups."""
         whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns), sizes)
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)
@@ -378,7 +380,7 @@ class GgufModel:
         head_rows: int = 0,
         change: str = "",
     ) -> GgufTensor:
-        """Return a tensor whose rows, those of all experts in turn, have this shape."""
+        """Return a tensor of this shape. The rows of all experts follow each other."""
         if name not in self.places:
             raise damaged(self.path, f"it lacks {name!r}")
         (file, place), stored = self.places[name], shape

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Split:
-    """A way to split text, and other settings that all models with this way share.
+    """The expressions that split text, and other settings that all models with these expressions share.
 
     Each expression splits the parts that the previous expressions left. A part that matches is not split further.
     """

@@ -80,8 +80,8 @@ def impossible_roles(metadata: Metadata, count: int) -> list[str]:
 def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[list[int], list[int]]:
     """Return the tokens to add before a text, and the tokens to add after it.
 
-    `begins` is the default for adding a begin-of-text token, if the file does not say. Raises LocalspecError if the
-    file wants such a token and does not name it.
+    If the file does not say whether a begin-of-text token is added, `begins` decides. Raises LocalspecError if the file
+    wants a token added but does not name it.
     """
     added: list[list[int]] = []
     for role, default in (("bos", begins), ("eos", False)):
@@ -89,7 +89,7 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
         wanted, index = metadata.flag(key), token_of(metadata, role, len(tokens))
         if wanted and index is None:
             raise LocalspecError(
-                f"The {metadata.file} sets {key} = true and names no such token; fetch it again, or choose another."
+                f"The {metadata.file} sets {key} = true but names no such token; fetch it again, or choose another."
             )
         added.append([index] if index is not None and (default if wanted is None else wanted) else [])
     return added[0], added[1]
@@ -99,7 +99,7 @@ def ends(metadata: Metadata) -> list[int]:
     """Return the tokens that end a reply: by an id in the metadata, or by the spelling of a known mark.
 
     A token that also occurs in ordinary text is not a mark, even if it is spelled like one. Unlike localspec, llama.cpp
-    would take it for a mark.
+    takes such a token for a mark.
     """
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
@@ -120,7 +120,7 @@ def ends(metadata: Metadata) -> list[int]:
 
 
 def ends_at_words(metadata: Metadata) -> list[str]:
-    """Return a sentence for each token that ends replies, by an id in the file, although ordinary text contains it."""
+    """Return a warning for each token that an id in the file makes end replies, although it is an ordinary word."""
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
@@ -135,8 +135,7 @@ def ends_at_words(metadata: Metadata) -> list[str]:
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
     """Return the ids, out of `ids`, of tokens that occur in ordinary text.
 
-    Such a token does not have the type of a mark. The tokenizer can merge it from shorter tokens, or it is one
-    character.
+    Such a token does not have the type of a mark, and it is one character or can be merged from shorter tokens.
     """
     normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
     if not normal:
@@ -182,16 +181,16 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     if count > min(vocab_size, _MOST_TOKENS):
         raise ValueError(f"its tokenizer has {count} tokens where the model has {vocab_size}")
     if (merges := metadata.count("tokenizer.ggml.merges")) > _MOST_MERGES:
-        raise ValueError(f"its tokenizer has {merges:,} merges, and {_MOST_MERGES:,} are the most")
+        raise ValueError(f"its tokenizer has {merges:,} merges, but at most {_MOST_MERGES:,} are allowed")
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     if not is_utf8("".join(tokens)):
         odd = next(index for index, token in enumerate(tokens) if not is_utf8(token))
         raise ValueError(f"token {odd} in tokenizer.ggml.tokens is not UTF-8")
     if (longest := max(map(len, tokens))) > _LONGEST:
-        raise ValueError(f"a token of its tokenizer has {longest:,} characters, and {_LONGEST:,} are the most")
+        raise ValueError(f"a token of its tokenizer has {longest:,} characters, but at most {_LONGEST:,} are allowed")
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise ValueError(f"{len(tokens)} tokens, but types of {len(types)}")
+        raise ValueError(f"{len(tokens)} tokens, but {len(types)} types of tokens")
     used = [token for token, of in zip(tokens, types, strict=True) if token and of != _UNUSED]
     if len(set(used)) < len(used):
         twice = next(token for token, count in Counter(used).items() if count > 1)
@@ -218,7 +217,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     if template := metadata.text("tokenizer.chat_template"):
         if len(template) > _LONGEST_TEMPLATE:
             raise ValueError(
-                f"its chat template has {len(template):,} characters, and {_LONGEST_TEMPLATE:,} are the most"
+                f"its chat template has {len(template):,} characters, but at most {_LONGEST_TEMPLATE:,} are allowed"
             )
         files["chat_template.jinja"] = template
     return files
@@ -227,7 +226,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
 def _added(
     metadata: Metadata, tokens: Sequence[str], types: Sequence[int], roles: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return the tokens that are searched in a text before it is split."""
+    """Return the tokens that the tokenizer looks for in a text before it splits the text."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as its own files have it; llama.cpp looks for "phi-3" in the name
     kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
@@ -286,7 +285,7 @@ def _split(metadata: Metadata) -> Split:
 
 
 def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], split: Split) -> dict[str, Any]:
-    """Return the model of merges: of bytes, as in GPT-2, or of characters, as in Gemma 4."""
+    """Return the BPE model, which merges bytes, as in GPT-2, or characters, as in Gemma 4."""
     one = {token: token for token in tokens}  # each spelling only once in memory
     made_by: dict[tuple[str, str], str] = {}  # of equal pairs, the first counts
     for merge in metadata.texts("tokenizer.ggml.merges") or []:
@@ -334,7 +333,7 @@ def _one_by_one(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _isolating(expression: str) -> dict[str, Any]:
-    """Return a step that makes each match a separate part."""
+    """Return a step of the tokenizer that makes each match of an expression a separate part."""
     if expression == DIGIT:
         return {"type": "Digits", "individual_digits": True}
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
@@ -368,15 +367,18 @@ def _pieces(
 
 
 def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the pair that forms each piece, the piece with the best score first.
+    """Return the pair of parts that merges into each piece, for the piece with the best score first.
 
-    SentencePiece always merges the two neighbours that form the best piece; of equal ones the first. So in any context,
-    the text of a piece becomes the same two pieces before it becomes one, and no other pair is needed. Raises
-    ValueError for pieces that take too long, and LocalspecError for pieces that no list of merges can order.
+    SentencePiece always merges the two neighbours that form the piece with the best score; at equal scores, the first
+    two. So in any context, the text of a piece becomes the same two pieces before it becomes one, and no other pair is
+    needed. Raises ValueError for pieces that take too long, and LocalspecError for pieces that no list of merges can
+    order.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
-        raise ValueError(f"a piece of its tokenizer has {len(long)} characters, and {_LONGEST_PIECE} are the most")
+        raise ValueError(
+            f"a piece of its tokenizer has {len(long)} characters, but at most {_LONGEST_PIECE} are allowed"
+        )
     costs = -np.array(scores, np.float64)[normal]
     order = np.argsort(costs, kind="stable")
     costs, pieces = costs[order], [tokens[normal[at]] for at in order.tolist()]
@@ -404,7 +406,7 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
 
 
 def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
-    """Return the byte offset between the two parts that form a piece, as `ls_piece_cuts` does; 0 if none do."""
+    """Return the byte offset between the two parts that form a piece, as `ls_piece_cuts` does; 0 if no two parts do."""
     parts = [letter.encode() for letter in piece]
     while len(parts) > 2:
         ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]

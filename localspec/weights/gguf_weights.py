@@ -1,4 +1,4 @@
-"""Registers a model in GGUF files. Reads its weights from there, to pack them or to use the files' blocks."""
+"""Registers a model in GGUF files, and reads its weights from these files to pack them or to use their blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -42,8 +42,8 @@ def rounded(header: Header) -> dict[str, str]:
 def is_filed(header: Header) -> bool:
     """Return whether the blocks of a registered model are written once to a packed file, which is then mapped.
 
-    That is so for types without kernels, which are rounded, and for experts, since only used experts need memory.
-    Blocks of other models are copied into memory at each load.
+    These are models with block types that have no kernels and are rounded, and models with experts, since only mapped
+    experts that are used need memory. Blocks of other models are copied into memory at each load.
     """
     return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
 
@@ -159,7 +159,7 @@ def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
 def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
     """Return the tensors of the MTP layer of a registered model of these sizes.
 
-    Raises NotHere if it has none or a file is missing, and LocalspecError for an impossible one.
+    Raises NotHere if the model has no MTP layer or a file is missing, and LocalspecError for an impossible layer.
     """
     found = read(path)
     header, files = found.header, files_of(found)
@@ -180,7 +180,7 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: PackingSource, packing: str, drafts: bool = False) -> Recipe:
-    """Return the recipe of a model in GGUF files.
+    """Return the recipe of a model in GGUF files, for use as a draft model if `drafts`.
 
     In int8, Q8_0 keeps its groups of 32, so that packing reproduces its numbers.
     """

@@ -70,7 +70,7 @@ class PackedMatrix:
         return cls(room(size), out, inputs, format, group)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return the structure for the library. While it is used, this object and the bias must stay alive."""
+        """Return the C structure for the library. Keep this object and the bias alive while the library uses it."""
         return Matrix(address(self.data), address(bias), self.out, self.inputs, FORMATS[self.format], self.group)
 
     @property
@@ -180,7 +180,7 @@ class BlockStack:
         return sum(part.data.nbytes for part in self.parts)
 
     def struct(self, bias: npt.NDArray[np.float32] | None = None) -> Matrix:
-        """Return the structure for the library. While it is used, this object and the bias must stay alive.
+        """Return the C structure for the library. Keep this object and the bias alive while the library uses it.
 
         Raises LocalspecError for too many parts, and for parts that differ in their inputs.
         """

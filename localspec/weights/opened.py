@@ -71,7 +71,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
 def _each_piece(
     header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
 ) -> dict[str, str]:
-    """Store every piece of a file by `put`, which returns its digest. Return the digests of the sections."""
+    """Call `put` to store each piece of a file; it returns the piece's digest. Return the digests of the sections."""
     done, lock = 0, threading.Lock()
 
     def work(name: str, section: Section, first: int, end: int) -> bytes:
@@ -149,7 +149,7 @@ class PackedModel:
 
     @cached_property
     def sizes(self) -> TransformerConfig:
-        """The sizes, as of a model with a separate head; the head of a tied model is the embedding.
+        """The sizes, always with a separate head: a tied model has its embedding as the head.
 
         Raises LocalspecError for a config.json that cannot be used, or that does not fit the weights.
         """
@@ -168,7 +168,7 @@ class PackedModel:
 
     def _unusable(self, why: str) -> LocalspecError:
         return LocalspecError(
-            f"The packed file of {self.header.origin.name} {why}; delete it, and it will be made again."
+            f"The packed file of {self.header.origin.name} {why}; delete that file, and localspec makes it again."
         )
 
     @cached_property
@@ -228,7 +228,8 @@ class PackedModel:
 
 
 def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
-    """Return whether the `parts` of a parameter have the sizes and formats that the library reads without a check."""
+    """Return whether the `parts` of a parameter have the sizes and formats that the library expects but does not
+    check."""
     if not parts:
         return False
     tensor = parts[0][1]

@@ -79,8 +79,8 @@ def load(
 
     A registered model can also be opened in the blocks of its GGUF files, or in coarser blocks if it `drafts`. A packed
     file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can be written, the
-    model is packed in memory, with a notice. In bf16 and fp32 it is always packed in memory. Raises LocalspecError for
-    a model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
+    model is packed in memory, with a notice. For bf16 and fp32 this is always so. Raises LocalspecError for a model
+    that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
     """
     name = name or path.name
     if is_packed(path):
@@ -118,7 +118,7 @@ def _all_there_is(
 ) -> PackedModel:
     """Open a packed model that has no directory of original weights: registered, or here only in packed files.
 
-    Raises NotHere for a packing that is neither here nor can be made.
+    Raises NotHere if the packing is not on this machine and cannot be made.
     """
     here, registered = forms(path), _registration(path)
     missing = registered.missing if registered else None
@@ -165,10 +165,10 @@ def _source(registered: PackedFile) -> PackingSource:
 
 
 def source_of(path: Path) -> PackingSource:
-    """Return the source of a model's original weights, by reading headers only: its directory, or its GGUF files.
+    """Return the source of a model's original weights: its directory, or its GGUF files. Only headers are read.
 
-    If the model is here only packed, `made_of` is empty. Raises the errors of `PackingSource.open` and
-    `registered_source`.
+    If only packed files are on this machine, `made_of` of the source is empty. Raises the errors of
+    `PackingSource.open` and `registered_source`.
     """
     if not is_packed(path):
         return PackingSource.open(path)
@@ -214,7 +214,8 @@ def pack_gguf(
     paths: Paths,
     others: Sequence[Path] = (),
 ) -> Path:
-    """Return the packed file of a model in int8, int4 or blocks. Make it if neither it nor one of `others` is usable.
+    """Return the packed file of a model in int8, int4 or blocks, or a usable file out of `others`. Make the file if
+    neither exists.
 
     A file in blocks is also made again if this version would choose other types of blocks. Raises the errors of `once`,
     and LocalspecError if the GGUF files change meanwhile.
@@ -284,7 +285,7 @@ def make(
 
 
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
-    """Return `origin` with the weight files of a directory, whose digests are part of the names of packed files.
+    """Return `origin` with the weight files of a directory. Names of packed files contain a digest of these files.
 
     If the same weights were packed before, perhaps from another directory, return the file names of that packing.
     """
@@ -302,11 +303,11 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first of the `known` files that can be read and for which `serves` is true. Else make the first of
-    them.
+    """Return the first readable file out of `known` for whose header `serves` is true. Otherwise make the file
+    `known[0]`.
 
-    Only one process makes it; others wait. A notice says why a file is made again. Raises CannotWrite, DoesNotFit, and
-    the errors of `make_it`.
+    Only one process makes the file; others wait. A notice says why a file is made again. Raises CannotWrite,
+    DoesNotFit, and the errors of `make_it`.
     """
     file = known[0]
     try:
@@ -329,7 +330,7 @@ def once(
             ) from None
         if error.errno == errno.EFBIG:
             raise DoesNotFit(
-                f"{file} is larger than this shell's limit for files; raise that (`ulimit -f unlimited`), "
+                f"{file} is larger than this shell's limit for files; raise the limit (`ulimit -f unlimited`), "
                 "or set LOCALSPEC_HOME to another disk."
             ) from None
         raise CannotWrite(
@@ -372,7 +373,7 @@ def _in_memory(
 ) -> PackedModel:
     """Pack a model into memory. Raises DoesNotFit, and LocalspecError if its files change meanwhile.
 
-    `no_file` is the reason why no file can be written. It is raised if memory is too small too, since a mapped file
+    `no_file` is the error that prevented a packed file. It is raised if memory is also too small, since a mapped file
     might have fitted.
     """
     packing, header, files = recipe.packing, source.header(origin, recipe), source.checkpoint.weight_files
@@ -388,7 +389,7 @@ def _in_memory(
         np.empty(_ROOM, np.uint8)  # a check, released at once: later failures would end the process
     except (OSError, MemoryError) as error:
         raise DoesNotFit(
-            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, which is not free; choose a "
+            f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, but less is free; choose a "
             "smaller model."
         ) from error
     if stamps(files) != before:

@@ -71,8 +71,8 @@ class UnreadableFormat(LocalspecError):
 class Tensor:
     """The form in which a weight [out, inputs] is stored: packed in panels of 32 output channels, or row by row.
 
-    `group` inputs share a scale; it is 0 without scales. A vector is one row. For a matrix in blocks this is one part:
-    some rows, in panels of 16, and `format` is the type of the blocks.
+    `group` is the number of inputs that share a scale, 0 without scales. A vector is one row. A matrix in blocks has a
+    Tensor for each part: some rows, in panels of 16. `format` is then the type of the blocks.
     """
 
     layout: Literal["panels", "rows", "blocks"]
@@ -184,7 +184,8 @@ class Header:
     def plan(
         cls, origin: Origin, packing: str, parameters: int, tensors: Mapping[str, Tensor], texts: Mapping[str, int]
     ) -> "Header":
-        """Lay out the sections. `texts` are their lengths in bytes. Digests are not known yet."""
+        """Lay out the sections. `texts` has the length of each text in bytes. The digests are zeros until the file is
+        written."""
         at, placed = 0, {}
         for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
             size = texts[name] if tensor is None else tensor.bytes
@@ -219,7 +220,7 @@ class Header:
         return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
     def encoded(self) -> bytes:
-        """Return the bytes of the file before the first section. Their number does not depend on the digests."""
+        """Return the bytes of the file before the first section. Digests do not change how many there are."""
         said = asdict(self)
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more fields
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
@@ -274,9 +275,9 @@ class PackedFile:
 
     @property
     def missing(self) -> Path | None:
-        """The first GGUF file of a registration that is missing, or is another file now; None if all are there.
+        """The first GGUF file of a registration that is missing or was replaced by another; None if all are unchanged.
 
-        Samples of a file are compared only if it is newer than the registration. Loading compares them always.
+        Samples of a file are compared only if the file is newer than the registration. Loading always compares samples.
         """
         header = self.header
         with suppress(LocalspecError, OSError):  # loading reports a file that cannot be read
@@ -369,12 +370,13 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         raise _damaged(file, "its header is invalid") from None
     if any(section.bytes > TEXT_LIMIT for section in header.texts.values()):
-        raise _damaged(file, "a text in it is larger than any that a model has")
+        raise _damaged(file, "a text in it is larger than the text of any model")
     return PackedFile(file, header, aligned(48 + length)), size
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """Return the packings in which the model of a packed file is here: this file's, and those of the same weights."""
+    """Return a packed file on this machine for each packing of the model in `file`: this file, or another with the same
+    weights."""
     found = dict[str, Path]()
     for one in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_last_choice):
         found.setdefault(one.header.packing, one.path)
@@ -389,7 +391,7 @@ def _last_choice(one: PackedFile) -> tuple[bool, bool]:
 def of_same_weights(file: Path) -> list[Path]:
     """Return the readable packed files with the same weights as this one.
 
-    They are in the same directory, or in the other directory of packed files.
+    Search the file's directory; if that is one of the two directories of packed files, search both.
     """
     own, paths = peek(file)[0].header, Paths(home())
     ours = (paths.imports, paths.packed)
@@ -403,7 +405,7 @@ def of_same_weights(file: Path) -> list[Path]:
 
 
 def _same_weights(one: Header, other: Header) -> bool:
-    """Return whether both have the same weights. Files of a registration may move, so only their sizes are compared."""
+    """Return whether two packed files have the same weights. GGUF files may move, so only their sizes are compared."""
     if one.origin.revision != other.origin.revision:
         return False
     if one.registered or other.registered:

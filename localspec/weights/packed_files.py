@@ -46,8 +46,8 @@ class Stalled(OSError):
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
     """Return the possible paths of a packed form, in the formats of all versions. A new file has the first path.
 
-    `only_copy` says that the user may delete the weights. The name includes a digest of all files, because a revision
-    only samples the weights.
+    `only_copy` says that the user may delete the original weights, so the data directory comes first. The name includes
+    a digest of all weight files, because a revision only samples the weights.
     """
     weights = hashlib.sha256(json.dumps(sorted(origin.files.items())).encode()).hexdigest()[:16]
     stem = f"{origin.revision}-{packing}-{weights}"
@@ -57,8 +57,8 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
 
 
 def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
-    """Return the files packed for GPUs, each with the model's revision and the packing and precision, as in
-    nf4-bf16."""
+    """Return the files packed for GPUs, each as (revision of the model, packing and precision such as nf4-bf16,
+    path)."""
     found = []
     for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
         revision, _, rest = file.stem.partition("-")
@@ -69,8 +69,8 @@ def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     """Return the packed forms of earlier weights in the same directory.
 
-    Only models named by the whole path of a directory have any. Other names may belong to several directories, and
-    pulled models belong to their source.
+    Only models named by the whole path of a directory have such forms. Other names may belong to several directories,
+    and pulled models belong to their source.
     """
     if origin.repo or not os.path.isabs(origin.name):
         return []
@@ -81,7 +81,7 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 
 
 def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
-    """Return the packed files of a model in order: the newest after older ones, and its registration last.
+    """Return the packed files of a model, sorted from the oldest to the newest, with its registration last.
 
     Files are left out that another process has deleted since their headers were read.
     """
@@ -170,8 +170,8 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
     """Hold the lock of a file. While waiting, report that another process does `what`.
 
-    The lock file is deleted when the lock is released. A waiting process notices that, and makes a new one. Raises
-    Stalled if the other process writes nothing for a while, and OSError.
+    The lock file is deleted when the lock is released. A waiting process then makes a new lock file. Raises Stalled if
+    the other process writes nothing for a while, and OSError.
     """
     from filelock import FileLock, Timeout
 
@@ -286,12 +286,14 @@ def made_from_gguf(files: Collection[str]) -> bool:
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
-    """Return the imported models by name. Of several forms take the registration, or else the newest."""
+    """Return the imported models by name. If a model has several forms, return its registration, or else the newest
+    form."""
     return {one.header.origin.name: one for one in ranked(_imported(paths))}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
-    """Return the import of a file with its present content, wherever the file was imported from; None if there is none.
+    """Return the imported model that has the present content of a file, from whatever path; None without such an
+    import.
 
     A registration is preferred to packed files. Raises LocalspecError for a file that cannot be read.
     """
@@ -329,7 +331,7 @@ _MANIFEST_BYTES = 2**20
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model in GGUF. `path` is its file, or the first of its parts. `name` is its name in its program."""
+    """A model in GGUF. `path` is its file, or the first of its parts. `name` is the name that its program gives it."""
 
     path: Path
     name: str

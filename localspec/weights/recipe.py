@@ -74,9 +74,10 @@ NEVER_PACKED = (".conv", "router.weight")  # matrices in fp32 in every packing
 
 
 def read_bytes(header: Header) -> tuple[int, int]:
-    """Return the bytes in blocks that each step of a model reads, and those of all experts.
+    """Return the bytes that each step of a model in blocks reads outside of experts, and the bytes of all its experts.
 
-    Tables are not read whole, unless one is also the head. `header` belongs to a registration or to a file in blocks.
+    Tables do not count, because a step reads only some of their rows, unless the embedding is also the head. `header`
+    belongs to a registration or to a file in blocks.
     """
     if header.registered:
         held = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]
@@ -183,12 +184,12 @@ def draft_blocks(stored: str) -> str:
 
 
 def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
-    """Return whether a model has another form when it is loaded as a draft model."""
+    """Return whether a model is loaded in a coarser form when it is a draft model."""
     return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
 
 
 def as_draft(quantize: str) -> str:
-    """Return the name of this form, under which its measurements are saved."""
+    """Return the name under which measurements of a model's form as a draft model are saved."""
     return f"{quantize} as a draft model"
 
 
@@ -209,7 +210,6 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:
-    """Return a description of a draft model: `4.0 bits per weight, 36,864 of 151,936 tokens`. It begins with
-    `numbers`."""
+    """Return a description of a draft model: `4.0 bits per weight, 36,864 of 151,936 tokens`. `numbers` comes first."""
     few = head_tokens(vocab_size)
     return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

@@ -71,7 +71,7 @@ class PackingSource:
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
         """Return a function that reads rows of the head from the model's file; None if the head is packed.
 
-        The head stays in the file for a draft model in blocks with a short head.
+        The head stays in the file for a draft model in blocks whose logits cover only some tokens.
         """
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None
@@ -99,7 +99,7 @@ class PackingSource:
                 finite = is_finite(into, section.tensor)
             if not finite:
                 raise LocalspecError(
-                    f"{ours} of {self.checkpoint.path} has NaN or inf, so it cannot write text; fetch the model "
+                    f"{ours} of {self.checkpoint.path} has NaN or inf, so the model cannot write text; fetch it "
                     "again, or choose another."
                 )
 
@@ -111,7 +111,8 @@ def _type(part: StoredTensor) -> str | None:
 
 
 def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
-    """Fill rows of an embedding, or of a vector, which may be stacked from several. Return whether all are finite."""
+    """Fill rows of an embedding, or of a vector, which may be stacked from several parts. Return whether all numbers
+    are finite."""
     if len(parts) == 1:
         item = 2 if tensor.format == "bf16" else 4
         if parts[0].dtype == "BF16" and tensor.format == "bf16":

@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 class LazyTensors(Mapping[str, Any]):
-    """Tensors by name. Each is read when it is accessed, and not stored here."""
+    """Tensors by name. Each is read from its file at every access, and not stored here."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
         self._names, self._read = names, read
@@ -93,7 +93,7 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
 
 
 def stored_parts(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, list[StoredTensor]]:
-    """Return by localspec's parameter the tensors that it is stacked from. Raises the errors of `stored_tensors`."""
+    """Return the tensors that each of localspec's parameters is stacked from. Raises the errors of `stored_tensors`."""
     stored = stored_tensors(checkpoint, config)
     return {name: [stored[part] for part, _ in parts] for name, parts in weight_map(config).items()}
 
@@ -103,10 +103,10 @@ def find_stored(
     made_of: Mapping[str, Sequence[tuple[str, int]]],
     columns_of: Callable[[str], int | None],
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of each of localspec's parameters, by their names in the files.
+    """Return the stored tensors of localspec's parameters, by their names in the files.
 
-    `made_of` lists each parameter's tensors and their rows. `columns_of` returns its number of columns, or None for a
-    vector. Raises the errors of `stored_tensors`.
+    `made_of` lists each parameter's tensors and their rows. `columns_of` returns the number of columns of a parameter,
+    or None for a vector. Raises the errors of `stored_tensors`.
     """
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
     found = _find(checkpoint, names)
@@ -135,8 +135,7 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Return the sizes of a model. If the files have a separate head that config.json does not mention, the model has
-    it.
+    """Return the sizes of a model. A separate head in the files counts even if config.json does not mention it.
 
     The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
     """

@@ -254,7 +254,7 @@ def test_what_is_used_changes_the_model_or_is_refused(named, name):
     ],
 )
 def test_what_is_needed_and_missing_is_named(name):
-    with pytest.raises(ValueError, match="it does not say its"):
+    with pytest.raises(ValueError, match="it has no value for"):
         config(metadata("qwen3", {name: None}), SHAPES, lambda _: [])
 
 

@@ -110,7 +110,7 @@ def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp
     tensors = {name: section.tensor for name, section in whole.header.tensors.items()}
     for place, becomes in {"whole": CASES, "recurrent": RECURRENT_CASES, "blocks": BLOCK_CASES}[of].values():
         file = rewritten(whole, {**tensors, place: becomes(tensors.get(place))}, tmp_path / "model.packed")
-        said = f"The packed file of tiny .*{place.partition(' ')[0]}.*; delete it, and it will be made again"
+        said = f"The packed file of tiny .*{place.partition(' ')[0]}.*; delete that file, and localspec makes it again"
         with pytest.raises(LocalspecError, match=said):
             _ = PackedModel.open(file).sizes
         with pytest.raises(LocalspecError, match=matching("packed_file_of_tiny")):
