@@ -1,13 +1,13 @@
 """Gemma 4's assistants: a tiny model that drafts level by level and attends to the target's own keys and values.
 
-    tokens   a    b    root  t     t'       A row joins the target's embedding of its token and a state. The root's is
-    states             s_b   m_r   m_t      the target's that predicted it, any other's is its parent's output.
-    position           2     2     2        All rows have the root's position. They see the text before it, no drafts.
+    tokens   a    b    root  t     t'       A row joins the target's embedding of its token and a state: for the root
+    states             s_b   m_r   m_t      the target's state that predicted it, else the output of its parent.
+    position           2     2     2        All rows have the root's position. They see the text, but no drafts.
 
 The layers have queries only. A layer with a window reads the keys and values of the target's last layer with a window.
-The other layers read those of its last layer without one. Layers that borrow keys themselves do not count. Since no row
-sees another, each node of a tree costs one row. Small assistants score only the tokens of the clusters nearest to the
-state.
+The other layers read those of its last layer without one. Layers of the target that borrow keys themselves do not
+count. Since no row sees another, each node of a tree costs one row. Small assistants score only the tokens of the
+clusters nearest to the state.
 
 This is the arithmetic of transformers' `gemma4_assistant` and of its candidate generator, with two differences: a row
 never sees the slot of a refused token, and windows count positions as the target's do. It was not compared with a
@@ -53,16 +53,20 @@ class AssistantOptions:
         for name, fine, hint in (
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
             ("clusters", 0 <= self.clusters <= MOST_CLUSTERS, f"0 to {MOST_CLUSTERS}"),
-            ("nearest", min(self.clusters, 1) <= self.nearest <= self.clusters, "some of the clusters, or 0 with none"),
+            (
+                "nearest",
+                min(self.clusters, 1) <= self.nearest <= self.clusters,
+                "1 to the number of clusters, or 0 without clusters",
+            ),
         ):
             if not fine:
                 raise UsageMistake(f"{name} = {getattr(self, name)!r} of assistant is not possible; give {hint}.")
 
 
 def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
-    """Return the sizes of the assistant's layers with the target layer that each reads, and how positions are rotated.
+    """Return the sizes of the assistant's layers with the target layer that each reads, and the rotation of positions.
 
-    Raises UsageMistake if they are not an assistant's layers, or were made for another target.
+    Raises UsageMistake for layers that are not an assistant's, or were made for another target.
     """
     sizes, rope, _ = described(options.config, context, "assistant's layers")
     if sizes.family not in ("gemma4_text", "gemma4_unified_text") or sizes.per_layer_inputs[0]:

@@ -80,7 +80,7 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
         )
     if (sizes.hidden_size, sizes.vocab_size) != (target.hidden_size, target.vocab_size):
         raise UsageMistake(
-            f"The drafter is made for a model of {sizes.hidden_size} channels and {sizes.vocab_size} tokens, and this "
+            f"The drafter is made for a model of {sizes.hidden_size} channels and {sizes.vocab_size} tokens, but this "
             f"one has {target.hidden_size} and {target.vocab_size}; name the model that it was made for."
         )
     if max(options.places) > target.num_layers or options.mask >= target.vocab_size:
@@ -226,7 +226,7 @@ class Drafter(ParallelDrafter):
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard everything after the first `length` tokens. Earlier keys, values and features do not depend on it."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and features stay valid."""
         self._forget_rows(length)
         self._features.truncate(length)
         self.forget_draft()

@@ -130,7 +130,7 @@ class DraftModel:
         """Return the draft, up to a token that ends a reply.
 
         Return only the root if the small model rests, if no draft pays, or if its context is full. After logits with
-        NaN or inf, do so for the rest of the reply. That costs speed and changes no text.
+        NaN or inf, return only the root for the rest of the reply: this costs speed but changes no text.
         """
         count = len(context.committed)
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
@@ -169,7 +169,8 @@ class DraftModel:
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
     def _rests(self, context: Context) -> bool:
-        """Return whether the small model would first have to read many tokens, and that does not pay yet.
+        """Return whether the small model rests, because it would first have to read many tokens and that does not pay
+        yet.
 
         A reply is expected to continue for a little longer than it has lasted, so a short reply loses nothing.
         """
@@ -207,7 +208,7 @@ class DraftModel:
         return False
 
     def _follow_text(self, committed: Sequence[int]) -> None:
-        """Add the new committed text. The part of the draft that agrees with it stays."""
+        """Add the new committed text. Keep the part of the draft that agrees with this text."""
         fresh = self._known(committed[self._confirmed :])
         same = common_prefix(self._tokens[self._confirmed :], fresh)
         if same < len(fresh):
@@ -262,7 +263,8 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model. If phrases lengthen its drafts, its forwards also read up to `AHEAD` phrase tokens."""
+    """Build the draft model. If phrases lengthen its drafts, each of its forwards also reads up to `AHEAD` tokens of
+    phrases."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

@@ -4,7 +4,7 @@ A row joins a token's embedding and the feature of the token before it (EAGLE-3,
 of the target's states. The target has not read the nodes below the root, so their features are the drafter layer's own
 states:
 
-    tokens      a    b    root  t     t'       t' hangs on t: its row sees all to the left, and no other branch
+    tokens      a    b    root  t     t'       t' is below t: its row sees all to the left, and no other branch
     features    -    f_a  f_b   s_b   s_t      f: of the target's states, s: the layer's own states
     predicts         root t …   t' …  …
 """
@@ -282,7 +282,7 @@ class Drafter(TrainedDrafter):
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard everything after the first `length` tokens. Earlier keys, values and features do not depend on it."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and features stay valid."""
         self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()

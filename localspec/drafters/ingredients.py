@@ -30,7 +30,7 @@ class Hyperparameters:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self | None:
-        """Return the stored values; None for anything else, because they can be found again by a search."""
+        """Return the stored values; None for anything else, because a search can find values again."""
         least = {"draft": 1, "window": 0, "phrase": 2, "phrases": 1}
         names = {field.name for field in fields(cls)}
         if not isinstance(stored, dict) or stored.keys() != names:
@@ -42,11 +42,11 @@ class Hyperparameters:
 
 @dataclass(frozen=True)
 class Ingredients:
-    """The ingredients of a drafter. `with_phrases`: phrases of the pool will lengthen its drafts.
+    """The ingredients of a drafter. `with_phrases` says that phrases of the pool will lengthen its drafts.
 
-    A kind that needs a draft model has `small`, its hyperparameters, and the `parts` of the kind that are used. `costs`
-    are those of the small model's forwards; without them the small model's trees are never resized. A `fixed` draft is
-    as long as the tree has room for, whatever it costs.
+    For a kind that needs a draft model, `small` is this model, with its hyperparameters, and `parts` are the parts of
+    the kind to use. `costs` are the costs of the small model's forwards; without them the small model's trees are never
+    resized. A `fixed` draft is as long as the tree has room for, whatever it costs.
     """
 
     target: ForwardModel[Any]

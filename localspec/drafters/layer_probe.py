@@ -1,4 +1,4 @@
-"""Finds the layers with which a target predicts its own text best, without training (S3D, §5.3)."""
+"""Finds the subsets of a target's layers that predict its text best, without training (S3D, §5.3)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,8 +31,8 @@ def probe(
     """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
     Layers are removed one at a time. Each round removes the layer whose loss hurts least: without it, the first
-    candidate most often equals the target's next token. If two are equal, the subset with more outer layers wins.
-    `progress` is called with the share of the work that is done. The probe makes about `most` reads at most.
+    candidate most often equals the target's next token. If two layers are equal, the subset with more outer layers
+    wins. `progress` is called with the share of the work that is done. `most` is about the largest number of reads.
     """
     return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 
@@ -40,8 +40,8 @@ def probe(
 def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
     """Return the most thorough schedule of a probe with at most `most` reads, each a forward of up to `ROWS` tokens.
 
-    Return how many comparisons all rounds make, how many layers a round removes, and how many reads a comparison has:
-    no more than the `available` ones, for which the replies are long enough.
+    Return the number of comparisons in all rounds, of layers that a round removes, and of reads in a comparison: at
+    most `available`, for which the replies are long enough.
     """
     for together in range(1, layers + 1):
         counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round

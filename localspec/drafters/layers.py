@@ -24,8 +24,8 @@ class Layers(Textless):
     """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
 
     Each draft forward reads one row through the kept layers and adds the likeliest next tokens to the tree. The next
-    forward continues from the likeliest of them. Drafting ends where another forward costs more than the chance of an
-    accepted token there is worth:
+    forward continues from the likeliest of them. Drafting ends where another forward costs more than its chance of an
+    accepted token is worth:
 
         root ─ a ─ b ─ c      reads root, a, b       a, a', a'' are candidates after the root, a the likeliest
              ├ a'  └ b'

@@ -27,7 +27,7 @@ class Lookahead(Textless):
         level 1          │   │   │        a d x is a phrase, where x is the model's pick at d.
                          d   e   f        Then level 1 becomes level 0, and the picks at d e f level 1.
 
-    Until all levels are there, a forward adds one and gives no phrase.
+    Until all levels exist, each forward adds a level and gives no phrase.
     """
 
     def __init__(self, pool: PhrasePool, special: Collection[int], columns: int, phrase: int) -> None:
@@ -78,13 +78,13 @@ class Lookahead(Textless):
         return DraftTree(tokens, parents, [SOURCE] * len(tokens), [False] + [True] * (len(tokens) - 1))
 
     def _guess(self, text: Sequence[int]) -> int:
-        """Return a random token of the text; a special one only if there is hardly any other."""
+        """Return a random token of the text; a special token only if nearly all tokens are special."""
         tried = (self._random.choice(text) for _ in range(32))
         return next((token for token in tried if token not in self._special), text[-1])
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Build the window, which adds phrases to the pool. Without a pool it uses a private one with only these
+    """Build the window, which adds phrases to the pool. Without a pool the window gets a private pool with only these
     phrases."""
     special = ingredients.target.special_tokens
     if ingredients.with_phrases:

@@ -1,8 +1,8 @@
 """Medusa (Cai et al. 2024): K heads on the target's last hidden state, each for one token further ahead.
 
 The heads read the state that predicted the root. Head k predicts the token k positions after the root, independently of
-the tokens between. In localspec they also read the root, which is known when they draft (as in Hydra, Ankner et al.
-2024).
+the tokens between. In localspec the heads also read the root, which is known when they draft (as in Hydra, Ankner et
+al. 2024).
 """
 
 from collections import deque
@@ -39,8 +39,8 @@ class MedusaOptions:
     matrix, and each adds a change of rank `private_rank` to it (0: no change). The heads propose the `vocabulary` most
     frequent tokens of the training text (0: all; -1: 8,192 if the model has more than 32,768, otherwise all).
 
-    With `linear` the first block reads the state and the root's embedding. It adds its result to a linear map of both
-    instead of to the state. Least squares find that map before training begins.
+    With `linear` the first block reads the state and the root's embedding. The block adds its result to a linear map of
+    both instead of to the state. Least squares find this map before training begins.
 
     `tree`: "confident" builds each tree from the step's probabilities. "static" (the sparse tree, §3.3.3) and "dense"
     (all products of each head's first candidates, §3.1.2) are built once from measured accuracies. "chain" has one
@@ -198,7 +198,7 @@ class Drafter(ParallelDrafter):
         return min(most, max(1, *self._reached))
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
-        """Return the tree that was built from accuracies, with this step's tokens. It has no chances: the budget
+        """Return the tree that was built from accuracies, with this step's tokens. The tree has no chances: the budget
         estimates them."""
         nodes = context.nodes
         positions, count = self.positions(context, logits), min(nodes, RANKS)

@@ -192,7 +192,7 @@ class _Proposals:
         return likeliest_tree(found, nodes, ["+".join(names) for names in self._names])
 
     def judge(self, committed: Sequence[int], calibration: Calibration, greedy: bool) -> None:
-        """Calibrate the chances by the tokens that the target committed, as far down as they were proposed."""
+        """Calibrate the chances by the committed tokens, down to the last committed token that was proposed."""
         node: int | None = 0
         for token in committed:
             if node is None:
@@ -203,7 +203,7 @@ class _Proposals:
             node = self._children[node].get(token)
 
     def reached(self, committed: Sequence[int], drafters: int) -> int:
-        """Return how many of the committed tokens were proposed in a row by some of these drafters."""
+        """Return how many committed tokens these drafters together proposed, counted from the first without a gap."""
         node = count = 0
         for token in committed:
             below = self._children[node].get(token)

@@ -114,7 +114,7 @@ class Drafter(TrainedDrafter, OfModel):
         self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard everything after the first `length` tokens. Earlier keys, values and states do not depend on it."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and states stay valid."""
         self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
         self._features.truncate(length)
         self._trees.forget()

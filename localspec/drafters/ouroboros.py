@@ -33,10 +33,11 @@ class Pair:
 def draft_model(
     pair: Pair, chosen: Hyperparameters, accelerated: bool, costs: ForwardCostModel | None, fixed: bool
 ) -> DraftModel:
-    """Return the small model as a drafter. If `accelerated`, it decodes phrases instead of single tokens (§3.1).
+    """Return the small model as a drafter. If `accelerated`, the small model decodes phrases instead of single tokens
+    (§3.1).
 
-    `costs` are the costs of the drafter's forwards. With them it decides in each step how far to draft, up to γ
-    tokens, and prunes its own trees. A `fixed` draft is as long as the tree has room for.
+    `costs` are the costs of the drafter's forwards. With costs the drafter decides in each step how far to draft, up to
+    γ tokens, and prunes its own trees. A `fixed` draft is as long as the tree has room for.
     """
     length, deciding = (None, None) if fixed else (chosen.draft, costs)
     if not accelerated:

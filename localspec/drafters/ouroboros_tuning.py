@@ -99,8 +99,8 @@ class ReplayTarget:
     """A target that repeats a known text. Its text does not depend on drafts, so it computes no forward.
 
     Its picks after tokens that are not in the text are `unknown`, an id beyond the vocabulary, which no pool takes. So
-    a replay learns no phrases from refused drafts, and slightly underestimates phrases from verification. The text's
-    own tokens as picks would overestimate them.
+    a replay learns no phrases from refused drafts, and slightly underestimates phrases from verification. If the picks
+    were the text's own tokens, a replay would overestimate such phrases.
     """
 
     row_multiple, branches, nbytes, device, precision = 1, True, 0, "cpu", "fp32"
@@ -173,7 +173,7 @@ class SimulatedBudget(Budget):
 def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Generator[float, None, Replay]:
     """Decode the workload with this drafter, whose draft model is `small`, if it has one.
 
-    Yield the share that is done after each step.
+    After each step, yield the share of the work that is done.
     """
     tokens, budgets, nodes = 0, [], workload.nodes
     everything = sum(len(reply) for _, reply in workload.exchanges)
@@ -201,7 +201,7 @@ def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) ->
 
 
 def starting(costs: ForwardCostModel) -> Hyperparameters:
-    """Return the paper's recipe, with the widest window whose rows are nearly free by these costs."""
+    """Return the paper's recipe, with the widest window whose rows cost almost nothing by `costs`."""
     usual = Hyperparameters()
     widest = max(
         width for width in RANGES["window"] if _window_price(replace(usual, window=width), costs) <= NEARLY_FREE

@@ -5,8 +5,8 @@ The masks follow the root. Each row predicts the token one position after it:
     rows        … a b root m1 m2        kept in the drafter's own cache: … a b root, never a mask
     predicts    … b root  +1 +2 +3
 
-A mask's row does not know which token a tree has at its position. A low-rank correction adds that: it changes the row's
-logits by a few channels of the token and of the row.
+A mask's row does not know which token a tree has at its position. A low-rank correction adds this knowledge: it changes
+the row's logits by a few channels of the token and of the row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -85,10 +85,13 @@ class ParallelSpecOptions:
                 f"A model has no effect with the form {self.form!r}; leave it out, or give form = model."
             )
         if of_model and self.layers != 1:
-            raise UsageMistake(f"layers = {self.layers} has no effect with the form 'model', which has its own.")
+            raise UsageMistake(
+                f"layers = {self.layers} has no effect with the form 'model', which has its own; leave it out."
+            )
         if of_model and self.vocabulary > 0:
             raise UsageMistake(
-                f"vocabulary = {self.vocabulary} has no effect with the form 'model', which has its own head."
+                f"vocabulary = {self.vocabulary} has no effect with the form 'model', which has its own head; "
+                "leave it out."
             )
 
     @property
@@ -206,7 +209,7 @@ class Drafter(ParallelDrafter, OfModel):
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
         If it has a map of the target's states (PARD-2), it is made for one target, and the mapped states are added to
-        embeddings. `depth` is the number of tokens of a draft; by default, as in the published figures. Raises
+        embeddings. `depth` is the number of tokens of a draft; by default, the number of the published figures. Raises
         UsageMistake if its tokens are not the target's, or if its map is for another target. Raises LocalspecError if
         it is damaged or not such a model.
         """
@@ -272,7 +275,7 @@ class Drafter(ParallelDrafter, OfModel):
             self._features.observe(step)
 
     def rewind(self, length: int) -> None:
-        """Discard cached tokens and features after the first `length`. Earlier ones do not depend on them."""
+        """Discard cached tokens and features after the first `length`. Earlier tokens and features stay valid."""
         self._cache.truncate(min(self._cache.length, length))
         if self._features is not None:
             self._features.truncate(length)

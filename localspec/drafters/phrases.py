@@ -21,7 +21,7 @@ MOST = 4.0  # of the log odds, so that a change in the text shows within a few t
 class JointChances:
     """A combination of two sets of chances for the next token: a drafter's, and those of phrases.
 
-    There are two rules. The committed tokens decide, while decoding, how much each of them counts:
+    Two rules combine them. While decoding, the committed tokens decide how much each rule counts:
 
     - Evidence: phrases know more than the drafter, for example more than heads that see one state. Chances are
       multiplied, so a token that both propose rises, and tokens that only one proposes fall. Products of tokens that
@@ -40,7 +40,7 @@ class JointChances:
         self._log_odds = 0.0  # of evidence against rest
 
     def combine(self, drafted: Mapping[int, float], phrases: Mapping[int, float]) -> dict[int, float]:
-        """Return the joint chance of each token that has a chance in either."""
+        """Return the combined probability of each token that either source proposes."""
         share = 1 / (1 + math.exp(-self._log_odds))
         evidence, rest = _as_evidence(drafted, phrases), _as_rest(drafted, phrases)
         return {token: share * chance + (1 - share) * rest[token] for token, chance in evidence.items()}
@@ -83,15 +83,15 @@ Path = tuple[int, ...]  # tokens from below the root to a node
 class WithPhrases:
     """A drafter whose drafts are lengthened by phrases of the pool (Ouroboros, §3.2, eqs. 7 to 9), as one merged tree.
 
-    With an inner drafter that drafts nothing it is the drafter `phrases`, with phrases at the root. Otherwise the inner
+    If the inner drafter drafts nothing, this is the drafter `phrases`, with phrases at the root. Otherwise the inner
     drafter gets two thirds of the nodes, and phrases follow at the ends of its draft. If phrases need fewer nodes, the
     inner drafter gets the rest. `anywhere` is for drafters whose nodes have chances, for example trained ones. Then the
-    likeliest nodes of both are kept, by `JointChances`. Phrases start at the root or at an end, and may leave the inner
-    draft at any node.
+    likeliest nodes of drafter and phrases stay, by `JointChances`. Phrases start at the root or at an end, and may
+    leave the inner draft at any node.
 
     At most `max_phrases` phrases follow one end, each of at most `phrase_length` tokens (None: as many as there are
-    nodes). A `read_only` pool is written by another drafter, whose text is committed. The text of a draft model is not
-    committed yet.
+    nodes). A `read_only` pool is written only by another drafter, which sees committed text: text of a draft model is
+    not committed yet.
     """
 
     def __init__(

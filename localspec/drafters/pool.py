@@ -56,7 +56,7 @@ LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the phras
 class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
-    Phrases contain only ids below `vocabulary`, the number of ids that all models of the pool know, and none of
+    Phrases contain only ids below `vocabulary`, the number of ids that all models of the pool know, and no id in
     `special`. So a damaged store cannot break a reply. Without a reader the pool starts empty and lives as long as the
     session. Without `text` nothing is looked up in the conversation itself. Without `verification` nothing is learned
     from the target's picks at a draft.
@@ -152,7 +152,7 @@ class PhrasePool:
         """Return the phrases of the reply `tokens[start:]` for later sessions, each once.
 
         The prompt before `start` is the user's text and is not saved. Drafts are copied from the prompt too. So a
-        phrase from verification is left out if two neighbouring tokens of it are in the prompt but not in the reply.
+        phrase from verification is left out if two of its neighbouring tokens are in the prompt but not in the reply.
         """
         tokens, phrases = self.tokens, []
         for place in range(start + KEY_LENGTH, len(tokens)):

@@ -55,7 +55,9 @@ class S3DOptions:
             if not fine:
                 raise UsageMistake(f"{name} = {shortened(getattr(self, name))} of s3d is not possible; give {hint}.")
         if self.skip and self.kept:
-            raise UsageMistake(f"skip = {self.skip!r} and kept = {self.kept!r} of s3d say the same; give one of them.")
+            raise UsageMistake(
+                f"skip = {self.skip!r} and kept = {self.kept!r} of s3d both choose the layers; give one of them."
+            )
         if self.full and self.adapters in WHICH:
             raise UsageMistake(
                 f"adapters = {self.adapters!r} of s3d has no effect with full, which trains the layers themselves; "

@@ -34,9 +34,9 @@ def load_drafter(
 ) -> TrainedDrafter:
     """Return the trained drafter of a directory, with the calibration from earlier replies, if there is one.
 
-    `depth` is the requested number of tokens of a draft, which only a published language model can choose. Raises
-    LocalspecError if the drafter is damaged, missing, or does not fit the target. A published small language model that
-    does not fit raises UsageMistake. Problems with a cached packed form go to the `reporter`.
+    `depth` is the requested number of tokens of a draft; only a published language model uses it. Raises LocalspecError
+    if the drafter is damaged, missing, or does not fit the target. A published small language model that does not fit
+    raises UsageMistake. Problems with a cached packed form go to the `reporter`.
     """
     class_, file = drafter_class(card.kind), card.path / WEIGHTS
     drafter: TrainedDrafter

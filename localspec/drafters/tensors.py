@@ -39,7 +39,7 @@ def check_tensors(
     if missing := sorted(expected.keys() - found.keys()):
         raise LocalspecError(f"{_named(missing)} missing; {what_to_do}.")
     if extra := sorted(found.keys() - expected.keys()):
-        raise LocalspecError(f"{_named(extra)} not a part of it; {what_to_do}.")
+        raise LocalspecError(f"{_named(extra)} not a part of the drafter; {what_to_do}.")
     for name, tensor in found.items():
         wanted = expected[name]
         if tensor.shape != wanted.shape:

@@ -1,1 +1,1 @@
-"""The differences between families of models, as their config.json says them."""
+"""The differences between families of models, as their config.json files state them."""

@@ -1,4 +1,4 @@
-"""The transformer of all supported families: how they differ, and its parameters.
+"""The transformer of all supported families: the settings in which families differ, and the parameters.
 
 `weight_map` names the Hugging Face tensors that make up each of localspec's parameters, and `gguf_map` those of a GGUF
 file. `post_attention_layernorm` always precedes the MLP.
@@ -22,7 +22,8 @@ _CALLED = {"silu": ("silu", "swish"), "gelu": ("gelu_pytorch_tanh",), "clamped":
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """The differences between families. Sizes are in channels; a window counts positions, including the token's own."""
+    """The settings in which families differ. Sizes are in channels; a window counts positions, including the token's
+    own."""
 
     family: str
     vocab_size: int
@@ -149,8 +150,8 @@ def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
 
 
 def unread(config: TransformerConfig) -> set[str]:
-    """Return the names of tensors that GGUF files may have but that are not read: keys and values of layers that use
-    another layer's."""
+    """Return the names of tensors that GGUF files may have but localspec does not read: keys and values of layers that
+    use another layer's."""
     of_family = FAMILIES[config.family].gguf
     sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
     if of_family is None or not sharing:
@@ -166,7 +167,7 @@ def _count(config: TransformerConfig) -> int:
 def named_parts(
     rows: Mapping[str, list[int]], names: Names, prefix: str, experts: int = 0
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return by parameter the (name, rows) of the tensors that make it up.
+    """Return (name, rows) of the tensors that make up each parameter, by parameter.
 
     `rows` are the rows of each parameter's parts. `names` are the tensors' names, without the `prefix` of a layer,
     which includes the layer's number. A name with braces stands for one tensor for each of the `experts`.

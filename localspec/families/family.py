@@ -1,7 +1,7 @@
 """The description of a family of models: its config.json, its tensors in safetensors and GGUF, its arithmetic.
 
-Each family has one file with such a description and one row in `table.py`. If the engines already have its arithmetic,
-it needs nothing else.
+Each family has one file with such a description and one row in `table.py`. A family whose arithmetic the engines
+already have needs nothing else.
 
 Parameters have the names of the Hugging Face code of Llama. Query, key and value are stacked as `qkv_proj`, gate and up
 as `gate_up_proj`. `o_norm` and `down_norm` are norms of the outputs of attention and MLP, before these are added.

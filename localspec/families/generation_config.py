@@ -82,7 +82,7 @@ _UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
 
 
 def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool | None = None) -> DefaultSampling:
-    """Return the default sampling by the generation_config.json, or by the family, or else localspec's own.
+    """Return the default sampling: from the generation_config.json, else from the family, else localspec's own.
 
     `name` may name the family. If `think` is False, the family's values for answers without thinking are used. A
     temperature counts even without `do_sample`, as in llama.cpp; `do_sample: false` is greedy.

@@ -174,7 +174,7 @@ def not_computed(error: NotComputed, where: object, architecture: str | None) ->
 def least_parameters(config: ModelConfig) -> int:
     """Return the smallest number of parameters that a model of these sizes has.
 
-    Its embedding counts, a few rows per layer, and of experts only the down projections.
+    The embedding, a few rows per layer, and the down projections of experts are counted.
     """
     rows = 4 + (config.experts.count * config.experts.size if config.experts else 0)
     return (config.vocab_size + config.num_hidden_layers * rows) * config.hidden_size

@@ -6,7 +6,7 @@ its weight, except for the norm of the values of a recurrent layer. The files in
 further ahead (`mtp.*`), which is not part of the model.
 
 In GGUF, the weights of norms already include the added one. A decay is stored as -exp of its logarithm. Value heads
-have another order: those that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts
+have another order: heads that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts
 further ahead is counted as the last layer.
 """
 

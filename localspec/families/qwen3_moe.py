@@ -13,7 +13,7 @@ from localspec.families.reading import NotComputed
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
     if found["decoder_sparse_step"] != 1 or found["mlp_only_layers"]:
-        raise NotComputed("layers without experts between those that have some")
+        raise NotComputed("layers without experts between layers with experts")
     normalised = found["norm_topk_prob"] is True
     # transformers 5 writes `num_local_experts`, and `num_experts` is then only a default
     found = {**found, "num_experts": found.get("num_local_experts", found["num_experts"])}

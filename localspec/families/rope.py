@@ -1,7 +1,7 @@
 """The frequencies by which positions are rotated, for every kind of scaling in the supported families.
 
-Each is computed step by step in fp32 as in the Hugging Face code, except for the power. The power is rounded from
-double precision, so that it is the same on every machine.
+Each frequency is computed step by step in fp32 as in the Hugging Face code, except for the power. The power is rounded
+from double precision, so that it is the same on every machine.
 """
 
 import math
@@ -58,7 +58,7 @@ class Rope:
         of_local = replace(config, head_dim=heads[0]) if heads else config
         local = cls._by(of_local, config.local_rope_parameters, context)
         if local.rotary_dim != whole.rotary_dim and not heads:
-            raise _impossible(f"they rotate {whole.rotary_dim} channels in some layers, {local.rotary_dim} in others")
+            raise _impossible(f"{whole.rotary_dim} channels rotate in some layers, {local.rotary_dim} in others")
         return replace(whole, local=local)
 
     @classmethod
@@ -76,11 +76,11 @@ class Rope:
             what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise _impossible(what) from None
         if not np.isfinite(inv_freq).all():
-            raise _impossible("they give no finite angles")
+            raise _impossible("not all frequencies are finite")
         if not 0 < attention_scaling < 1e6:
-            raise _impossible(f"they scale attention by {attention_scaling:g}")
+            raise _impossible(f"attention is scaled by {attention_scaling:g}")
         if not 0 < 2 * len(inv_freq) <= config.head_dim:
-            raise _impossible(f"they rotate {2 * len(inv_freq)} channels of heads that have {config.head_dim}")
+            raise _impossible(f"{2 * len(inv_freq)} channels rotate in heads that have {config.head_dim}")
         return cls(inv_freq.astype(np.float32), float(attention_scaling))
 
 
@@ -125,8 +125,8 @@ def _dynamic(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _yarn(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return frequencies of YaRN (Peng et al. 2023): slow ones are interpolated, fast ones are not, and a ramp is in
-    between."""
+    """Return frequencies of YaRN (Peng et al. 2023): slow frequencies are interpolated, fast ones are not, and a ramp
+    joins both."""
     dim, base, original = _rotary_dim(config, parameters), parameters["rope_theta"], _original(parameters)
     factor = parameters.get("factor") or config.max_position_embeddings / original
 
@@ -164,7 +164,7 @@ def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) 
     factors = np.array(parameters["long_factor" if context > original else "short_factor"], np.float32)
     powers = _powers(parameters["rope_theta"], _rotary_dim(config, parameters))
     if factors.shape != powers.shape:
-        raise ValueError(f"they have {factors.size} factors for {len(powers)} channels")
+        raise ValueError(f"there are {factors.size} factors for {len(powers)} channels")
     scaling = parameters.get("attention_factor")
     if scaling is None:
         scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

@@ -13,7 +13,8 @@ from localspec.nn.transformer import Transformer
 
 
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
-    """Adapters of some layers, by layer and by linear layer, as `Transformer.forward` takes them, and of the head.
+    """Adapters of some layers and of the head. Those of layers are found by layer and by linear layer, as
+    `Transformer.forward` takes them.
 
     In training a share `dropout` of their inputs is set to zero.
     """
@@ -86,15 +87,16 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `tensors`. Raises LocalspecError for a tensor that is missing or has another shape."""
+        """Load tensors that `tensors` has returned. Raises LocalspecError for a tensor that is missing or has another
+        shape."""
         for part, adapter, rows in self._pairs():
             lora_a, lora_b = tensors.get(part.lora_a), tensors.get(part.lora_b)
             if lora_a is None or lora_b is None:
                 raise LocalspecError(f"The adapters have no {part.name!r}; train them again.")
             if lora_a.shape != (self.rank, part.inputs) or lora_b.shape != (part.size, self.rank):
                 raise LocalspecError(
-                    f"The adapter of {part.name!r} has the shapes {list(lora_a.shape)} and {list(lora_b.shape)} where "
-                    f"{[self.rank, part.inputs]} and {[part.size, self.rank]} belong; train it again."
+                    f"The adapter of {part.name!r} has the shapes {list(lora_a.shape)} and {list(lora_b.shape)} "
+                    f"instead of {[self.rank, part.inputs]} and {[part.size, self.rank]}; train it again."
                 )
             adapter.lora_A[rows] = lora_a.to(adapter.lora_A)
             own = lora_b[part.start - part.first : part.end - part.first]

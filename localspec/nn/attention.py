@@ -37,7 +37,7 @@ def fastest(
 def invariant(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute attention so that a row's result is bit-identical by itself and in any tree, at any slots.
+    """Compute attention so that a row's result has the same bits by itself and in any tree, at any slots.
 
     Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
     weights must be taken in the same order, so it is a third product, with ones. localspec's own kernels sum within
@@ -66,7 +66,8 @@ def with_sinks(
     scale: float | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute attention with one more score per query, `sinks` [num_kv_heads, rows], which is added only to the sum.
+    """Compute attention with one more score per query, `sinks` [num_kv_heads, rows], which counts only in the sum of
+    the softmax.
 
     Rows are as independent as those of `invariant`.
     """

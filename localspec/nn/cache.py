@@ -52,7 +52,8 @@ class KVCache:
         return sum(slots.nbytes for slots in self._slots)
 
     def reserve(self, slots: int, spare: bool = True) -> None:
-        """Make room for `slots` tokens, including the tree. With `spare` grow at least by half, because growing copies.
+        """Make room for `slots` tokens, including the tree. With `spare` grow at least by half, because each growth
+        copies the cache.
 
         Raises torch's errors if memory runs out; the cache is then unchanged.
         """
@@ -137,7 +138,7 @@ class KVCache:
         self.length = length
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave: here, always all that is requested."""
+        """Return the length that `truncate(length)` would leave: in this cache always `length`."""
         return min(length, self.length)
 
     def copy(self, length: int, slots: int) -> Self:
@@ -160,7 +161,7 @@ class KVCache:
     def take(self, other: Self) -> bool:
         """Copy the contents of another cache into this one if it is pinned and has room for them.
 
-        Return whether it did.
+        Return whether the contents were copied.
         """
         if not self.pinned or self.capacity < other.length:
             return False
@@ -189,8 +190,8 @@ class LentKeys:
 class TextPrefix:
     """Keys and values of several texts, used like a cache. Gradients flow through them.
 
-    The first forward stores them. `closed` then returns the prefix for later forwards, whose rows follow it and are not
-    stored. If `layers` are given, only those layers are stored.
+    The first forward stores the texts. `closed` then returns a prefix for later forwards: their rows follow the texts
+    and are not stored. If `layers` are given, only those layers are stored.
     """
 
     def __init__(self, layers: Collection[int] | None = None) -> None:

@@ -74,7 +74,7 @@ class TorchRowModel:
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows in this form from now on. The recorder decides whether they are recorded."""
+        """Read rows in this form from now on. The recorder decides whether forwards are recorded."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
@@ -180,8 +180,7 @@ class TorchCompute:
 
     @cached_property
     def _packs(self) -> bool:
-        """Whether matrices of drafters are packed in NF4 like the target's: only if localspec's kernels read one row
-        as fast."""
+        """Whether matrices of drafters are packed in NF4: if the target's are, and localspec's own kernels are used."""
         return self._transformer.linear_class is NF4Linear and kernel_checks.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> FrozenLayer | None:

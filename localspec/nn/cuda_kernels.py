@@ -1,7 +1,7 @@
 """Compiles the sources in `cuda/` for an NVIDIA GPU on first use, caches them, and starts kernels.
 
-The compiler is NVRTC, which comes with torch's packages for CUDA, so no toolkit is needed. Compiling a function takes
-some tenths of a second, once.
+The compiler is NVRTC, which comes with torch's packages for CUDA, so no toolkit is needed. Compiling a function takes a
+few tenths of a second, once.
 """
 
 import ctypes
@@ -177,7 +177,8 @@ def cached_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) ->
 
 
 def _read(file: Path) -> bytes | None:
-    """Return a cached file; None if it is missing or damaged. The check is needed because a driver makes none."""
+    """Return a cached file; None if it is missing or damaged. The damage is checked here, because a driver does not
+    check."""
     try:
         content = file.read_bytes() if file.is_file() else b""  # reading a pipe would block
     except OSError:

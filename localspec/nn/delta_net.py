@@ -132,7 +132,7 @@ def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, t
 def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the same rule by matrix products (Yang et al. 2024, §3.3).
 
-    Within a chunk, the changes by its own rows are one triangular system.
+    The changes that the rows of a chunk make to the state solve one triangular system.
     """
     count = len(inputs[0])
     padding = -count % CHUNK

@@ -48,7 +48,7 @@ class TorchLinears(TorchLinear):
 
 @dataclass(frozen=True)
 class FrozenLayer:
-    """A layer without gradients, such as one in NF4, or some rows of a head in the class of the head."""
+    """A layer without gradients: a layer in NF4, or some rows of a head as a layer of the head's class."""
 
     layer: Callable[[torch.Tensor], torch.Tensor]
     nbytes: int

@@ -146,8 +146,8 @@ def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]
 def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
     """Return logits, keys and values of these nodes, and their inputs of each linear layer.
 
-    A quantized layer rounds most differences of its inputs away. The rest would rarely show in this test, but it shows
-    in long texts.
+    The inputs are compared because a quantized layer rounds most of their differences away. Differences that remain
+    change long texts, but would rarely change the few rows of this test.
     """
     inputs_seen = []
 

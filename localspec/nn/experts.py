@@ -18,8 +18,8 @@ from localspec.nn.states import AT_ONCE
 def chosen_experts(logits: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row and their weights, both [rows, used], for a router's logits [rows, experts].
 
-    The experts with the largest logits are chosen; of equal ones the first. The weights are a softmax over the chosen
-    experts if `sizes.normalised`, else over all experts.
+    The experts with the largest logits are chosen; at equal logits, the first expert. The weights are a softmax over
+    the chosen experts if `sizes.normalised`, else over all experts.
     """
     ordered, experts = logits.float().sort(dim=-1, descending=True, stable=True)
     chosen = ordered[:, : sizes.used]

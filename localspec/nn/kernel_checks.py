@@ -1,6 +1,6 @@
 """Decides whether localspec's own kernels for NVIDIA GPUs are used.
 
-They are tested before anything is computed with them.
+The kernels are tested before anything is computed with them.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _settled: dict[torch.device, str | None] = {}
 def settle(device: torch.device, why_not: str | None) -> None:
     """Use the result of an earlier test of the kernels, so that this process does not test them.
 
-    `why_not` is the reason why they are not used; None if they are.
+    `why_not` is the reason why the kernels are not used; None if they are used.
     """
     _settled[device] = why_not
     trouble.cache_clear()

@@ -21,7 +21,8 @@ class LoraAdapter(nn.Module):
     """The change that an adapter adds to a linear layer: (alpha / rank) B A x (LoRA, Hu et al. 2022).
 
     localspec's linear layers are several projections stacked. `blocks` are the rows [start, end) of the adapted
-    projections. Each has its own pair, so that training gives the same adapters as for separate projections:
+    projections. Each projection has its own pair of matrices, so that training gives the same adapters as for separate
+    projections:
 
         lora_A [blocks * rank, in]    lora_B [out, blocks * rank]    q │ ■ · ·
                                                                      k │ · ■ ·

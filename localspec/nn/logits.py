@@ -90,7 +90,7 @@ def selected(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
 
 
 def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scores at this temperature, and ids, of the tokens of logits [vocab_size] that truncation leaves."""
+    """Return (scores at this temperature, ids) of the tokens that truncation leaves in a row of logits [vocab_size]."""
     scores = row.float() / sampling.temperature
     ids = torch.arange(len(scores), device=scores.device)
     if sampling.top_k and sampling.top_k < len(scores):

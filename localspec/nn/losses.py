@@ -18,7 +18,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class DepthLoss:
-    """The result of one depth: the loss summed over `count` rows, and how often the right token had which rank.
+    """The result of one depth: the loss summed over `count` rows, and how often the label had each rank.
 
     `loss` has a gradient. hits [RANKS] counts the rows whose label was the likeliest token, the second, …. first [rows]
     says for each row whether its label was the likeliest token, in the order of the input.

@@ -1,6 +1,7 @@
-"""Saves a model in NF4 as one safetensors file, and loads it from there: bitsandbytes' names for parts of matrices.
+"""Saves a model in NF4 as one safetensors file, with bitsandbytes' names for parts of matrices, and loads it from
+there.
 
-Reading it takes a quarter of the time of reading the original, and nothing is packed again.
+Reading this file takes a quarter of the time of reading the original, and nothing is packed again.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ SHAPE = ".shape"  # of a packed matrix before its columns were filled up: int64 
 def write(transformer: Transformer, file: Path, made_of: str, where: str) -> None:
     """Write a model, either completely or not at all. Raises OSError.
 
-    `made_of` identifies its weights, and `where` is their place.
+    `made_of` identifies the original weights, and `where` is the path of their directory.
     """
     tensors: dict[str, torch.Tensor] = {}
     for name, layer in transformer.named_modules():
@@ -85,7 +86,7 @@ def _digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def damage(file: Path) -> str | None:
-    """Read the whole file. Return a clause about the damage, or None if there is none."""
+    """Read the whole file. Return a clause about the damage, or None for an undamaged file."""
     try:
         stored: Any = safe_open(file, "pt")
         names, about = stored.keys(), stored.metadata() or {}
@@ -139,9 +140,10 @@ class NF4Weights(LazyTensors):
 
 
 def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
-    """Load a model in NF4 from its saved packed weights. If there are none, load it from its files and save them.
+    """Load a model in NF4 from its saved packed weights. If no such weights exist, load the model from its own files
+    and save its packed weights.
 
-    If they cannot be saved, a notice says so. Raises the errors of `load`.
+    If saving fails, a notice says why. Raises the errors of `load`.
     """
     try:
         before = stamps(weight_files(choice.target.path))
@@ -188,7 +190,7 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
         raise LocalspecError(
             f"it takes {size(needed)} of the disk, and the same amount of main memory while it is written."
         )
-    reporter.progress(f"saving {choice.target.name} as packed, once")
+    reporter.progress(f"saving the packed weights of {choice.target.name}, once")
     try:
         with FileLock(lock_of(file), timeout=0, mode=0o600):
             try:

@@ -15,7 +15,7 @@ ROWS = 16
 
 
 class InvariantLinear(Linear):
-    """A layer y = x Wᵀ + b with W [out, in], whose rows do not depend on each other.
+    """A layer y = x Wᵀ + b with W [out, in]. The result of a row does not depend on other rows.
 
     A prompt of more than 128 rows is computed by torch's library, in the same way each time.
     """
@@ -61,7 +61,7 @@ def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool
         return type("LLMInt8Linear", (LLMInt8Linear,), {"threshold": threshold})
     if found := _CLASSES.get((quantize, torch.device(device).type)):
         return found
-    raise UsageMistake(f"There is no {quantize} for {device}; use --quantize none.")
+    raise UsageMistake(f"{quantize} is not supported on {device}; use --quantize none.")
 
 
 def lm_head_class(quantize: str, device: str, exact: bool = False) -> LayerClass:

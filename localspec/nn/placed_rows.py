@@ -68,14 +68,14 @@ class PlacedChain(PlacedRows):
 
 
 def filled_rows(rows: int) -> int:
-    """Return the number, up to 64, to which this many rows are padded."""
+    """Return the number of rows, at most 64, to which `rows` rows are padded."""
     return next(filled for filled in STATIC_ROWS if filled >= rows)
 
 
 def filled_slots(slots: int) -> int:
-    """Return how many slots attention reads, in steps that grow with the text: at most a quarter more than needed.
+    """Return the number of slots that attention reads if it needs `slots`: at most a quarter more.
 
-    There are few different numbers, so that texts of all lengths share recordings.
+    The result has few different values, so that texts of all lengths share recordings.
     """
     step = max(BUCKET, (1 << (slots.bit_length() - 1)) // 4)
     return -(-slots // step) * step

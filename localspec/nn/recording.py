@@ -26,8 +26,8 @@ class Recording:
     """A recorded function of tensors on a GPU, without control flow that depends on their values.
 
     Raises RuntimeError if CUDA cannot record it, or if its replay gives other bits. `results` are ordinary tensors.
-    They are valid until the next replay of a recording that shares them. All recordings on a device share the memory
-    between inputs and results, one after another.
+    They are valid until the next replay of a recording that shares them. All recordings on a device use the same memory
+    for intermediate values, because only one runs at a time.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Recording:
 
 
 class Recorder:
-    """Records functions on request until recording fails; `trouble` is then the reason."""
+    """A recorder of functions. It stops when a recording fails; `trouble` is then the reason."""
 
     def __init__(self) -> None:
         self.active = False
@@ -128,7 +128,7 @@ class RecordedRows:
     """
 
     def __init__(self, function: Function, recorder: Recorder, attentions: "Sequence[TorchAttention]" = ()) -> None:
-        """Wrap a function. `attentions` are those whose keys and values it reads."""
+        """Wrap a function. `attentions` have the keys and values that the function reads."""
         self._function, self._recorder, self._attentions = function, recorder, attentions
         self._recordings: dict[Hashable, Recording] = {}
         self._over: list[int] = []  # the versions of the keys and values that they use

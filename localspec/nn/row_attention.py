@@ -101,7 +101,7 @@ class TorchAttention:
         return x if norm is None else F.rms_norm(x, norm.shape, norm, self._sizes.rms_norm_eps)
 
     def _reserve(self, slots: int) -> None:
-        """Make room for this many rows, and for some more, so that it seldom needs to grow."""
+        """Make room for this many rows, and for some more, so that the memory seldom needs to grow."""
         if slots > (room := self._kept.shape[2]):
             there = self._kept
             grown = there.new_zeros(*there.shape[:2], max(slots + 64, room + room // 2), there.shape[3])

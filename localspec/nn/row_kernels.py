@@ -1,4 +1,4 @@
-"""Products, attention and what is between them on an NVIDIA GPU: a row's bits do not depend on other rows.
+"""Kernels for an NVIDIA GPU, from products to attention, that give a row the same bits whatever the other rows are.
 
 In NF4 up to eight rows cost as much as one, and sixteen a third more.
 """
@@ -45,8 +45,8 @@ class TiledNF4:
     """A weight [out, in] in NF4, in the order that `linear_nf4` reads.
 
     `packed` [tiles, blocks, 8, 4, 2, 8] and `scales` [tiles, blocks, 8, 2] are bytes, with 16 channels per tile.
-    `scale_code` is the table of values of a scale byte. `scale_scales` are the scales of 256 scales each, in the order
-    of bitsandbytes, and `offset` is added to all.
+    `scale_code` is the table of values of a scale byte. Each number in `scale_scales` multiplies 256 scales, in the
+    order of bitsandbytes; `offset` is added to all scales.
     """
 
     packed: torch.Tensor
@@ -163,7 +163,8 @@ def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kerne
 
 @cache
 def _blocks(device: torch.device) -> int:
-    """Return how many blocks of a kernel a multiprocessor runs at once. Waiting blocks would double the time."""
+    """Return how many blocks of a kernel a multiprocessor runs at once. If more blocks started, some would wait and the
+    time would double."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
     return max(1, min(BLOCKS, memory // SHARED))
 
@@ -183,8 +184,8 @@ SMALL = {torch.float32: 4, torch.bfloat16: 8, torch.float16: 8}  # numbers in 16
 class Placing:
     """The places of new rows in a cache.
 
-    It has keys and values [2, num_kv_heads, slots, head_dim], the slots that attention reads, and the first slot:
-    `start` on the device, if given, plus `length`.
+    `slots` has keys and values [2, num_kv_heads, slots, head_dim]; attention reads the first `visible` slots. The first
+    new row goes to slot `length`, plus the number in `start` (on the device) if that is given.
     """
 
     slots: torch.Tensor

@@ -1,7 +1,9 @@
-"""Layers with a recurrent state, and how tokens are discarded: from earlier states and the rows after them.
+"""The states of recurrent layers, which can return to an earlier text: from an earlier state, they read stored rows
+again.
 
-A state cannot be cut like a cache. The rows that a layer read recently are stored. They are read again from the nearest
-earlier state, in the same order and so with the same bits. A text cannot branch: it is read as a chain.
+A state cannot be cut like a cache. So the rows that a layer read recently are stored. To discard tokens, stored rows
+are read again from the nearest earlier state, in the same order and thus with the same bits. Drafts cannot branch:
+every text is read as a chain.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,12 +65,12 @@ class HeldStates(NamedTuple):
 
 
 class LayerStates:
-    """The states of one layer: the present state and earlier ones, fewer the further back.
+    """The states of one layer: the present state and earlier states, which are rarer the further back they are.
 
         states   │         │       │   │ ││
         rows                       aaaaaaaa     rows after the first state from which one can return in small steps
 
-    Elsewhere one can return only to the states themselves.
+    Before those rows, one can return only to the states themselves.
     """
 
     def __init__(self, nothing: State) -> None:
@@ -99,7 +101,7 @@ class LayerStates:
     def took(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
         """Store rows that were read after a state, and the new state.
 
-        Discard anything else that was read after the first state.
+        Discard anything else that was read after the state `before`.
         """
         self._put(before)
         if len(rows) <= AT_ONCE:
@@ -158,9 +160,9 @@ class LayerStates:
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """Drop states if there are too many: always the one that leaves the smallest gap for its age.
+        """Drop states while there are too many, always the state whose loss leaves the smallest gap for its age.
 
-        The first state stays, the last two, and the one after which rows are stored.
+        The first state, the last two, and the state before the stored rows stay.
         """
         while len(self._states) > STATES:
             lengths = [state.length for state in self._states]
@@ -203,7 +205,7 @@ class StateCache(KVCache):
         return self._states[layer].read(self.length, rows, advance)
 
     def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
-        """Copy the states after the committed tokens to where a forward of static shape reads them.
+        """Copy the states after the committed tokens to the addresses at which a forward of static shape reads them.
 
         `advances` are by layer. `again(held, count)` reads the first `count` rows of the last forward again.
         """
@@ -265,7 +267,7 @@ class StateCache(KVCache):
     def take(self, other: Self) -> bool:
         """Copy the contents of another cache into this one if it is pinned and has room for them.
 
-        Return whether it did.
+        Return whether the contents were copied.
         """
         if not super().take(other):
             return False

@@ -105,9 +105,9 @@ class StaticForward:
 
     @torch.inference_mode()
     def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-        """Find contenders as `contenders` does. For a single row the operations are recorded too.
+        """Find contenders as `step_logits.contenders` does. For a single row the operations are recorded too.
 
-        The next row then overwrites the result.
+        The next call for a single row then overwrites the result.
         """
         if len(logits) > 1:
             return contenders(logits, keys, sampling)

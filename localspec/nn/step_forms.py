@@ -23,7 +23,7 @@ SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8,
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form with the right bits, and why no faster one works. The target then uses it.
+    """Return the fastest form whose bits equal the eager form's, and why no faster form works. The target then uses it.
 
     Raises MemoryError if there is no memory for the check; the target then has the last form that was checked.
     """

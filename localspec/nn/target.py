@@ -111,7 +111,7 @@ class Target:
     def forward(
         self, tree: DraftTree, cache: KVCache, *, last: bool = False, inner: Sequence[int] = ()
     ) -> ForwardOutput:
-        """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
+        """Read the nodes of a tree. Each node sees the committed tokens and its ancestors. A prompt is a chain.
 
         With `last` return logits only of the last row, which is enough for prefill. With `inner` also return the hidden
         states of these indices.
@@ -163,8 +163,8 @@ class Target:
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the part of a tree, after `start` committed tokens, that the model computes; in the exact form,
-        bit-identically."""
+        """Return the part of a tree that the model can compute after `start` committed tokens, in the exact form with
+        the bits of plain decoding."""
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
 
@@ -194,7 +194,7 @@ class Target:
 
     @property
     def page(self) -> int:
-        """The number of slots that exact attention sums at once; 1, which fits no branch, if that is unknown."""
+        """The number of slots that exact attention sums at once; 1, so that no branch fits, if that is unknown."""
         config = self.transformer.config
         fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
         return row_kernels.PAGE if fit and kernel_checks.trouble(torch.device(self.device)) is None else 1

@@ -39,8 +39,8 @@ def layer_class(config: TransformerConfig) -> type[LlamaLayer]:
 class Transformer(nn.Module):
     """A transformer: embedding, layers, final norm, head. Weights have the names of `weight_map`; each is read once.
 
-    They are tensors, or `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the norms; an
-    embedding may have another. `lm_head_class` is the class of the head, by default as for other linear layers.
+    Weights are tensors, or `PackedWeight` for a `PackedLinear`. Computations and cache have the precision of the norms;
+    an embedding may have another. `lm_head_class` is the class of the head, by default as for other linear layers.
     `each` is called with every layer after it is read, before the next one.
     """
 
@@ -144,8 +144,8 @@ class Transformer(nn.Module):
         n]. Without a cache gradients flow, for training.
 
         `layers` selects the layers to run. `adapters` act in this forward only, by layer and by the name of the linear
-        layer. The keys of `inner` are layer numbers. It gets the states [batch, n, hidden_size] before each of these
-        layers; the number of layers stands for the states after the final norm.
+        layer. The keys of `inner` are layer numbers. `inner` receives the states [batch, n, hidden_size] before each of
+        these layers; the number of layers stands for the states after the final norm.
         """
         x = (tokens if tokens.is_floating_point() else self.embed(tokens)).to(self.computes_in)
         computed = range(len(self.layers)) if layers is None else layers
@@ -184,7 +184,7 @@ class Transformer(nn.Module):
     def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
         """Return requested states joined along channels, [..., places * hidden_size].
 
-        Raises LocalspecError for missing ones.
+        Raises LocalspecError for missing states.
         """
         states = [one for place in places if (one := found[place]) is not None]
         if len(states) < len(places):

@@ -1,6 +1,7 @@
 """Reads weights from a model's files into localspec's parameters, one at a time.
 
-Each is read directly into its own memory. Mapped files would count as memory as long as part of them is held.
+Each parameter is read directly into its own memory, because a mapped file counts as memory while any part of it is
+used.
 """
 
 import ctypes

@@ -215,7 +215,7 @@ def pack_gguf(
     others: Sequence[Path] = (),
 ) -> Path:
     """Return the packed file of a model in int8, int4 or blocks, or a usable file out of `others`. Make the file if
-    neither exists.
+    neither is usable.
 
     A file in blocks is also made again if this version would choose other types of blocks. Raises the errors of `once`,
     and LocalspecError if the GGUF files change meanwhile.
