@@ -87,7 +87,7 @@ def test_each_device_has_its_kinds_and_on_cuda_the_head_is_dense(quantize, devic
 
 @each("quantize, device", [("int8", "cpu"), ("int4", "cpu"), ("nf4", "cpu"), ("int4", "cuda:0"), ("nf4", "mps")])
 def test_a_pair_without_a_kind_is_refused_by_name(quantize, device):
-    with pytest.raises(UsageMistake, match=f"{quantize} for {device}"):
+    with pytest.raises(UsageMistake, match=f"{quantize} is not supported on {device}"):
         linear_class(quantize, device)
 
 
