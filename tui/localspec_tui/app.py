@@ -49,8 +49,7 @@ class ChatApp(StoppableApp):
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
-        """Build the application. `files` is text before the `first` prompt. Raises UsageMistake for unknown themes or
-        keys."""
+        """Build the application. `files` is text before the `first` prompt. Raises UsageMistake for unknown names."""
         themes.check(settings)
         self.chosen_keys = keymap.effective(settings)
         super().__init__()

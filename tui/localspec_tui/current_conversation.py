@@ -228,8 +228,7 @@ class CurrentConversation:
     def _ask(
         self, engine: "Answerer", live: "LiveStats", prompt: ComposedPrompt, replaced: Mapping[str, Any] | None
     ) -> "Generator[Event]":
-        """Return the events of a reply with the present settings. `replaced` has the figures of the reply that it
-        replaces."""
+        """Return the events of a reply with the present settings. `replaced` has the figures of an earlier reply."""
         from localspec import Limits
 
         settings = self._model.settings.another(replaced, engine)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatOpened(Message):
-    """The store is open, and the conversation was found. `history` is None without a store. Its model is loaded
-    next."""
+    """The store is open, and the conversation found. Next, the model is loaded. `history` is None without a store."""
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first

@@ -1,4 +1,4 @@
-"""An application that a shell can stop and continue, and the driver that reads its terminal."""
+"""An application that a shell can stop and continue (Ctrl+Z, `fg`), and the driver that reads its terminal."""
 
 import asyncio
 import codecs
@@ -29,8 +29,8 @@ TOGETHER = 0.01
 class StoppableApp(App[None]):
     """An application that stops and continues between two callbacks of its event loop.
 
-    Textual's own handlers act at once. During a write they would wait forever for the lock that the write holds. After
-    SIGSTOP, which they cannot see, SIGCONT would start them a second time.
+    Textual's own signal handlers act at once. During a write they would wait forever for the lock that the write holds.
+    After SIGSTOP, which no handler sees, SIGCONT would start Textual's driver a second time.
     """
 
     driver: "TerminalDriver | None" = None  # None without a terminal, as in a tab of a browser
@@ -55,7 +55,7 @@ class StoppableApp(App[None]):
         self.event_loop = asyncio.get_running_loop()
 
     def on_mount(self) -> None:
-        """Handle the signals that have arrived until now, and all later ones."""
+        """Handle signals that arrived before the application ran, and begin to handle later signals at once."""
         self._served = True
         self._serve()
 
@@ -73,7 +73,7 @@ class StoppableApp(App[None]):
             self._lent = False
 
     def stop_requested(self) -> None:
-        """Stop soon. If another program has the terminal, stop at once, because a shell waits for both."""
+        """Stop soon. If an editor has the terminal, stop at once, because the shell waits for both processes."""
         if time.monotonic() - self._continued_at < TOGETHER:
             return
         self._to_stop = not self._lent
@@ -108,7 +108,7 @@ if sys.platform != "win32":
     from textual.drivers.linux_driver import LinuxDriver
 
     class TerminalDriver(LinuxDriver):
-        """Textual's driver, but the application handles signals, and typed text is filtered."""
+        """Textual's driver with two changes: the application handles signals, and typed text is filtered."""
 
         def __init__(self, app: App[Any], **how: Any) -> None:
             super().__init__(app, **how)
@@ -135,7 +135,8 @@ if sys.platform != "win32":
                 os.close(ended)
 
         def _filter(self, written: int, ended: int) -> None:
-            """Copy from the terminal to `written`, until `ended` or the terminal is closed."""
+            """Copy filtered input from the terminal to the pipe `written`, until the pipe `ended` or the terminal is
+            closed."""
             decode = codecs.getincrementaldecoder("utf-8")("replace").decode
             pastes = PasteFilter()
             with open(written, "wb", buffering=0) as keys:
@@ -152,7 +153,7 @@ if sys.platform != "win32":
                         keys.write(self.application.meant(pastes.read(decode(data))).encode())
 
         def give_back(self) -> None:
-            """Restore the terminal. Textual's own method needs the main thread, which is busy here."""
+            """Restore the terminal, without Textual's own method, which needs the main thread: that is busy."""
             if self.attrs_before is not None:
                 with suppress(termios.error):
                     termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)
@@ -161,7 +162,7 @@ if sys.platform != "win32":
             self.close()
 
         def gets_keys(self) -> bool:
-            """Return whether the terminal sends each key at once, and to this program, not to a shell."""
+            """Return whether the terminal sends each key at once to this program, and not to a shell."""
             try:
                 by_lines = termios.tcgetattr(self.terminal)[3] & termios.ICANON
                 return not by_lines and os.tcgetpgrp(self.terminal) == os.getpgrp()

@@ -1,4 +1,4 @@
-"""A browser tab in place of a terminal: pipes to `localspec serve --ui`."""
+"""Runs the chat in a browser tab in place of a terminal, through pipes to `localspec serve --ui`."""
 
 from typing import Any, cast
 

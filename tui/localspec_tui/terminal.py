@@ -19,7 +19,8 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Silence libraries, and start the helper process that cannot start after Textual has replaced standard error."""
+    """Silence libraries. Start multiprocessing's helper process, which cannot start after Textual has replaced standard
+    error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
@@ -85,7 +86,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_log(log: Path) -> int:
-    """Open the log, readable only by its owner, and return its descriptor; on an error, the null device's."""
+    """Open the log, readable only by its owner. Return its descriptor, or on an error the null device's."""
     try:
         private_directory(log.parent)
         cut = os.O_TRUNC if log.exists() and log.stat().st_size > LOG_BYTES else 0
@@ -107,10 +108,10 @@ def is_there() -> bool:
 
 @contextmanager
 def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Handle signals that would end the process. The chat ends as by a key, with the exit code that shells expect.
+    """Handle signals that would end the process: end the chat as a key does, with the exit code that shells expect.
 
-    `leave` is called on the main thread, between two of its steps. `overdue` is called at once on a separate thread,
-    because the main thread may be busy for long.
+    `leave` is called on the main thread, between two of its steps. As that thread may be busy for long, `overdue` is
+    called at once on a separate thread.
     """
     handlers: dict[int, Any] = {}
 
@@ -134,7 +135,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
 
 @contextmanager
 def _watched(ours: Callable[[int], bool], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Call `overdue` on a thread when one of `ours` arrives. Python writes a signal's number to a pipe at once."""
+    """Call `overdue` on a thread when a signal arrives for which `ours` is True. Python writes signals to a pipe."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""The colours of the chat: those in the settings, or light or dark like the terminal. The user's choice is saved."""
+"""The colours of the chat: the theme in the settings, or a light or dark one like the terminal. A choice is saved."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,12 +24,12 @@ def check(settings: Settings) -> None:
 
 
 def shown(theme: str, light: bool | None) -> str:
-    """Return the full name of a theme. `light` is the terminal's background, if known."""
+    """Return the theme for a setting. `light` says whether the terminal's background is light, if known."""
     return theme if theme != AUTO else LIGHT if light else DARK
 
 
 def keep(theme: str, origin: str) -> str:
-    """Save the theme in config.toml. Return a sentence for the user. `origin` is the source of the present theme."""
+    """Save the theme in config.toml. Return a sentence for the user. `origin` is where the theme is set now."""
     file = Paths(environment.home()).config_file
     try:
         keep_setting(file, "theme", theme)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """The prompts without a reply.
+    """The prompts that have no reply yet.
 
-    At most one is being answered. The text of given files goes before the next prompt.
+    At most one is being answered; the others wait. Files that were given for the next prompt go before its text.
     """
 
     def __init__(self, first: str | None, files: str) -> None:
@@ -60,7 +60,7 @@ class Outbox:
         return [one.typed for one in self.waiting]
 
     def take(self) -> ComposedPrompt:
-        """Return the prompt that has waited longest; it becomes the current one."""
+        """Make the prompt that has waited longest the current one, and return it."""
         self.under_way = self.waiting.pop(0).after(self.files, GIVEN)
         self._given, self.files = self.files, ""
         return self.under_way
@@ -71,7 +71,7 @@ class Outbox:
         return ended
 
     def refuse(self) -> None:
-        """Take back the files of the last prompt, which got no reply. They go before the next prompt."""
+        """Take back the files of the last prompt, which got no reply. Their text goes before the next prompt."""
         self.files = self._given
 
     def drop_waiting(self) -> str:
@@ -101,14 +101,14 @@ class UnsentText:
         self._trouble = ""  # why the last attempt to save failed
 
     def put_aside(self, *, for_new: bool = False) -> None:
-        """Store the typed text for its conversation: a saved one, or with `for_new` the next new one."""
+        """Move the typed text aside, for its saved conversation or, with `for_new`, for the next new conversation."""
         number = None if self._outbox.to_be_shown else self._engine.conversation.now.id or (0 if for_new else None)
         if number is not None and self._prompt.text.strip():
             self._aside[number] = self._prompt.text
             self._prompt.put("")
 
     def take_aside(self, number: int | None) -> str:
-        """Return the text that was stored for a conversation, or for a new one; empty if there is none."""
+        """Return the text that was put aside for a conversation, or with None for a new one; empty without text."""
         return self._aside.pop(number or 0, "")
 
     def save_to(self, drafts: "Drafts") -> None:
@@ -130,7 +130,7 @@ class UnsentText:
 
     @property
     def trouble(self) -> str:
-        """Return why the text is not saved; empty if it is saved or there is none."""
+        """Return why the text is not saved; empty if it is saved, or if nothing is unsent."""
         return self._trouble if self._trouble and self._now()[0] else ""
 
     def _now(self) -> tuple[str, int | None]:
@@ -154,7 +154,7 @@ class UnsentText:
 
 
 class Turns:
-    """The course of each prompt until the end of its reply.
+    """The course of each prompt: it is sent, its reply is shown, and its turn ends.
 
     `is_covered` says whether another screen hides the whole chat.
     """
@@ -216,7 +216,7 @@ class Turns:
         self.show_waiting()
 
     def show_waiting(self) -> None:
-        """Show the waiting prompts, and whether there is something to stop."""
+        """Show the waiting prompts, and update the footer, which shows a key for stopping if it has an effect."""
         self._waiting.show(*self._outbox.typed)
         self._screen.refresh_bindings()
 
@@ -276,7 +276,7 @@ class Turns:
             self._screen.notify(f"The reply was stopped.{stays}", markup=False)
 
     async def end(self, ended: messages.ReplyEnded) -> None:
-        """Show the whole reply, or give the prompt back if there was none. Then send the next prompt."""
+        """Show the whole reply, or give the prompt back if it got no reply. Then send the next prompt."""
         prompt, turn = self._outbox.end(), ended.turn
         self._stopping, self._prompt.cursor_blink = False, True
         self._engine.buffer.take()
@@ -302,7 +302,7 @@ class Turns:
         await self.send_waiting()
 
     async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:
-        """Give a prompt back to the field. If it was sent in place of another, show the turns `before` again."""
+        """Put a prompt back into the field. If it was to replace a turn, show the turns `before` again."""
         self._outbox.refuse()
         if before is None:
             await self._conversation.take_back()
@@ -335,7 +335,7 @@ class Turns:
         return False
 
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
-        """Let the next prompt replace a turn and all later ones. The present turns stay as another conversation."""
+        """Let the next prompt replace turn number `turn` and all later ones, which stay in another conversation."""
         self._instead = None if again else turn
         self._engine.do(self._engine.conversation.branch, turn, again)
         await self._conversation.cut(turn)
@@ -368,7 +368,7 @@ class Turns:
         self._live.show(f"{sent} replaces the prompt · {left} cancels")
 
     def leave_edited(self) -> None:
-        """Leave the edited turn as it is."""
+        """End editing without changing the turn."""
         if self.edited is not None:
             self.edited = None
             self._prompt.put("")

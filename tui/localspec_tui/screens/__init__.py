@@ -1,1 +1,1 @@
-"""The chat and the dialogs above it: one screen each."""
+"""The screens: the chat, the dialogs above it, and the race and X-ray."""

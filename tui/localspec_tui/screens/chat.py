@@ -1,4 +1,4 @@
-"""The permanent screen: the conversation, the live line, the prompt."""
+"""The screen of the chat, below all others: the conversation, the live line, the prompt."""
 
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,7 @@ def _download_screen(model: str) -> "DownloadScreen":
 class ChatScreen(StableLayout, Screen[None]):
     """The widgets of the chat, and the objects that act on them.
 
-    Messages and keys go to the object that handles them.
+    The screen passes messages and keys on to these objects.
     """
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-wide"), (LEAST_COLUMNS, "-panel")]  # noqa: RUF012
@@ -182,7 +182,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     @property
     def types_elsewhere(self) -> bool:
-        """Return whether typed text goes to a field other than the prompt."""
+        """Return whether typed text goes to another field, and not to the prompt."""
         return isinstance(self.focused, Input)
 
     def is_for_prompt(self, key: str) -> bool:
@@ -282,7 +282,7 @@ class ChatScreen(StableLayout, Screen[None]):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for a key that would have no effect now, so that it is not offered."""
+        """Return False for a key that would have no effect now, so that the footer does not show it."""
         return action != "stop" or not self._outbox.empty or self._waiting.busy
 
     def action_stop(self) -> None:
@@ -346,9 +346,9 @@ class ChatScreen(StableLayout, Screen[None]):
         await self._conversation.follow()
 
     def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
-        """Return the nearest text for every cell in the rows of a message, so that a selection ends there.
+        """Return the text nearest to a cell in the rows of a message, so that a selection ends at that text.
 
-        For a cell without text, Textual would select to the beginning or the end of the message.
+        At a cell without text, Textual would extend the selection to the beginning or the end of the message.
         """
         widget, offset = super().get_widget_and_offset_at(x, y)
         if widget is None or self._conversation not in widget.ancestors_with_self:
@@ -362,8 +362,7 @@ class ChatScreen(StableLayout, Screen[None]):
         return widget, offset
 
     def action_copy_text(self) -> None:
-        """Copy the selection. A search match does not count as a selection: during a reply, the key then stops the
-        reply."""
+        """Copy the selection. During a reply, a match of a search is no selection, and the key stops the reply."""
         if self._conversation.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()

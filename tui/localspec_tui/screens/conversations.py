@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenConversation:
-    """The functions of the chat that the list of conversations calls."""
+    """The open conversation, and the functions of the chat for the list of conversations."""
 
     number: Callable[[], int | None]
     begin_another: Callable[[], None]
@@ -115,7 +115,8 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Run an action after this many seconds, and cancel the previously scheduled one. None only cancels."""
+        """Run an action after this many seconds, in place of the action scheduled before. With None, only cancel
+        that."""
         if self._later is not None:
             self._later.stop()
         self._later = self.set_timer(seconds, what) if seconds is not None else None
@@ -148,7 +149,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             self.dismiss(int(selected.option_id or 0))
 
     def _chosen(self) -> _Entry | None:
-        """Return the conversation for an action, and clear the last notice."""
+        """Return the highlighted conversation for an action on it, and clear the last notice."""
         entry = self._highlighted()
         self._tell("" if entry else "No conversation is chosen.")
         return entry
@@ -158,7 +159,8 @@ class ConversationsScreen(AskingScreen[int | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _list_again(self, sentence: str) -> None:
-        """List the conversations after a change. Highlight the same one, or the next if it is gone."""
+        """List the conversations again after a change. Highlight the same conversation, or the next if it was
+        deleted."""
         before, at = self._highlighted(), self._options.highlighted or 0
         await self._list(self._listed or "")
         ids = [entry.info.id for entry in self._entries]
@@ -261,7 +263,7 @@ def _entries(history: History, words: str) -> Sequence[_Entry]:
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:
-    """Return the present state of a renamed conversation. Raises UsageMistake if it is gone, StoreTrouble."""
+    """Rename a conversation, and return its new state. Raises StoreTrouble; UsageMistake if it was deleted."""
     if title == info.title:
         return info
     history.rename(info.id, title)

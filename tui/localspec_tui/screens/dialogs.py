@@ -1,6 +1,7 @@
-"""The bases of screens: a panel, with a search and a list, or with a question.
+"""The base classes of dialogs: a panel, a panel with a search and a list, and one that can ask a question.
 
-They work around two faults of Textual's screens when many events arrive at once: wrong sizes, and removed widgets.
+These classes work around two faults of Textual's screens when many events arrive at once: wrong sizes, and events for
+removed widgets.
 """
 
 from collections.abc import Iterable
@@ -22,16 +23,16 @@ from localspec_tui.widgets.keys_panel import KeysFooter
 
 
 class StableLayout:
-    """A mixin for screens, which keeps their layout stable while the size of the terminal changes.
+    """A mixin that keeps a screen's layout stable while the size of the terminal changes.
 
     It is not a Screen itself, because Textual reads styles and keys only from the first Screen base.
     """
 
     async def on_event(self: Any, event: events.Event) -> None:
-        """Use the present size of the terminal for the layout at any change of size.
+        """Replace the size in an event by the present size of the terminal.
 
-        Textual uses the size in each event, and posts that size to the screen again. Two events with other events in
-        between would then alternate forever.
+        Textual would use the size in each event, and post it to the screen again. Two sizes could then alternate
+        forever.
         """
         if isinstance(event, events.Resize) and event.size != self.app.size:
             event = events.Resize.from_dimensions(self.app.size, None)
@@ -57,7 +58,7 @@ DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
 
 
 class ClosesOnce(StableLayout):
-    """A mixin for screens. Keys that arrive while it closes neither choose anything more nor close the screen below."""
+    """A mixin for screens that close once: further keys neither choose a second time nor close the screen below."""
 
     def dismiss(self: Any, result: Any = None) -> AwaitComplete:
         """Close the screen, if it is in front."""
@@ -125,7 +126,7 @@ class SearchedScreen(Dialog[Result]):
 
 
 class AskingScreen(SearchedScreen[Result]):
-    """A dialog that can ask a question below its list. Until the answer it does nothing else."""
+    """A dialog that can ask a question below its list. Until the user has answered, the list does nothing."""
 
     def __init__(self, search: Input) -> None:
         super().__init__(search)

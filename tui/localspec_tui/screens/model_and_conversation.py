@@ -1,4 +1,4 @@
-"""The choice of the model, in a dialog or by name, and of the conversation.
+"""The user's choice of a model, in a dialog or by name, and of a conversation.
 
 The chosen model is loaded, and fetched first if necessary.
 """
@@ -118,22 +118,22 @@ class ConversationChoice:
             self._engine.do(self._engine.conversation.resume, number)
 
     def check(self, number: int) -> None:
-        """Raise UsageMistake if the history has no conversation of this number.
+        """Raise UsageMistake if the history has no conversation with this id.
 
-        It reads the disk, and is called before a running reply is stopped.
+        Call this before a running reply is stopped for the change. The disk is read.
         """
         if self.history is not None and self.history.info(number) is None:
             resumes = keymap.key(self._screen.app, "chat.resume")
             raise UsageMistake(f"There is no conversation {number}; {resumes} lists them.")
 
     def rename(self, title: str) -> None:
-        """Give the conversation a title. An empty title restores the one from its first prompt."""
+        """Give the conversation a title. An empty title restores the title made from its first prompt."""
         self._engine.do(self._engine.conversation.rename, title)
         if title:
             self._top.call(title)  # at once; the engine's thread may be busy
 
     def notify_of_branch(self, branched: messages.Branched) -> None:
-        """Notify once where the turns before a branch are, as soon as no other notification is visible."""
+        """Notify the user once where the turns before a branch are, as soon as no other notification is visible."""
         if self._branch_noticed or cast("ChatApp", self._screen.app).toasts:
             return
         self._branch_noticed = True

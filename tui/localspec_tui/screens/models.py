@@ -1,4 +1,4 @@
-"""The dialogs about models: change the model, or fetch one that is not here after the hub has reported its size."""
+"""The dialogs about models: one chooses a model, the other asks before a model is fetched."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,7 +51,8 @@ class _ModelSearch(OneLine):
 class ModelsScreen(SearchedScreen[Chosen | None]):
     """A dialog that returns the chosen model, or None.
 
-    `held` is the present model's device and its bytes there. `pace` is the known speed of that model.
+    `held` is the present model's device, and the bytes that the model holds there. `pace` is the model's speed in
+    words.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -93,7 +94,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     @work(exclusive=True)
     async def _look(self) -> None:
-        """List the models that are here at once, then add those that fit this machine, which takes a little longer."""
+        """List the models that are here. Then add those that could be fetched, which takes a little longer."""
         note = ""
         try:
             found = await asyncio.to_thread(import_module, "localspec.chat.model_list")
@@ -144,11 +145,11 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self.call_after_refresh(self._place_bar)
 
     def _place_bar(self) -> None:
-        """Place a scroll bar that appeared after the list moved. Textual does not place it."""
+        """Place a scroll bar that has appeared after the list moved, because Textual does not."""
         self._options.vertical_scrollbar.position = self._options.scroll_y
 
     def _fit(self) -> None:
-        """Make the dialog as high as the whole list, and keep it so during a search: nothing moves."""
+        """Make the dialog as high as the whole list, and keep this height during a search, so that nothing moves."""
         most = max(self.size.height * 9 // 10 - AROUND, 3)
         if self.has_class("-narrow"):
             self._options.styles.height = None
@@ -196,7 +197,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             (options.action_last if step > 0 else options.action_first)()
 
     def _see_the_rest(self, step: int) -> bool:
-        """Scroll from the last model that can be chosen to those that cannot, before wrapping around."""
+        """Scroll beyond the last model that can be chosen, to the models that cannot, before wrapping around."""
         options = self._options
         usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:
@@ -233,7 +234,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             self._look()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for a key that would have no effect now, so that it is not offered."""
+        """Return False for a key that would have no effect now, so that the footer does not show it."""
         return action != "give_up" or bool(self._download.model)
 
     def action_give_up(self) -> None:
@@ -277,7 +278,7 @@ class DownloadScreen(Dialog[bool | None]):
             self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer the key for agreement only after the plan is known."""
+        """Return False for the key that agrees to a download until its plan is displayed."""
         return action != "agree" or self._planned is not None
 
     def action_agree(self) -> None:

@@ -43,8 +43,7 @@ ALSO = {
 
 
 class MatchingCommands(SystemCommandsProvider):
-    """A provider of commands that contain all typed words: first those with the words in their name, then the
-    others."""
+    """A provider of the commands that match all typed words; those with the words in their name come first."""
 
     async def search(self, query: str) -> Hits:
         words = query.casefold().split()
@@ -72,10 +71,10 @@ class _CommandField(KeysInOrder, CommandInput):
 
 
 class Palette(ClosesOnce, CommandPalette):
-    """A palette that does not crash on fast keys, unlike Textual's.
+    """A palette of commands that, unlike Textual's, does not crash if keys are typed fast.
 
-    Such keys are: Enter twice, a key for the list before it has lines, letters that arrive while the palette closes,
-    and Escape before it is open.
+    Textual's crashes on Enter twice, on a key for an empty list, on letters while it closes, and on Escape while it
+    opens.
     """
 
     def __init__(self, *, placeholder: str = "Search for commands…", **how: Any) -> None:

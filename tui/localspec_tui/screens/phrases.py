@@ -28,7 +28,7 @@ NOTHING = "No phrases are saved for this model yet."
 
 
 class _OtherSearch(Exception):
-    """A signal that the user has searched for something else meanwhile."""
+    """A signal that ends a search, because the user has begun another one."""
 
 
 class PhrasesScreen(AskingScreen[None]):
@@ -119,16 +119,16 @@ class PhrasesScreen(AskingScreen[None]):
         return self._found[at] if at is not None and at < len(self._found) else None
 
     def _all(self) -> int:
-        """Return the number of all phrases of this model, found or not."""
+        """Return the number of all phrases of this model, even if a search shows fewer."""
         return sum(pool.phrases for pool in self._pools)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer the keys for deleting only if there is something to delete."""
+        """Return False for a key that deletes phrases if it would have nothing to delete."""
         there = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
         return bool(there.get(action, True)) and super().check_action(action, parameters)
 
     def _chosen(self) -> ReadablePhrase | None:
-        """Return the phrase for an action, and clear the last notice."""
+        """Return the highlighted phrase for an action on it, and clear the last notice."""
         self._tell("")
         return self._highlighted()
 

@@ -1,4 +1,4 @@
-"""A race: one prompt with and without speculation, live and then again at true speed."""
+"""A race: answers to one prompt with and without speculation, live, and then replayed at true speed."""
 
 import time
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self._engine.race(prompt, self.post_message)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for a key that would have no effect now, so that it is not offered."""
+        """Return False for a key that would have no effect now, so that the footer does not show it."""
         if action == "replay":
             return self._over and not self._racing
         if action == "another":
@@ -132,7 +132,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
     # -- replay -------------------------------------------------------------------------------------------------------
 
     def action_replay(self) -> None:
-        """Replay at true speed."""
+        """Show both answers again, each at its true speed."""
         if self._timer is not None:
             self._timer.stop()
         self.query_one("#verdict", Static).update("")

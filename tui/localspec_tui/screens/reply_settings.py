@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReplySettings:
-    """The settings of replies, their dialogs, and drafts that were left in the dialogs without saving."""
+    """The settings of replies, their dialogs, and drafts that the user left in the dialogs without saving."""
 
     def __init__(self, screen: Screen[None], engine: EngineThread, outbox: Outbox, top: TopLine) -> None:
         self._screen, self._engine, self._outbox, self._top = screen, engine, outbox, top
@@ -29,12 +29,13 @@ class ReplySettings:
         self._sampling_draft: dict[str, str] = {}
 
     def show(self) -> bool:
-        """Show the changed settings in the top line. Return whether a change is visible there."""
+        """Show the changed settings in the top line. Return whether this changed the visible line."""
         system = ["system prompt"] if self._system else []
         return self._top.show_set(*system, *self._settings.chosen)
 
     def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
-        """Notify the user of a change that is not visible, or that might seem to affect the current reply."""
+        """Notify the user of a change, if it is not visible in the top line, or if it does not affect the current
+        reply."""
         if not self.show() or self._outbox.under_way is not None:
             self._notify(title, sentence)
 
@@ -75,7 +76,7 @@ class ReplySettings:
     # -- thinking -----------------------------------------------------------------------------------------------------
 
     def toggle_thinking(self) -> None:
-        """Make the model think first if it does not now, or the reverse."""
+        """Switch between thinking first and answering without thinking."""
         try:
             self.think(self._thinking.other)
         except UsageMistake as mistake:
@@ -114,7 +115,7 @@ class ReplySettings:
         self._notify("Sampling", " ".join(self._settings.lines(self._engine.model.engine, key)[0]))
 
     def set_sampling(self, values: "Mapping[str, str]") -> None:
-        """Set the sampling by keys, from the next reply on. Raises UsageMistake."""
+        """Set values of the sampling by their keys, from the next reply on. Raises UsageMistake."""
         self._settings.change(values, self._engine.model.engine)
         self._sampling_draft = {}
         self._show_change("Sampling")

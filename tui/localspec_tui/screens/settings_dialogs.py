@@ -28,10 +28,10 @@ class _Setting(OneLine):
 
 
 class SamplingScreen(Dialog[dict[str, str]]):
-    """A dialog in which an empty field keeps the setting displayed in grey.
+    """A dialog with a field per setting. An empty field keeps the value that it displays in grey.
 
-    `change` accepts all fields, or raises UsageMistake. The fields begin as `typed`, the values in use, or as `draft`.
-    The dialog returns the contents that `change` has not accepted.
+    `change` is called with all fields, and raises UsageMistake for an invalid one. At first the fields contain the
+    `draft`, or else `typed`, the values in use. The dialog returns fields that `change` has not accepted, as a draft.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -82,20 +82,20 @@ class SamplingScreen(Dialog[dict[str, str]]):
 
 
 class Typed(NamedTuple):
-    """The text that a dialog returns, and whether to use it."""
+    """The text that a dialog returns, and whether to use the text or keep it as a draft."""
 
     text: str
     saved: bool
 
 
 class _Prompt(KeysInOrder, TypedText):
-    """The field of the system prompt. ctrl+s saves all letters that were typed before it."""
+    """The field of the system prompt. ctrl+s saves all letters that were typed before this key."""
 
 
 class SystemPromptScreen(Dialog[Typed | None]):
     """A dialog that returns the typed text.
 
-    It begins with `text`, the system prompt in use. With a `draft` it begins with that, and undo restores `text`.
+    At first the field has `text`, the system prompt in use, or a `draft`; in that case undo restores `text`.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -124,5 +124,6 @@ class SystemPromptScreen(Dialog[Typed | None]):
         self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
 
     def action_back(self) -> None:
-        """Close, and keep the typed text as a draft. The key may arrive before the text has been put into the field."""
+        """Close the dialog, and keep the typed text as a draft, even if the key arrives before the field has its first
+        text."""
         self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

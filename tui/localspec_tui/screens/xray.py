@@ -1,4 +1,4 @@
-"""X-ray: the proposer of each token of a reply, and the drafts that were refused there."""
+"""X-ray: the proposer of each token of a reply, and the drafts that were refused in its place."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ NOTHING_YET = "There is no reply to look at yet."
 
 
 class XRayScreen(ClosesOnce, Screen[None]):
-    """The X-ray of one of these replies.
+    """A screen with the X-ray of one of the given replies.
 
-    None stands for a reply without a trace: of an `earlier` session, or no reply at all.
+    `chosen` is None if the reply has no trace, because it is of an `earlier` session, or if there is no reply.
     """
 
     AUTO_FOCUS = ""  # the tokens get it if there are any
@@ -77,13 +77,13 @@ class XRayScreen(ClosesOnce, Screen[None]):
         return [trace for trace in self._traces if len(trace.tokens)]
 
     def _neighbour(self, step: int) -> Trace | None:
-        """Return the trace of the previous (-1) or next (1) reply, or of the last one; None if there is none."""
+        """Return the trace of the previous (-1) or next (1) reply, or else of the last; None without one."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
         return replies[at] if 0 <= at < len(replies) else None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for a key that would have no effect now, so that it is not offered."""
+        """Return False for a key that would have no effect now, so that the footer does not show it."""
         return action != "reply" or self._neighbour(*cast("tuple[int]", parameters)) is not None
 
     def action_reply(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Asks a question, for a text or for yes or no, in a line below its subject."""
+"""Asks the user for a text, or for yes or no, in a line below the subject of the question."""
 
 from asyncio import Future, get_running_loop
 from typing import ClassVar
@@ -20,7 +20,7 @@ class _AnswerField(OneLine):
 
 
 class _Decision(Static, can_focus=True):
-    """A yes-or-no question. Only its own keys mean yes, because Enter may have been meant for something else."""
+    """A yes-or-no question. Only the key y means yes: Enter may have been typed before the question appeared."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "screen.answer(True)", "Yes", id="asking.yes"),
@@ -29,9 +29,9 @@ class _Decision(Static, can_focus=True):
 
 
 class AskingLine(Vertical):
-    """A line that asks a question, invisible without one.
+    """A line that asks a question. It is invisible without a question.
 
-    The caller waits for the answer. The next question ends this one.
+    The caller waits for the answer. A new question ends an open one.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class AskingLine(Vertical):
         return self._asked is not None
 
     async def text(self, question: str, value: str) -> str | None:
-        """Return the typed text, which begins as `value`; None if the user left."""
+        """Ask for a text, and return it; None if the user left. The field begins with `value`."""
         self._question.update(one_line(question))
         self._text.value = one_line(value)
         return await self._ask(self._text)
 
     async def decision(self, question: str) -> bool:
-        """Return whether the answer was yes."""
+        """Ask for yes or no, and return whether the answer was yes."""
         self._decision.update(one_line(question))
         return await self._ask(self._decision) is not None
 

@@ -1,4 +1,4 @@
-"""The conversation: its messages, of which the last one grows, and the reader's place in it."""
+"""The view of the conversation: its messages, the last of which may grow, and the reader's place among them."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ MOST = 1000  # occurrences marked in one text
 
 
 def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[], None]]:
-    """Underline a word in a message, and select occurrence number `at`, or the last one if fewer are displayed.
+    """Underline a word in a message, and select its occurrence number `at`, or the last if fewer are displayed.
 
     Return the row of that occurrence, and a function that removes the marks. The row is 0 if the word is only in the
     source of the message.
@@ -61,7 +61,7 @@ TOASTS = 1  # line that two toasts cover
 
 
 class ConversationView(MountedTurns):
-    """The messages, the newest at the bottom. It stays at the end until the user scrolls up."""
+    """The view of the messages, the newest at the bottom. The view follows the end until the user scrolls up."""
 
     BLANK = True  # behind the messages; otherwise everything is drawn again whenever they grow
 
@@ -90,7 +90,7 @@ class ConversationView(MountedTurns):
 
     @property
     def messages(self) -> list[tuple[str, str]]:
-        """Return the typed part of each prompt, and its reply so far."""
+        """Return the typed part of each prompt, together with the reply so far."""
         texts = [(one.prompt.typed, one.reply) for one in self._every]
         if texts and self.growing:
             texts[-1] = texts[-1][0], self.growing
@@ -107,13 +107,13 @@ class ConversationView(MountedTurns):
         return self.chosen.source if isinstance(self.chosen, MessageView) else self.last_reply or ""
 
     def turn_of(self, view: Widget | None) -> tuple[int, ComposedPrompt] | None:
-        """Return the number and the prompt of a message's turn, or of the last turn; None if there are no turns."""
+        """Return the number and prompt of the turn of `view`, or else of the last turn; None without turns."""
         exchanges = self._every
         found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
         return (found[0], exchanges[found[0]].prompt) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
-        """Return the trace of a message's turn, or else of the last turn; None if it has no trace."""
+        """Return the trace of the turn of `view`, or else of the last turn; None if that turn has no trace."""
         exchanges = self._every
         found = next((one for one in exchanges if view in one.views), exchanges[-1] if exchanges else None)
         return found.trace if found else None
@@ -121,7 +121,7 @@ class ConversationView(MountedTurns):
     # -- whole conversations ------------------------------------------------------------------------------------------
 
     async def show(self, turns: "Sequence[Turn]", traces: "Sequence[Trace]") -> None:
-        """Replace everything. `traces` are those of this session."""
+        """Replace all messages by those of these turns. `traces` has the traces of replies in this session."""
         if turns:
             await import_replies()
         known = {trace.turn: trace for trace in traces if trace.turn}
@@ -148,7 +148,7 @@ class ConversationView(MountedTurns):
         self._look_below()
 
     def _look_below(self) -> None:
-        """Update the line about new text below. While the view follows the end, no text is below."""
+        """Update the number of new lines below the visible ones: 0 while the view follows the end."""
         self._reads_above = self._reads_above and not self.is_vertical_scroll_end
         if not self._reads_above:
             self._left_at = None
@@ -165,12 +165,12 @@ class ConversationView(MountedTurns):
         super().anchor(anchor)
 
     def release_anchor(self) -> None:
-        """Stay at the reader's place."""
+        """Stop following the end: stay at the reader's place."""
         self._reads_above = True
         super().release_anchor()
 
     async def follow(self) -> None:
-        """Scroll to the end, and stay there."""
+        """Scroll to the end, and follow it."""
         await self._leave_sought()
         self.anchor()
 
@@ -284,7 +284,7 @@ class ConversationView(MountedTurns):
         await self._show_memory()
 
     async def take_back(self) -> None:
-        """Remove the last prompt, which gets no reply."""
+        """Remove the last prompt from the view, because it gets no reply."""
         for view in self._exchanges.pop().views:
             await view.remove()
 
@@ -332,9 +332,9 @@ class ConversationView(MountedTurns):
         return any(reply.toggle_thoughts() for reply in chosen)
 
     def walk(self, step: int) -> bool:
-        """Move the focus to the message that was found, or else to the one above (-1) or below (1).
+        """Move the focus to the match of a search, or else to the message above (-1) or below (1) the focused one.
 
-        Return False if there is none.
+        Return False if there is no such message.
         """
         if self.found is not None:
             self.screen.set_focus(self.found)

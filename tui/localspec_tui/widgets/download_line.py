@@ -1,4 +1,4 @@
-"""The line about a model that is being fetched, and the control of the download."""
+"""The line about a download of a model, and its methods, which start and stop the download."""
 
 import time
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25
 
 
 class DownloadLine(Widget):
-    """The line of a download, invisible without one. `question` makes the dialog that asks the user."""
+    """The line about a download, invisible without a download. `question` makes the dialog that asks the user."""
 
     def __init__(self, settings: "Settings", question: "Callable[[str], DownloadScreen]") -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class DownloadLine(Widget):
 
     @property
     def model(self) -> str:
-        """Return the model that is being fetched; empty without a download, and until the user has answered."""
+        """Return the model that is being fetched; empty without a download, and before the user has agreed."""
         return self._thread.model if self._thread is not None and self.display else ""
 
     @property

@@ -1,4 +1,4 @@
-"""The search in a conversation, and the line for its words."""
+"""The search in a conversation, and the line in which its words are typed."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -41,7 +41,7 @@ class _FindField(OneLine):
         self.post_message(FindLine.Closed(back=True))
 
     def propose(self) -> None:
-        """Put these words into the field as a proposal."""
+        """Select the words in the field as a proposal, which typing replaces."""
         self.action_select_all()
         self.proposed = True
 
@@ -51,7 +51,7 @@ class _FindField(OneLine):
     def action_copy(self) -> None:
         """Copy the selected words.
 
-        Proposed words were not selected by the user: during a reply, the key then stops the reply.
+        If the words are only proposed, they count as not selected, and during a reply the key stops the reply.
         """
         if self.proposed and self.screen.check_action("stop", ()):
             raise SkipAction
@@ -64,7 +64,7 @@ class _FindField(OneLine):
 
 
 class FindLine(Horizontal):
-    """A line with the words of a search in the conversation. It takes no room while it is closed."""
+    """A line in which the user types the words of a search in the conversation. It takes no room while it is closed."""
 
     class Searched(Message):
         """A request for the newest message with these words (0), the next older (1) or newer (-1), or only a count
@@ -75,7 +75,7 @@ class FindLine(Horizontal):
             self.words, self.step = words, step
 
     class Closed(Message):
-        """The search has ended. `back` says that the user wants to return to the earlier place."""
+        """The search has ended. `back` is True if the user wants to return to the place before the search."""
 
         def __init__(self, back: bool) -> None:
             super().__init__()
@@ -94,7 +94,7 @@ class FindLine(Horizontal):
         yield self._count
 
     def open(self, words: str) -> None:
-        """Search for words. With empty `words`, propose those of the last search, and only count their matches."""
+        """Search for `words`. If they are empty, propose the words of the last search, and only count their matches."""
         self._searched = ""
         self._count.update("")
         self.display = True
@@ -184,7 +184,7 @@ class Finder:
         self._hits = places(self._conversation.messages, self._words)
 
     async def show_again(self) -> None:
-        """Show the match again after a change of size."""
+        """Scroll to the match again after a change of size."""
         if self._hit is not None:
             await self._show_hit()
 
@@ -204,7 +204,7 @@ class Finder:
             self._line.show_count(f"{len(self._hits) or 'not'} found" if self._words.strip() else "")
 
     def leave(self) -> Callable[[], Awaitable[None]] | None:
-        """End the search. Return a function that restores the user's earlier place; None if there was no search."""
+        """End the search. Return a function that returns to the earlier place; None if there was no search."""
         back, self._go_back = self._go_back, None
         self._hit, self._words, self._hits = None, "", ()
         self._conversation.unmark()

@@ -48,11 +48,11 @@ class FirstScreen(Vertical):
         yield self._facts
 
     def starter(self, key: str) -> str | None:
-        """Return the suggested prompt of a key, while it is visible."""
+        """Return the suggested prompt that a key chooses; None for other keys, or while the prompt is not visible."""
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
     def keeps(self, place: Path | None) -> None:
-        """Show the place where conversations are saved, or with None that they are not saved."""
+        """Show where conversations are saved. None means that they are not saved."""
         kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut the path off
         self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
@@ -84,7 +84,7 @@ class FirstScreen(Vertical):
     def begin(self, last: "ConversationInfo | None", *, said: bool) -> None:
         """Prepare the view for a conversation; hide it if the conversation has turns (`said`).
 
-        `last` is the previous one.
+        `last` is the conversation that was used last, which the view offers to continue.
         """
         lines = [self._kept]
         if last is not None:
@@ -97,7 +97,7 @@ class FirstScreen(Vertical):
         self.display = not said
 
     def offer_none(self) -> None:
-        """Offer no suggested prompts in this conversation, because its field has a draft."""
+        """Offer no suggested prompts in this conversation, because the prompt field has a draft."""
         self._drafted = True
         self._offer(self._known)
 

@@ -42,7 +42,7 @@ def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
 
 
 def table_of(lines: Iterable[Line], names: int = NAMES, gap: int = 2) -> Table:
-    """Return the lines as one column, as wide as there is room. A name is at most `names` columns wide."""
+    """Return a table with one row per line, as wide as there is room. A name is at most `names` characters wide."""
     table = Table.grid(Column(max_width=names), Column(ratio=1), padding=(0, gap, 0, 0), expand=True)
     for name, does in lines:
         table.add_row(Text(name, "bold"), Text(does))
@@ -50,7 +50,7 @@ def table_of(lines: Iterable[Line], names: int = NAMES, gap: int = 2) -> Table:
 
 
 class InColumns:
-    """A renderable of lines: in two columns if there is room, otherwise in one."""
+    """A renderable that shows lines in two columns if there is room, otherwise in one column."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
@@ -66,7 +66,7 @@ class InColumns:
 
 
 def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
-    """Return the panel of the chat. `bindings` are those of its screen."""
+    """Return the panel with the keys of the chat; `bindings` are the key bindings of its screen."""
     offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
     palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Search all commands")
     scroll = f"{keymap.key(app, 'chat.page_up')} and {keymap.key(app, 'chat.page_down')} scroll"
@@ -82,7 +82,7 @@ def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
 
 
 def _of_the_app(app: App[Any]) -> Iterator[Binding]:
-    """Yield the keys that work anywhere, except those that the chat's screen lists itself."""
+    """Yield the keys that work on every screen, except the keys that the chat's screen lists itself."""
     yield from (one for one in app.BINDINGS if isinstance(one, Binding) and one.id == "app.interrupt")
 
 
@@ -111,7 +111,7 @@ SHOW_KEYS = {"keys", "all_keys"}  # in the chat, and above it
 
 
 class FooterLine(NamedTuple):
-    """What the footer shows of one key."""
+    """A key in the footer: its name, its effect, and whether it works now."""
 
     key: str
     display: str
@@ -123,7 +123,7 @@ class FooterLine(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The columns that it takes."""
+        """The number of columns that the key takes in the footer."""
         return cell_len(self.display) + cell_len(self.description) + AROUND
 
     def widget(self) -> FooterKey:
@@ -136,7 +136,7 @@ class FooterLine(NamedTuple):
 
 
 class KeysFooter(Footer):
-    """A footer with as many whole keys as there is room for, then the key that shows all keys, and the palette's."""
+    """A footer with as many keys as there is room for. The last two keys show all keys, and open the palette."""
 
     _composed_of: Sequence[FooterLine] = ()
 
@@ -176,8 +176,7 @@ class KeysFooter(Footer):
 
 
 def _rank(screen: Screen[object]) -> Callable[[FooterLine], int]:
-    """Return the rank of a key: keys of the focused widget, then those of the screen in its own order, then the
-    rest."""
+    """Return a function that ranks a key: keys of the focused widget first, then those of the screen, then others."""
     own, rest = ([_named(getattr(one, "action", "")) for one in owner.BINDINGS] for owner in (screen, screen.app))
 
     def rank(line: FooterLine) -> int:

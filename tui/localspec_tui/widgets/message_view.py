@@ -1,4 +1,4 @@
-"""Prompts and notices, one widget each. Replies take longer to import and are in reply_view.py."""
+"""The widgets of prompts and notices. Those of replies take longer to import, and are in reply_view.py."""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -11,9 +11,9 @@ from localspec_tui.laid_block import LaidOutOnce
 
 
 class MessageView(LaidOutOnce, Vertical, can_focus=True):
-    """A prompt or a reply. alt+up and alt+down move between them, and a click focuses one.
+    """The view of a prompt or a reply. alt+up and alt+down move the focus between these views; a click focuses one.
 
-    Typed text still goes to the prompt.
+    Text that is typed while a view has the focus still goes to the prompt field.
     """
 
     def __init__(self, source: str) -> None:

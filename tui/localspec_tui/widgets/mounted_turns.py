@@ -1,4 +1,4 @@
-"""The mounted turns of a conversation: the newest, older ones that a search needs, and a line between them."""
+"""The turns of a conversation that have widgets: the newest, those for a search, and a line in between."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class Exchange:
 
 
 def memory_line() -> Static:
-    """Return the line above the first turn that the model still reads."""
+    """Return a new line to put above the first turn that the model still reads."""
     return Static(MEMORY_LINE, markup=False, classes="memory")
 
 
@@ -61,7 +61,7 @@ async def import_replies() -> None:
 
 
 class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
-    """The turns, the newest at the bottom. Older turns are mounted when the user scrolls to them."""
+    """A view of the turns, the newest at the bottom. Older turns are mounted when the user scrolls to them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     @work
     async def fetch_older(self) -> None:
-        """Mount some more turns above the first one, and keep the reader's place."""
+        """Mount some more turns above the first mounted one, and keep the reader's place."""
         if not self._older or self._fetching:
             return
         self._fetching = True
@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Move the line that marks where the model's memory begins, by the last reply."""
+        """Move the line above the first turn that the model still reads, by the figures of the last reply."""
         every = self._every
         answered = [bool(one.reply) for one in every]
         last = next((one for one in reversed(every) if one.reply), None)
@@ -152,7 +152,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
                 await exchange.views.pop(0).remove()
 
     async def _bring(self, exchange: Exchange) -> None:
-        """Mount a turn with some before and after it, in place of other old turns."""
+        """Mount a turn for a search, with its neighbours, in place of the turns of an earlier match."""
         if any(one is exchange for one in self._sought):
             return
         turn = next(at for at, one in enumerate(self._every) if one is exchange)
@@ -182,7 +182,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
     def _bridge(self) -> list[Widget]:
         """Return a line for the gap between the turns of a search and the newest turns.
 
-        If no turn is missing between them, join them and return nothing.
+        If no turn is missing in between, join both groups, and return an empty list.
         """
         if self._between:
             self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
@@ -191,7 +191,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return []
 
     def _look_at_gap(self) -> None:
-        """Mount turns of the gap when it is visible."""
+        """Begin to mount the missing turns if the line for the gap is visible."""
         place = self._gap.virtual_region if self._gap is not None else Region()
         if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
             self._fill_gap()

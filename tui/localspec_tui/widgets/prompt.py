@@ -25,7 +25,7 @@ _TIPS = {
 
 
 def _inherited(own: Sequence[Binding]) -> list[BindingType]:
-    """Return TextArea's bindings, without keys that have another meaning here. Each gets an id."""
+    """Return TextArea's bindings, each with an id, but without the keys that have another meaning in a prompt."""
     taken = {key for binding in own for key in binding.key.split(",")}
     return [
         replace(
@@ -40,7 +40,8 @@ def _inherited(own: Sequence[Binding]) -> list[BindingType]:
 
 
 class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
-    """A field for a prompt of several lines. Enter sends it. At its edges the arrow keys show earlier prompts."""
+    """A field for a prompt of several lines. Enter sends it. At its edges the arrow keys show earlier and later
+    prompts."""
 
     OWN: ClassVar[list[Binding]] = [
         Binding("enter", "send", "Send", id="prompt.send"),
@@ -68,7 +69,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.text = text
 
     def __init__(self, suggestions: Suggestions, starter: Callable[[str], str | None]) -> None:
-        """Begin empty. `starter` returns the suggested prompt of a key in an empty conversation."""
+        """Begin empty. `starter` returns the suggested prompt that a key chooses; None if the key chooses no prompt."""
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
         self._chosen: tuple[str, str] | None = None  # a key, and the prompt that it has just been replaced by
@@ -87,9 +88,9 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
-        """Return whether a key chooses a suggested prompt: only before anything was typed.
+        """Handle a key that chooses a suggested prompt, if nothing was typed before. Return whether it did.
 
-        Text typed right after it takes the choice back.
+        If more text is typed at once, the key was part of a text: take the choice back.
         """
         chosen, self._chosen = self._chosen, None
         if chosen and event.is_printable and self.text == chosen[1]:
@@ -107,7 +108,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     def before(self) -> str:
         """Return the text before the cursor, as far as it can be completed.
 
-        A command can be completed only at its end.
+        The text is empty if the cursor is within a command, because commands are completed only at their end.
         """
         before = self.get_text_range((0, 0), self.cursor_location)
         return "" if before.startswith("/") and before != self.text else before
@@ -132,7 +133,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.complete(line)
 
     def complete(self, line: str) -> None:
-        """Replace the text before the cursor by a completion."""
+        """Replace the text before the cursor by the completion `line`."""
         self.replace(line, (0, 0), self.cursor_location)
         self._suggestions.typed(self.before)
 
@@ -144,7 +145,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before, by_hand=False)
 
     def give_back(self, text: str) -> None:
-        """Put back a text that was not sent, if the field is empty. In any case it is among the earlier prompts."""
+        """Put an unsent text back into the field, if that is empty. In any case, add it to the earlier prompts."""
         if not self.text:
             self.put(text)
 
@@ -197,7 +198,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self.action_cursor_down()
 
     def _walk(self, step: int) -> None:
-        """Show an earlier prompt (-1) or a later one (1). After the latest comes the text that is being written."""
+        """Show an earlier prompt (-1) or a later one (1). After the latest comes the text that the user was writing."""
         at = (len(self._said) if self._at is None else self._at) + step
         if not 0 <= at <= len(self._said) or (self._at is None and step > 0):
             return

@@ -27,7 +27,7 @@ NEWEST = 400  # last characters of the thoughts that the line may show
 
 
 class ThoughtLine(Widget):
-    """A line that says how long the model thought. During folded thinking it also shows the newest words."""
+    """A line that says how long the model thought. While folded thoughts grow, it also shows their newest words."""
 
     def __init__(self, words: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ AT_ONCE = 4096  # characters; longer texts are read on another thread, while key
 class ReplyMarkdown(BlockView):
     """The Markdown of one reply.
 
-    It grows by `append`. `update` with the whole text corrects parts whose meaning depends on the end of the text.
+    `append` adds text. `update` with the whole text corrects parts whose meaning depends on the end of the text.
     """
 
     BELOW = 1
@@ -182,9 +182,9 @@ class ReplyView(MessageView):
         self._thoughts = ThoughtView(reasoning, saved_thought(figures or {})) if reasoning else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return no lines, except the bar of a focused or found reply.
+        """Return empty lines, which the widgets of the reply cover. A focused or found reply has a bar at the left.
 
-        Otherwise they would be drawn again with each word.
+        Drawing these lines again with each word would cost time.
         """
         if self.has_focus or self.has_class("-found"):
             return super().render_lines(crop)
@@ -243,7 +243,7 @@ class ReplyView(MessageView):
 
 
 def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
-    """Return the line below a reply: an unusual end, a repetition, and the figures."""
+    """Return the line below a reply: how it ended if not as usual, whether it repeats itself, and its figures."""
     ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
     circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
     long = LONG if is_long(source) else ""

@@ -27,7 +27,7 @@ Line = tuple[str, str]  # a text and its style
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """A panel that F4 opens. While it is closed, figures take almost no time."""
+    """A panel of figures, which F4 opens. While the panel is closed, figures take almost no time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
 
 
 def _depths(chances: Sequence[float]) -> Iterator[Line]:
-    """Yield the acceptance rate of the first token of a draft, of the second, and so on."""
+    """Yield a line for each depth of the drafts, with its acceptance rate."""
     shown = chances[:DEPTHS]
     if shown:
         yield " ".join(EIGHTHS[max(round(8 * chance), 1)] * 2 for chance in shown), "$text-primary"

@@ -1,4 +1,4 @@
-"""The lines of the chat around the conversation. Their parts are displayed as far as there is room."""
+"""The lines above and below the conversation. Each displays as many of its parts as there is room for."""
 
 import asyncio
 import re
@@ -29,9 +29,9 @@ def cut(text: str, width: int) -> str:
 
 
 def fitting(parts: Sequence[str], width: int) -> str:
-    """Return the parts that fit, the first ones first.
+    """Return a line of the parts that fit, with the first parts taking precedence.
 
-    A part that is too long is left out, but the first part is cut.
+    A part for which there is no room is left out; the first part is cut instead.
     """
     line = ""
     for part in parts:
@@ -42,7 +42,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def whole_names(sentence: str, width: int) -> str:
-    """Return a sentence for this many columns. A longer path is broken only after its separators."""
+    """Break a sentence into lines of `width` columns. A path that is longer is broken only after its separators."""
     lines: list[str] = []
     line = ""
     for word in sentence.split(" "):
@@ -149,7 +149,7 @@ class TopLine(Widget):
         return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}
 
     def call(self, title: str) -> None:
-        """Show this text as the title of the conversation."""
+        """Show `title` as the title of the conversation."""
         self._title, self._proposed = one_line(title), False
         self.refresh()
 
@@ -221,7 +221,8 @@ class AttachedLine(Widget):
 
 
 class BelowLine(Widget):
-    """A line that says how much new text is below. It takes no room if there is none. A click scrolls there."""
+    """A line that counts new lines below the visible ones. It takes no room if there are none. A click scrolls
+    there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -286,7 +287,7 @@ class LiveLine(Widget):
 
 
 def line_of(figures: Figures, width: int) -> Content:
-    """Return the parts for which there is room. The last ones are left out first."""
+    """Return the figures for which there is room. The last figures are left out first."""
     shown: list[Part] = []
     room = width
     for text, style in _parts(figures):

@@ -20,9 +20,10 @@ PATIENCE = 0.3  # seconds that a key waits for a list
 
 
 class Suggestions(OptionList, can_focus=False):
-    """A list of completions, which opens if there are any. `typed` is called with the text before the cursor.
+    """A list of completions, which opens if there are completions. `typed` must be called when the text before the
+    cursor changes.
 
-    `look_up` may read the disk, so a thread calls it, once per list until the prompt is empty again.
+    `look_up` may read the disk. So it is called on a thread, and its result is used until the prompt is empty again.
     """
 
     BINDINGS = []  # noqa: RUF012  # keys are the prompt's
@@ -49,7 +50,7 @@ class Suggestions(OptionList, can_focus=False):
         return starts_command(self._before)
 
     async def fetched(self) -> None:
-        """Wait a moment for the list of names that the typed text needs."""
+        """Wait a moment until the list of names that the typed text needs has been read."""
         if needed(self._before) in (None, *self._known):
             return
         if self._fetched.is_set():  # text that was not typed by hand opened nothing
@@ -84,7 +85,7 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def line(self) -> str | None:
-        """Return the text to put before the cursor: the chosen completion, or else the first; None if there is none."""
+        """Return the text to put before the cursor: the chosen completion, or else the first; None without one."""
         return self._choices[self.at or 0].line if self._choices else None
 
     def line_of(self, index: int) -> str:
@@ -114,7 +115,7 @@ class Suggestions(OptionList, can_focus=False):
         self.display = self.is_open
 
     def _text(self, shown: str, width: int, does: str) -> Content:
-        """Return the text of a completion. Its description is wrapped next to it, or below it if there is no room."""
+        """Return the text of a completion. Its description is wrapped to its right, or below if there is no room."""
         columns = (self.outer_size.width or self.screen.size.width) - AROUND
         indent = width + 2 if columns - width - 2 >= LEAST_ROOM else 2
         room = columns - indent

@@ -14,7 +14,7 @@ from localspec.text import safe
 class KeysInOrder:
     """A mixin for text fields that runs key bindings at once.
 
-    Textual would pass a binding up to the application, and letters typed after the key would act first.
+    Textual would pass a key's binding up to the application, and letters that are typed later would act before the key.
     """
 
     async def on_key(self: Any, event: events.Key) -> None:
@@ -86,12 +86,12 @@ def _grapheme() -> "re.Pattern[str]":
 
 
 def before(text: str, at: int) -> int:
-    """Return where the grapheme begins that ends at this position."""
+    """Return the beginning of the grapheme (a visible character) that ends at position `at`."""
     return max((found.start() for found in _grapheme().finditer(text, max(at - FARTHEST, 0), at)), default=0)
 
 
 def after(text: str, at: int) -> int:
-    """Return where the grapheme ends that begins at this position."""
+    """Return the end of the grapheme (a visible character) that begins at position `at`."""
     found = _grapheme().match(text, at)
     return found.end() if found else at
 
@@ -111,7 +111,7 @@ class TypedText(TextArea):
         self.move_cursor(self.document.end)
 
     def on_paste(self, event: events.Paste) -> None:
-        """Drop a paste, with a notice, if it would make the field longer than LONGEST."""
+        """Refuse a paste, with a notice, if it would make the text longer than LONGEST."""
         text = event.text
         if len(text) + len(self.document.text) <= LONGEST:
             return
@@ -137,7 +137,7 @@ class TypedText(TextArea):
     def _delete_part(self, end_of: Callable[[str, int], int]) -> bool:
         """Delete the text from the cursor to `end_of` the grapheme at the cursor.
 
-        Return False if there is none in this line, if text is selected, or if the field is read-only.
+        Return False if this line has no such grapheme, if text is selected, or if the field is read-only.
         """
         row, column = self.cursor_location
         other = end_of(self.document.get_line(row), column)

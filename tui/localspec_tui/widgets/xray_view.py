@@ -63,7 +63,7 @@ NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a tok
 
 
 class Run(NamedTuple):
-    """A piece of the reply, or its part in one line, from column `x` on."""
+    """A piece of the reply in one line, or the part of a piece in that line. It begins at column `x`."""
 
     piece: int
     text: str
@@ -122,7 +122,7 @@ class Layout:
         return len(self._closed) + bool(self._open)
 
     def line(self, number: int) -> Line:
-        """Return a line. Beyond the last line it is empty."""
+        """Return line `number`; an empty line beyond the last."""
         if number < len(self._closed):
             return self._closed[number]
         return _runs(self._open) if number == len(self._closed) else ()
@@ -207,7 +207,7 @@ class XRayView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor is on another token, or more is known about this one."""
+        """The cursor is on another token, or more is known about its token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ class XRayView(ScrollView, can_focus=True):
             self.post_message(self.Moved())
 
     def _put_cursor(self, piece: int) -> None:
-        """Move the cursor. Highlight the tokens of the same step too."""
+        """Move the cursor to a piece, and highlight the tokens of its step, too."""
         before, self.cursor = self._step, piece
         place = self._trace.place(self.pieces.all[piece].first)
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
@@ -314,7 +314,7 @@ class XRayView(ScrollView, can_focus=True):
         self.move_to(self.cursor + by)
 
     def action_line(self, by: int) -> None:
-        """Move to the line below or above. A token of several lines is skipped as a whole."""
+        """Move to the line below or above. A token of several lines is passed in one movement."""
         line = self._layout.line_of(self.cursor) + by
         while self._layout.piece_at(line, 0) == self.cursor and 0 < line < self._layout.height - 1:
             line += by
@@ -326,7 +326,7 @@ class XRayView(ScrollView, can_focus=True):
         self._go_to_line(min(max(line, 0), self._layout.height - 1))
 
     def _go_to_line(self, line: int) -> None:
-        """Move to a line, to the place nearest to the column where vertical movement began."""
+        """Move the cursor to a line, at the column nearest to that where the vertical movement began."""
         x = self._layout.column_of(self.cursor) if self._column is None else self._column
         piece = self._layout.piece_at(line, x)
         if piece is not None:
