@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny_models
@@ -293,23 +294,23 @@ def test_the_last_values_that_are_taken(train, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_at_the_end_keeps_the_checkpoint(train, tmp_path, monkeypatch):
-    from localspec.training.result import Result
+    from localspec.training import result
 
-    out, honest = tmp_path / "out", Result._write
+    out, honest = tmp_path / "out", result.save_drafter
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def full(result: Result, directory: Path) -> None:
+    def full(*arguments: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         try:
-            honest(result, directory)
+            honest(*arguments)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    monkeypatch.setattr(Result, "_write", full)
+    monkeypatch.setattr(result, "save_drafter", full)
     code, text, errors = train("medusa", "--steps", 2, "-o", out)
     assert (code, text) == (4, "") and wording("cannot_be_written") in errors
     assert not list(out.glob("**/*.new")) and not (out / "drafter" / "drafter.json").exists()
-    monkeypatch.setattr(Result, "_write", honest)
+    monkeypatch.setattr(result, "save_drafter", honest)
     code, _, errors = train("medusa", "--steps", 2, "-o", out)
     assert code == 0 and wording("going_on_after_step_2") in errors and (out / "drafter" / "drafter.json").exists()
 
