@@ -13,7 +13,8 @@ from tui.scripted_engine import ScriptedEngine, back, say, until
 
 from localspec.errors import NotHere
 from localspec.models.registry import resolve
-from localspec_tui.screens.models import DownloadScreen, ModelsScreen
+from localspec_tui.screens.download import DownloadScreen
+from localspec_tui.screens.models import ModelsScreen
 
 HALF = 2_000_000  # bytes of the 3,600,000 of the weights
 SIZE = (90, 30)  # without the side panel, so that sentences are not cut

@@ -91,7 +91,7 @@ async def test_nor_what_stands_in_a_dialog(chat):
     async with chat().opened(size=(60, 20)) as (talk, pilot):
         await talked(talk, pilot, "Go on.")
         await pilot.press("ctrl+r")
-        await until(pilot, lambda: "Go on." in talk.screen_text() and talk.app.screen is not talk.app._chat)
+        await until(pilot, lambda: "Go on (open)" in talk.screen_text() and talk.app.screen is not talk.app._chat)
         talk.app.notify("The download is complete.", markup=False)
         screen = talk.app.screen
         await until(pilot, lambda: screen.query("Toast") and screen.query_one("Toast").region.height)

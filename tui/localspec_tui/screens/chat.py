@@ -36,7 +36,7 @@ from localspec_tui.widgets.status_line import AttachedLine, BelowLine, LiveLine,
 from localspec_tui.widgets.suggestions import Suggestions
 
 if TYPE_CHECKING:
-    from localspec_tui.screens.models import DownloadScreen
+    from localspec_tui.screens.download import DownloadScreen
 
 DRAFT_SECONDS = 1.0  # of typing that may be lost if the process is killed
 KEYS: list[BindingType] = [
@@ -72,7 +72,7 @@ KEYS: list[BindingType] = [
 
 
 def _download_screen(model: str) -> "DownloadScreen":
-    from localspec_tui.screens.models import DownloadScreen  # after the first paint
+    from localspec_tui.screens.download import DownloadScreen  # after the first paint
 
     return DownloadScreen(model)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from localspec.config import Settings
     from localspec_tui.fetch_thread import FetchThread
-    from localspec_tui.screens.models import DownloadScreen
+    from localspec_tui.screens.download import DownloadScreen
 
 LOOK_SECONDS = 0.25
 

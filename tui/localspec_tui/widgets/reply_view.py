@@ -233,13 +233,16 @@ class ReplyView(MessageView):
             assert self._thoughts is not None
             self._thoughts.finish(reasoning, saved_thought(figures))
         self.source = source
-        updating = self._markdown.update(source)
         if len(source) > AT_ONCE:
-            self._markdown.run_worker(updating)
+            self._update_later(source)
         else:
-            await updating
+            await self._markdown.update(source)
         if below := _below(source, reason, figures):
             await self.mount(_line(below))
+
+    @work
+    async def _update_later(self, source: str) -> None:
+        await self._markdown.update(source)
 
 
 def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
