@@ -118,7 +118,9 @@ def parts(*known: str) -> Check:
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
             if "beside" in value and "lengthening" not in value:
-                raise ValueError("a list that has `beside` only with `lengthening`, without which there are no trees")
+                raise ValueError(
+                    "a list with `beside` only if it has `lengthening` too, because there are no trees without that"
+                )
             return tuple(part for part in known if part in value)
         raise ValueError(f"a list of {', '.join(known)}, each at most once")
 

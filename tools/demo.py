@@ -108,7 +108,7 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when the interpreter ends
         return READER_GONE
     except KeyboardInterrupt:
-        print("Interrupted. Start it again to go on.", file=sys.stderr)
+        print("Interrupted. Run it again to continue.", file=sys.stderr)
         return INTERRUPTED
     return code
 

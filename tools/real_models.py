@@ -118,12 +118,12 @@ def fetch(name: str, place: Path | None = None) -> Path:
             if (free := shutil.disk_usage(place).free) < 2 * model.bytes:
                 raise NotFetched(
                     f"Fetching {model.title} takes {size(2 * model.bytes)} in {place} for a while, and {size(free)} are "
-                    f"free; free some, or name another directory in {REAL_MODELS}."
+                    f"free; make room, or name another directory in {REAL_MODELS}."
                 )
             with tempfile.TemporaryDirectory(prefix=FETCHING, dir=place) as made:
                 _assemble(model, Path(made), place / model.file)
     except OSError as error:
-        raise NotFetched(f"{model.title} could not be kept in {place} ({error.strerror or error}).") from None
+        raise NotFetched(f"{model.title} could not be saved in {place} ({error.strerror or error}).") from None
     return place / model.file
 
 

@@ -91,7 +91,9 @@ def requested_drafter(settings: Settings, card: TargetCard) -> DrafterSpec:
     of `named_drafter`.
     """
     if settings.drafter == "none" and isinstance(settings.draft_max, int):
-        raise UsageMistake(f"{settings.shown('draft_max')} has no effect without a drafter; leave one of them out.")
+        raise UsageMistake(
+            f"{settings.shown('draft_max')} has no effect without a drafter; name a drafter, or leave it out."
+        )
     if settings.draft_max == 0 and settings.drafter != "auto" and settings.origins.get("drafter", "").startswith("--"):
         raise UsageMistake(
             f"--drafter {settings.drafter} has no effect with {settings.shown('draft_max')}, which allows no drafts; "
@@ -262,7 +264,7 @@ def _check(settings: Settings, drafter: DrafterSpec, precision: Precision, model
         possible = ", ".join(accepted_kinds(model.card, *WEIGHTS, shape=model.shape))
         raise UsageMistake(
             f"--accept rejection needs drafts sampled from a known distribution, but those of '{drafter.drafter}' "
-            f"are not; name one of {possible}, or leave it out."
+            f"are not; use a drafter out of {possible}, or leave --accept out."
         )
     if settings.accept == "typical" and drafter.drafter == "none":
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")

@@ -41,7 +41,7 @@ MOST_NODES = 64  # of a tree
 PUBLISHED = {
     "phrases": (1.27, 10, "as measured on ten prompts to a 1.5B model"),
     "medusa": (2.0, 4, "a little below Spec-Bench's figures for a 7B model"),
-    "assistant": (1.9, 3, "between the figures for a 12B and a 31B model in llama.cpp's threads"),
+    "assistant": (1.9, 3, "between the figures reported for models of 12B and 31B parameters"),
     "dspark": (3.0, 7, "below DeepSpec's figures for 4B and 8B models"),
     "eagle3": (2.36, 5, "at least the speedup published for an 8B model in SGLang"),
     "mtp": (2.7, 3, "as measured for a 0.8B model in LightLLM"),

@@ -64,7 +64,9 @@ def pull_set(
             model = model_of(card)
         except LocalspecError:  # an entry without sizes
             first = [one.source for one in entry.drafters if one.source is not None][:1]
-            return PullSet((*model_source, *first), "the first published one, because its entry gives no sizes")
+            return PullSet(
+                (*model_source, *first), "the first published drafter, because the model's entry gives no sizes"
+            )
         if settings.quantize != "auto":  # plan for the original weights, whatever packing is here already
             model = replace(model, packed=(), block_bytes=0)
         precisions, rule = _allowed_precisions(settings, machine, model), settings.drafter_rule
@@ -76,7 +78,10 @@ def pull_set(
         published = found.plan.candidate.published if found.plan else None
         if sources and published and published.license == UNLICENSED:
             sources = ()
-            why = f"{why}; its publisher states no license, so it comes only with --drafter {published.kind}"
+            why = (
+                f"{why}; the drafter's publisher states no license, so it is fetched only with --drafter "
+                f"{published.kind}"
+            )
         return PullSet((*model_source, *sources), why, found)
     if drafter == "none":
         return PullSet(model_source, "only the model, as you asked")
@@ -146,10 +151,10 @@ def fit(
     gives no sizes (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
-        return None, "it is unknown whether it fits: its config.json does not say how large it is"
+        return None, "it is unknown whether the model fits: its config.json does not say how large it is"
     if weights > WIDEST * shape.parameters + SLACK:
         return None, (
-            f"it is unknown whether it fits: its config.json implies {shape.parameters:,} parameters, but its "
+            f"it is unknown whether the model fits: its config.json implies {shape.parameters:,} parameters, but its "
             f"weights are {weights:,} bytes"
         )
     if (found := chosen) is None:  # with a drafter that needs no fetching

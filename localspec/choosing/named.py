@@ -92,7 +92,9 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
         found[one.drafter] = one
     phrases = WITH_PHRASES if found.pop("phrases", None) else ""
     if len(found) > MERGED:
-        raise UsageMistake(f"'{name}' has {len(found)} drafters to merge, and {MERGED} is the most; name fewer.")
+        raise UsageMistake(
+            f"'{name}' has {len(found)} drafters to merge, but at most {MERGED} can be merged; name fewer."
+        )
     drafting = [found[row.name] for row in TABLE if row.name in found]
     return DrafterSpec(
         "+".join(one.drafter for one in drafting) + phrases, tuple(card for one in drafting for card in one.trained)
@@ -129,6 +131,6 @@ def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
             f"weights, and '{unfit}' was made for layers that rows share; use one of {others}."
         )
     raise UsageMistake(
-        f"'{unfit}' does not draft for {card.name}, because some of its layers are recurrent: they read only "
-        f"chains, and only together with the other layers; use one of {others}."
+        f"'{unfit}' does not draft for {card.name}, because some of its layers are recurrent: such layers "
+        f"read only chains, and only together with the other layers; use one of {others}."
     )

@@ -502,7 +502,7 @@ def disk_words(plan: RunPlan) -> str:
     slower = ""
     if plan.slowed >= 1.05:  # below that it would be shown as 1.0
         slower = f", so a token takes about {plan.slowed:.1f} times as long"
-        slower += "" if plan.disk_measured else f" if that reads {cost.DISK / 1e9} GB/s, as assumed"
+        slower += "" if plan.disk_measured else f" if the disk reads {cost.DISK / 1e9} GB/s, as assumed"
     return f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk{slower}"
 
 

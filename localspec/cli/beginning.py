@@ -134,7 +134,7 @@ def keep_seconds(length: str, settings: Settings) -> int:
         raise UsageMistake(f"--keep {length} has no effect with {settings.shown('server')}; leave one of them out.")
     if sys.platform == "win32":
         raise LocalspecError(
-            "--keep needs sockets that only their user can open, which Windows lacks; use WSL, or leave it out."
+            "--keep needs sockets that only their user can open, which Windows lacks; use WSL, or leave --keep out."
         )
     return short_seconds_of(length)
 

@@ -117,7 +117,8 @@ def bench(
     combinations = _combinations("auto" if drafter is None else drafter, nodes)
     if settings.by_flag("drafter_rule") and all(name != "auto" for name, _ in combinations):
         raise UsageMistake(
-            f"--drafter-rule {settings.drafter_rule} has no effect with --drafter {drafter}; add auto, or leave it out."
+            f"--drafter-rule {settings.drafter_rule} has no effect with --drafter {drafter}; add auto to --drafter, or "
+            "leave --drafter-rule out."
         )
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
@@ -133,7 +134,9 @@ def bench(
         paired = ", ".join(kinds("draft model"))
         raise UsageMistake(f"--tune has no effect without a draft model; name one of {paired}.")
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
-        raise UsageMistake(f"--tune has no effect with --nodes {nodes}, which fixes drafts; add auto.")
+        raise UsageMistake(
+            f"--tune has no effect with --nodes {nodes}, which fixes the size of drafts; add auto to it."
+        )
 
     progress.show("loading the libraries")
     from localspec.bench import comparison  # needs torch, which takes a second to import
@@ -178,14 +181,14 @@ def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
         sizes.append("auto" if word == "auto" else int(word))
     named = [word for word in _words("--drafter", drafters) if word != "none"]
     if not named and nodes != "auto":
-        raise UsageMistake(f"--nodes {nodes} has no effect without a drafter; leave it out, or name one.")
+        raise UsageMistake(f"--nodes {nodes} has no effect without a drafter; name a drafter, or leave --nodes out.")
     return [("none", 0), *((drafter, size) for drafter in named for size in sizes)]
 
 
 def _words(flag: str, value: str) -> list[str]:
     words = [word.strip() for word in value.split(",")]
     if not all(words):
-        raise UsageMistake(f"{flag} {value!r} names nothing; write A,B.")
+        raise UsageMistake(f"{flag} {value!r} names nothing; write a list such as A,B.")
     if twice := next((word for word in words if words.count(word) > 1), None):
         raise UsageMistake(f"{flag} {value} lists {twice} twice. Remove one.")
     return words

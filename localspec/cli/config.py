@@ -43,4 +43,8 @@ def config(
         line = f"{name:{names}} {one_line(shown):24} {one_line(origins[name])}"
         print("\n".join(folded(line, width(), indent=names + 1)))
     file = Paths(environment.home()).config_file
-    print("\n".join(folded(one_line(f"Change them in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"), width())))
+    print(
+        "\n".join(
+            folded(one_line(f"Change settings in {file}, or for one command: LOCALSPEC_TEMPERATURE=0.3"), width())
+        )
+    )

@@ -78,8 +78,8 @@ def distill(
             progress.show(f"{batch_done.done} of {batch_done.total} replies, {batch_done.left / 3600:.2g} hours left")
             if interrupt.requested and batch_done.done < batch_done.total:
                 progress.notice(
-                    f"stopped; {output} has {batch_done.done} of {batch_done.total} replies, and the same command "
-                    "continues."
+                    f"stopped; {output} has {batch_done.done} of {batch_done.total} replies; repeat the command "
+                    "to continue."
                 )
                 return 130
     print(f"{output}: {distiller.total} replies of {card.name}.", flush=True)

@@ -80,7 +80,7 @@ def doctor(
     for name, value in {"limit": limit, "max_tokens": max_tokens, **given}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
-            raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add that, or leave {flag} out.")
+            raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add it, or leave {flag} out.")
     if verbose and as_json:
         raise UsageMistake("--verbose has no effect with --json, which prints everything; leave it out.")
     survey = _survey(settings)
@@ -236,9 +236,12 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from table(rows, right, width, whole=range(figures), wraps={figures})
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
-    yield "~ is predicted, the rest measured here. DRAFTS is the speed with drafts against plain decoding."
+    yield (
+        "~ marks predicted figures; the others were measured here. DRAFTS is the speed with drafts against plain "
+        "decoding."
+    )
     if any(one.gated for one in survey.recommendations):
-        yield "* is gated: you must accept its terms at the hub before you can fetch it."
+        yield "* marks gated models: you must accept their terms at the hub before you can fetch them."
     if verbose:
         yield "M is speedup ÷ relative memory, against the fastest plain decoding of the same model that fits."
         for name, one in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
@@ -265,10 +268,12 @@ def _advice(survey: _Survey) -> Iterator[str]:
     yield f"Fetch it with: localspec pull {best.card.name}"
     yield from filter(None, [_experts(best), best.idle, survey.mixture])
     if best.gated:
-        yield "The model is gated: you need an account at the hub and must accept its terms; that command says where."
+        yield (
+            "The model is gated: you need an account at the hub and must accept its terms; `localspec pull` says where."
+        )
         yield "Every model that fits here is gated."
     if chosen is not None:
-        yield f"Until then {chosen.card.name} answers, which is here: {_speed(chosen)}."
+        yield f"Until then {chosen.card.name}, which is here, answers: {_speed(chosen)}."
         yield from filter(None, [chosen.idle])
 
 
@@ -381,7 +386,9 @@ def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
 
 def _server_page(server: "Server") -> Iterator[str]:
     if not server.models and not server.unread:
-        yield f"{server.address.url} answers but lists no models; a prompt will show whether it speaks this protocol."
+        yield (
+            f"{server.address.url} answers but lists no models; a prompt will show whether it speaks OpenAI's protocol."
+        )
         yield f"Try it with: localspec run Hi --server {server.address.url} -m NAME"
         return
     program = server.program or "an OpenAI-compatible server"

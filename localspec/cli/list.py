@@ -100,7 +100,7 @@ def list_models(
         if str(one.source) not in packed_sources(paths) and not one.places & used:
             say(
                 f"{one.source} is in the Hugging Face cache as GGUF, {size(one.bytes)}, but not imported; "
-                f"`localspec pull {one.source}` does that, `localspec rm {one.source}` deletes it."
+                f"`localspec pull {one.source}` imports it, `localspec rm {one.source}` deletes it."
             )
     if as_json:
         print(json.dumps(rows, indent=2))

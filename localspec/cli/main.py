@@ -245,5 +245,5 @@ def _keep_traceback(error: BaseException) -> str:
         file = private_directory(Paths(home()).logs) / "last-error.log"
         write_anew(file, text.encode(errors="replace"))
     except OSError as trouble:
-        return f"the traceback could not be kept: {trouble.strerror}"
+        return f"the traceback could not be saved: {trouble.strerror}"
     return f"the traceback is in {file}"

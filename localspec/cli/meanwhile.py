@@ -70,7 +70,7 @@ def measure_now(engine: Any, progress: Progress) -> None:
             for stage in engine.measure(tune=False):
                 progress.show(f"{stage} (Ctrl+C skips)")
         except KeyboardInterrupt:
-            progress.notice("skipped; estimates are used until it is measured, after the first reply of a chat.")
+            progress.notice("skipped; estimates are used until the model is measured, after the first reply of a chat.")
 
 
 def measure_new(name: str, settings: Settings, progress: Progress) -> None:

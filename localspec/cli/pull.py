@@ -141,10 +141,14 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             for sentence in notices:
                 progress.notice(sentence)
         case Converted(heads, model, kind):
-            progress.notice(f"The heads of {heads} are a drafter of {model}: --drafter {kind}.")
+            progress.notice(f"The heads of {heads} are now a drafter for {model}; use them with --drafter {kind}.")
         case NotConverted(heads, model):
-            which = f"`localspec pull {model}`" if model else "fetch that"
-            progress.notice(f"The heads of {heads} become a drafter of their model: {which}, then this command again.")
+            which = f" with `localspec pull {model}`" if model else ""
+            progress.notice(
+                f"The heads of {heads} are not a drafter until their model is here: fetch the model{which}, then "
+                "repeat "
+                "this command."
+            )
         case Installed(source, path, held):
             typer.echo(one_line(f"{source} is here{f', {held}' if held else ''}: {path}"))
         case Packed(source, path, length, deleted, stays):
@@ -154,12 +158,12 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             if stays:
                 progress.notice(
                     f"The weights of {source} that were here before, {size(stays)}, stay as well, because other "
-                    f"programs may use them. To be rid of them: `localspec rm {name}`, then this command again."
+                    f"programs may use them. To delete them, run `localspec rm {name}`, then this command again."
                 )
         case DrafterToTrain(kind, tokens, hours, memory):
             sentence = (
                 f"Nobody publishes a drafter '{kind}' for {name}; until you make one, the best drafter without "
-                f"training is used. Make it with: localspec train {kind} -m {name} (about {hours:.0f} hours here for "
+                f"training is used. Make one with: localspec train {kind} -m {name} (about {hours:.0f} hours here for "
                 f"{tokens / 1e6:.0f} million tokens, and {memory / 2**30:.0f} GiB of memory)"
             )
             typer.echo(one_line(sentence))
@@ -214,7 +218,7 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
             f"`localspec train {announced.to_make} -m {name}` makes it, by default in six hours at most{long}"
         )
     main = announced.downloads[0].source
-    yield f"`localspec pull {main} --dry-run` asks the hub about {main}, `localspec pull {name}` about all of it."
+    yield f"`localspec pull {main} --dry-run` asks the hub about {main}, `localspec pull {name}` about every part."
 
 
 def _about(one: Planned | Announced) -> Iterator[str]:

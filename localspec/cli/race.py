@@ -63,7 +63,9 @@ def race_command(
     if not (question := valid_text(prompt).strip()):
         raise UsageMistake('There is no prompt; write localspec race "your question".')
     if cast and not cast.parent.is_dir():
-        raise UsageMistake(f"--cast {cast} is in a directory that does not exist; create it, or name another.")
+        raise UsageMistake(
+            f"--cast {cast} is in a directory that does not exist; create the directory, or name another file."
+        )
     seen = not as_json and sys.stdout is not None and sys.stdout.isatty() and not dumb_terminal()
     seen = seen and fits(terminal_size())
     progress = Progress()

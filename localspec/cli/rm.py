@@ -115,7 +115,10 @@ def rm(
 def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     """Delete a named packed file, or the packed forms of a model that was not fetched. The model itself stays."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
-        raise NotHere(f"{name} is a GGUF file of which nothing is saved here; delete the file yourself.")
+        raise NotHere(
+            f"{name} is a GGUF file that is not imported, so localspec has nothing to delete; delete the file "
+            "yourself."
+        )
     given = Path(os.path.abspath(os.path.expanduser(name)))
     if is_packed(given) and given in unreadable(paths):
         freed = given.stat().st_size
@@ -195,9 +198,9 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
     if removal.stay:
         lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
     if drafter := drafter_made_of(removal.source, removal.commit):
-        lines.append(f"The drafter made from it is deleted too: {drafter}.")
+        lines.append(f"The drafter made from these files is deleted too: {drafter}.")
     if users := _users(source, name):
-        lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} it too.")
+        lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} these files too.")
     lines.append(_SHARED)
     return lines
 
@@ -259,7 +262,7 @@ def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes:
     pools = [pool for pool in pools if pool.phrases]
     count = sum(pool.phrases for pool in pools)
     if count and not phrases and not yes and at_a_terminal():
-        phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from it?")
+        phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from the model?")
     if count and phrases:
         with store_if_any("phrases") as store:
             removed = sum(store.phrases.forget(pool.pool) for pool in pools) if store else 0
@@ -267,12 +270,14 @@ def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes:
     elif count:
         commands = (f"`localspec pool clear {former.get(pool.model, pool.model)}`" for pool in pools)
         clear = " and ".join(dict.fromkeys(commands))
-        typer.echo(one_line(f"{counted(count, 'phrase')} learned from it stay until {clear}."))
+        typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model stay until you run {clear}."))
     if conversations:
         stay = "stays" if conversations == 1 else "stay"
-        typer.echo(f"{counted(conversations, 'conversation')} with it {stay} until `localspec history rm`.")
+        typer.echo(
+            f"{counted(conversations, 'conversation')} with the model {stay} until you run `localspec history rm`."
+        )
     for drafter in sorted(outside):
-        typer.echo(one_line(f"The drafter trained for it stays: {drafter}."))
+        typer.echo(one_line(f"A drafter trained for the model stays: {drafter}."))
 
 
 def forget_tokenizer(path: Path) -> None:

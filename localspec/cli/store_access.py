@@ -55,6 +55,8 @@ def report_files_set_aside(what: str) -> None:
         if any(name == f"{other}{part}" for other in files for part in PARTS):
             continue  # it is reported with its database
         parts = " and ".join(part for part in PARTS if f"{name}{part}" in files)
-        which = f"it, with its {parts}," if parts else "it"
-        sentence = f"localspec: {file} was set aside and may also hold {what}; delete {which} to remove them."
+        which = f"this file and its {parts}" if parts else "this file"
+        sentence = (
+            f"localspec: {file} is damaged and was set aside; to remove the {what} that it may hold, delete {which}."
+        )
         typer.echo(one_line(sentence), err=True)

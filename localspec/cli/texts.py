@@ -40,7 +40,7 @@ def conversation_id(text: str, list_of_them: str) -> int:
         return int(text)
     except ValueError:
         raise UsageMistake(
-            f"{shortened(text, 80)!r} is not the number of a conversation; {list_of_them} shows those that are."
+            f"{shortened(text, 80)!r} is not the number of a conversation; {list_of_them} shows the numbers."
         ) from None
 
 
@@ -59,7 +59,9 @@ def read_file(file: Path) -> str:
     try:
         return decoded(read_bytes(file, LONGEST, pipe=True))
     except OSError as error:
-        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file that can.") from None
+        raise UsageMistake(
+            f"{file} cannot be read ({error.strerror}); correct its permissions, or give another file."
+        ) from None
     except ValueError as error:
         raise UsageMistake(f"{file} {error}; give a text file.") from None
 

@@ -204,7 +204,7 @@ def train(
                 print(json.dumps(report) if as_json else summary, flush=True)
                 return 0
             if dry_run and as_json:
-                raise UsageMistake("--json has no effect on --dry-run with --data FILE; leave it out.")
+                raise UsageMistake("--json has no effect on --dry-run with --data FILE; leave --json out.")
             if not dry_run:
                 refuse_course(directory, force)
             job = Job(request, settings, progress.notice, progress.show)
@@ -262,7 +262,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
             )
         interrupt.wait_for_step = False
         if course.stopped:
-            progress.notice("stopped; the answers so far are saved, and the same command continues.")
+            progress.notice("stopped; the answers so far are saved; repeat the command to continue.")
             return None
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
@@ -272,7 +272,7 @@ def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[
         progress.show("benching")
         report, verdict = course.judge()
     except KeyboardInterrupt:
-        progress.notice("stopped; progress is saved, and the same command continues.")
+        progress.notice("stopped; progress is saved; repeat the command to continue.")
         return None
     return report, verdict
 
@@ -295,7 +295,7 @@ def _plan(course: "Course") -> Iterator[str]:
             "other programs are running."
         )
     yield (
-        f"it takes about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB in "
+        f"the training takes about {plan.memory / 2**30:.1f} GiB of memory, and {plan.files / 2**20:.0f} MiB in "
         f"{course.directory}; the drafter is kept if it pays."
     )
 
@@ -327,7 +327,7 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
             _show_step(progress, seen, losses)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
-        progress.notice(f"stopped after step {job.training.state.step}; the same command continues from there.")
+        progress.notice(f"stopped after step {job.training.state.step}; repeat the command to continue from there.")
     return not job.training.stopped
 
 

@@ -258,5 +258,5 @@ def _refuse_while_in_use(paths: Paths) -> None:
             if used is not None:
                 command = " ".join(process.cmdline())[:100]
                 raise LocalspecError(
-                    f"Process {process.pid} ({command}) uses {used}; end it first, so that nothing it keeps is lost."
+                    f"Process {process.pid} ({command}) uses {used}; end the process first, so that it loses no data."
                 )

@@ -53,7 +53,7 @@ def verify_model(
         for problem in checked.problems:
             typer.echo(one_line(f"{source}: {problem}"))
         problems += [
-            f"{problem}; fetch what is damaged or missing again with `localspec pull {name}`"
+            f"{problem}; fetch the damaged or missing files again with `localspec pull {name}`"
             for problem in checked.problems
         ]
         if not checked.problems:
@@ -79,7 +79,7 @@ def _verify_unfetched(name: str) -> list[str]:
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)
     return [
-        f"{file} of {name} has changed without a new size or date; it is packed again when it is next loaded"
+        f"{file} of {name} has changed without a new size or date; the model is packed again when it is next loaded"
         for file in changed
     ]
 
@@ -114,7 +114,7 @@ def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False
         found = look(files, marks, paths, show)
     for file, one in found.items():
         if one.unseen:
-            typer.echo(one_line(f"{name}: {file} has changed, although its size and samples have not."))
+            typer.echo(one_line(f"{name}: {file} has changed, although its size and fingerprint have not."))
         if listed:
             typer.echo(one_line(f"{name}: {file} has sha256 {one.digest}, fingerprint {marks[file]}."))
     if not any(one.unseen for one in found.values()):
@@ -165,7 +165,7 @@ def _without(file: Path, paths: Paths) -> str:
         if file.parent == paths.packed and not header.registered and not is_only_copy(header.origin, paths):
             file.unlink()
             return f"{file} was damaged and is deleted; it is made again when the model is next loaded"
-    return f"{file} is damaged; delete it, and it is made again"
+    return f"{file} is damaged; delete the file, and localspec makes it again"
 
 
 def _verify_drafters(name: str) -> list[str]:
@@ -197,7 +197,7 @@ def _verify_drafters(name: str) -> list[str]:
 def _checked(source: Source) -> Verified:
     found = packed_sources(Paths(home())).get(str(source))
     if found and (missing := found.missing) and bytes_of(missing) != found.header.origin.files[str(missing)][0]:
-        what = f"{missing.name} is missing, or has another length"
+        what = f"{missing.name} is missing, or has the wrong length"
         return Verified(found.header.origin.commit, 0, False, (what,))
     with _reading(source) as show:
         if found and found.header.registered:

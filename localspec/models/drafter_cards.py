@@ -178,7 +178,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
         made_for, these = (named.weights, own.weights) if named.weights else (named.revision, own.revision)
         raise UsageMistake(
             f"The drafter in {named.path} was made for {named.target} in version {made_for[:12]}, but {card.name} is "
-            f"version {these[:12]}; name the model it was made for, or train one for this."
+            f"version {these[:12]}; name the model it was made for, or train a drafter for this one."
         )
     return named
 
@@ -308,7 +308,8 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     version = content.get("format")
     if type(version) is not int or version != FORMAT:  # True is 1, too
         raise LocalspecError(
-            f"{file} is of format {version!r}, but this version reads {FORMAT}; use the version that wrote it."
+            f"{file} is of format {version!r}, but this version of localspec reads format {FORMAT}; use the version "
+            "that wrote the file."
         )
     if not _are_accuracies(content.get("accuracy_by_depth", [])):
         raise LocalspecError(

@@ -258,7 +258,9 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         return card if card and card.path == imported.path else TargetCard(own.name, imported.path, own.license, "")
     if name and "\0" not in name and os.path.lexists(path):
         if begins_as_gguf(path):
-            raise NotHere(f"{name} is a GGUF file by another name; `localspec import {name}` makes a model of it.")
+            raise NotHere(
+                f"{name} is a GGUF file, although its name does not say so; import it with `localspec import {name}`."
+            )
         if not path.is_file() and path.exists():
             raise not_regular(path)
         raise NotHere(
@@ -289,8 +291,8 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
     """Raise LocalspecError if a damaged packed file may be the model of this name."""
     if file := damaged_of(name, paths or Paths(home())):
         raise LocalspecError(
-            f"{name} is not here, or is the damaged file {file}; delete that with `localspec rm {file}`, and import "
-            "its GGUF file or pull it again."
+            f"{name} is not here, or is the damaged file {file}; delete the file with `localspec rm {file}`, then "
+            "import its GGUF file or pull the model again."
         )
 
 

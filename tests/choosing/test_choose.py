@@ -424,7 +424,7 @@ def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smal
         ({"drafter": "ourobors:demo"}, matching("did_you_mean_ouroboros")),
         (
             {"accept": "rejection"},
-            "those of 'phrases' are not; name one of eagle3, medusa, parallelspec, s3d, semi",
+            "those of 'phrases' are not; use a drafter out of eagle3, medusa, parallelspec, s3d, semi",
         ),
         ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
         ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),

@@ -486,7 +486,7 @@ def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_s
     faster = next(one for one in roomy if one.candidate.name == "none")
     assert plan.slowed == pytest.approx(faster.speed / plan.speed, rel=0.05) and plan.slowed > 2
     assert f"{plan.on_disk / 2**30:.1f} GiB of experts have no room" in words
-    assert f"{plan.slowed:.1f} times as long if that reads 0.75 GB/s, as assumed" in words
+    assert f"{plan.slowed:.1f} times as long if the disk reads 0.75 GB/s, as assumed" in words
     measured = Told(on_disk=7.5e9)
     ranked = run_plans(model, [Precision(cpu(gib), "bf16", "int4")], measured)
     quicker = next(one for one in ranked if one.candidate.name == "none")

@@ -440,7 +440,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     (tmp_path / "empty").mkdir()
     assert "nothing.gguf" in refused(3, "import", "nothing.gguf")
     for given, said in (
-        (str(tmp_path / "empty"), "is a directory without GGUF files; give another one, or a GGUF file"),
+        (str(tmp_path / "empty"), "is a directory without GGUF files; give another directory, or a GGUF file"),
         ("/dev/null", "'/dev/null' is not a regular file; give a GGUF file"),
         ("", wording("name_file")),
     ):
@@ -468,7 +468,7 @@ def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tm
     user.parent.mkdir()
     user.write_text(f"[mine]\npath = '{gguf}'\n")
     for name, said in (
-        ("noext", "noext is a GGUF file by another name; `localspec import noext`"),
+        ("noext", "noext is a GGUF file, although its name does not say so; import it with `localspec import noext`"),
         ("nosuch.gguf", "There is no file 'nosuch.gguf'"),
         ("mine", wording("gguf_file_imported_first", gguf=gguf)),
     ):

@@ -430,8 +430,8 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     with served(org__base=model_repository(model.path), org__heads=Repository(files)) as hub:
         result = at(home, hub, "pull", "org/heads")
-        which = "fetch that" if pickled else "`localspec pull org/base`"  # what older heads do not say
-        assert result.returncode == 0 and f"{which}, then this command again" in result.stderr
+        which = "fetch the model" if pickled else "`localspec pull org/base`"  # what older heads do not say
+        assert result.returncode == 0 and f"{which}, then repeat this command" in result.stderr
         listed = json.loads(at(home, hub, "list", "--json").stdout)
         assert not any("heads" in one["name"] for one in listed), "a head is no model"
         (home / "config").mkdir()

@@ -124,7 +124,7 @@ def test_registered_models_that_draft_with_it_are_told(home, hub: Hub):
     (home / "config" / "models.toml").write_text(entries)
     assert at(home, hub, "pull", "small").returncode == 0
     result = at(home, hub, "rm", "small", "--yes")
-    assert result.returncode == 0 and "large, huge use it too." in " ".join(result.stdout.split())
+    assert result.returncode == 0 and "large, huge use these files too." in " ".join(result.stdout.split())
 
 
 def test_registered_models_that_use_it_are_told(home, hub: Hub):
@@ -132,7 +132,7 @@ def test_registered_models_that_use_it_are_told(home, hub: Hub):
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\n["o\\u001b[2Jther"]\nrepo = "org/name"\n')
     assert at(home, hub, "pull", "mine").returncode == 0
     result = at(home, hub, "rm", "mine", "--yes")
-    assert result.returncode == 0 and "o␛[2Jther uses it too." in result.stdout and found(home) is None
+    assert result.returncode == 0 and "o␛[2Jther uses these files too." in result.stdout and found(home) is None
 
 
 def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):

@@ -134,7 +134,7 @@ def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
 ) -> None:
     with monkeypatch.context() as full:
         full.setattr("real_models.shutil.disk_usage", lambda place: type("usage", (), {"free": 1000}))
-        assert "are free; free some, or name another directory in LOCALSPEC_REAL_MODELS." in refused()
+        assert "are free; make room, or name another directory in LOCALSPEC_REAL_MODELS." in refused()
 
     def fills(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -144,7 +144,7 @@ def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
         assert refused().endswith(wording("could_kept_space_left_device", tmp_path=str(tmp_path / "models")))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LOCALSPEC_REAL_MODELS", str(tmp_path / "file" / "models"))
-    with pytest.raises(NotFetched, match=r"could not be kept in .*file/models \("):
+    with pytest.raises(NotFetched, match=r"could not be saved in .*file/models \("):
         real_models.fetch("smollm2")
 
 

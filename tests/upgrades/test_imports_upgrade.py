@@ -82,7 +82,10 @@ def test_a_file_that_is_still_there_is_read_as_it_is_once_it_is_named(home: Path
     assert reply.returncode == 0 and wording("answers_as_packed_before") in reply.stderr
     assert reply.stdout.removesuffix("\n") == replies_of_then(home)["here"].removesuffix("\n")
     result = called(home, "rm", "here", "--yes")
-    assert result.returncode == 0 and "learned from it stay until `localspec pool clear here`" in result.stdout
+    assert (
+        result.returncode == 0
+        and "learned from the model stay until you run `localspec pool clear here`" in result.stdout
+    )
     assert len([*paths.imports.glob("*.packed")]) == 1
 
 
