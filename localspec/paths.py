@@ -82,7 +82,7 @@ def file_stem(name: str) -> str:
 
 
 def private_directory(path: Path) -> Path:
-    """Make `path` and its missing parents with mode 0700. Change an existing one to that mode. Raises OSError."""
+    """Make `path` and its missing parents with mode 0700. Change an existing directory to that mode. Raises OSError."""
     _make(path)
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:

@@ -67,7 +67,7 @@ class Choice(LoadSpec):
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
 
     def with_figures_of(self, later: "Choice") -> "Choice":
-        """Return this choice with the figures and reasons of a later one."""
+        """Return this choice with the figures and reasons of a later choice."""
         names = ["reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness"]
         names += ["peak_measured", "rule", "off_reason"]
         return replace(self, **{name: getattr(later, name) for name in names})

@@ -288,8 +288,8 @@ class Measurements(MeasurementSource):
     def bandwidth(self, device: str) -> float | None:
         """Return the bytes a second that can be read from the device's memory; None if they cannot be measured.
 
-        Other programs make a reading slower, never faster, so the highest of a few readings counts.
-        A reading of a CPU's memory is dropped if other programs used a core meanwhile.
+        Other programs make a reading slower, never faster, so the highest of a few readings counts. A reading of a
+        CPU's memory is dropped if other programs used a core during the reading.
         """
         if device not in self._bandwidths:
             readings = self._readings(device)
@@ -315,8 +315,8 @@ class Measurements(MeasurementSource):
     def disk(self, card: TargetCard) -> float | None:
         """Return the bytes per second at which a model's experts can be read from the disk; None if unknown.
 
-        Other programs make a reading slower, so the highest of a few readings of a disk counts. One takes at most half
-        a second.
+        Other programs make a reading slower, so the highest of a few readings of a disk counts. A reading takes at most
+        half a second.
         """
         if not card.here:
             return None

@@ -127,7 +127,7 @@ def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
     others = ", ".join(accepted_kinds(card, shape=shape))
     if shape.experts and not kind_of(unfit).with_experts:
         raise UsageMistake(
-            f"'{unfit}' does not draft for {card.name}, whose layers have experts: each row of a draft reads other "
+            f"'{unfit}' does not draft for {card.name}, whose layers have experts: each row of a draft reads different "
             f"weights, and '{unfit}' was made for layers that rows share; use one of {others}."
         )
     raise UsageMistake(

@@ -207,8 +207,8 @@ def recommendations(
 
 
 def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the recommendations `here`, then those of `every` with a pair of model and drafter that is not in
-    `here`."""
+    """Return the recommendations `here`, then the recommendations of `every` whose pair of model and drafter `here`
+    lacks."""
     seen = {one.model_and_drafter for one in here}
     return [*here, *(one for one in every if one.model_and_drafter not in seen)]
 

@@ -71,8 +71,8 @@ class ChatAndServer(NamedTuple):
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
         """Return an engine for a single reply, with fewer notices.
 
-        With `keep`, a server answers and stays for that many seconds. If none runs, one is started; a notice says if
-        that fails. Raises UsageMistake if a running server has other settings, so that `keep` would have no effect.
+        With `keep`, a server answers and stays for that many seconds. If no server runs, start one; a notice reports a
+        failure. Raises UsageMistake if a running server has other settings, so that `keep` would have no effect.
         """
         place = Paths(environment.home()).socket
         if self.server is not None:

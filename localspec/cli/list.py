@@ -133,7 +133,7 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
 
 
 def _drafters(row: dict[str, Any]) -> str:
-    """Return the drafters of a model in words: the user's trained drafters, the shipped ones, and its small model."""
+    """Return in words the drafters of a model: the user's trained drafters, shipped drafters, and its small model."""
     named = []
     for shipped, words in ((False, ""), (True, ", shipped")):
         kinds = [one["kind"] for one in row["trained"] if one["shipped"] is shipped]

@@ -266,7 +266,7 @@ class _Talk:
         self._instead(text)
 
     def _instead(self, prompt: str | None) -> None:
-        """Answer the last answered prompt again, or `prompt` in its place, in a branch.
+        """Answer the last answered prompt again in a new branch, or answer `prompt` in its place.
 
         Raises UsageMistake if there is no reply yet.
         """
@@ -368,7 +368,7 @@ class _Talk:
         self._answer_prompt(prompt)
 
     def _answer_prompt(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
-        """Send a prompt. If it replaces an earlier reply, `before` is the figures of that reply."""
+        """Send a prompt. `before` has the figures of the reply that the new one replaces, if any."""
         from localspec import Done, Limits, Prefill, Text
 
         engine = self._loaded()

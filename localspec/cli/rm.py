@@ -116,8 +116,7 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     """Delete a named packed file, or the packed forms of a model that was not fetched. The model itself stays."""
     if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
         raise NotHere(
-            f"{name} is a GGUF file that is not imported, so localspec has nothing to delete; delete the file "
-            "yourself."
+            f"{name} is a GGUF file that is not imported, so localspec has nothing to delete; delete the file yourself."
         )
     given = Path(os.path.abspath(os.path.expanduser(name)))
     if is_packed(given) and given in unreadable(paths):

@@ -178,7 +178,7 @@ def discard_gguf(cached: CachedGguf) -> None:
 
 
 def tidy(source: Source, commit: str, names: list[str]) -> None:
-    """Delete the directories of files with these names, if they are empty."""
+    """Delete the directories that held files with these names, if they are empty."""
     place = repository(source)
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."}
     inside = [f"snapshots/{commit}/{folder}" for folder in sorted(folders, key=len, reverse=True)]

@@ -86,7 +86,7 @@ class Device:
         return memory.usable(self.free, self.total)
 
     def as_torch_has_it(self) -> "Device":
-        """Return the device as if torch also computed on the CPU."""
+        """Return the CPU as a device of torch, with torch's dtypes. Return other devices unchanged."""
         return replace(self, engine="torch", dtypes=("fp32", "bf16")) if self.type == "cpu" else self
 
 
@@ -103,7 +103,7 @@ class Machine:
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
-        """Return the machine as if torch also computed on the CPU.
+        """Return the machine with its CPU as a device of torch.
 
         Training needs that, because the compiled library has no gradients. On such a CPU, packed weights keep the
         library's form, and torch makes them dense for each product.

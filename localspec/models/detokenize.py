@@ -110,7 +110,7 @@ class Transcript:
         return self._take("", whole=True)
 
     def release(self, final: bool = False) -> Released:
-        """Return the new text that is certain, and how many tokens of the reply are released so far."""
+        """Return the new text that later tokens cannot change, and how many tokens of the reply are released so far."""
         parting = self._parting
         certain = parting.settled
         if not final and parting.answer is not None:

@@ -36,7 +36,8 @@ def comes_with_mtp(architecture: str | None) -> bool:
 
 
 def check_family(kind: str, architecture: str | None, model: str) -> None:
-    """Raise UsageMistake for a kind of drafter that is made for another family. The architecture None is unknown."""
+    """Raise UsageMistake for a kind of drafter that is made for another family. An architecture of None means
+    unknown."""
     if architecture is None:
         return
     if kind == MTP and not comes_with_mtp(architecture):

@@ -23,7 +23,7 @@ _wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: T
 
 
 class Unwanted(Exception):  # not an error
-    """A signal that nobody waits for the result any more."""
+    """A signal that the caller no longer waits for the result."""
 
 
 @contextmanager

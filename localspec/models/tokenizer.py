@@ -188,7 +188,7 @@ class Tokenizer:
 
     @cached_property
     def hash(self) -> str:
-        """A hash. Tokenizers with the same hash return the same ids for every text."""
+        """A hash that is the same only for tokenizers that return the same ids for every text."""
         return self.trial.hash(lambda: hashlib.sha256(self.backend.to_str().encode()).hexdigest()[:HASH])
 
     def save(self, path: Path) -> None:

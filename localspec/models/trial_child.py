@@ -76,7 +76,7 @@ def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
     steps = {name: None if step is None else json.loads(step.__getstate__()) for name, step in steps.items()}
     if not _decodes_in_bounds(steps["decoder"]):
         raise LocalspecError(
-            f"The tokenizer in {path} decodes by a regular expression, or lengthens text, which may never end and "
+            f"The tokenizer in {path} may never finish decoding: it uses a regular expression, or lengthens text, "
             "which no known model needs; choose another model."
         )
     special = "".join(token.content for token in list(tokenizer.added_tokens.values())[:100])
