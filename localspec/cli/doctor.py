@@ -236,10 +236,7 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from table(rows, right, width, whole=range(figures), wraps={figures})
     yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
     yield ""
-    yield (
-        "~ marks predicted figures; the others were measured here. DRAFTS is the speed with drafts against plain "
-        "decoding."
-    )
+    yield "~ marks predictions, the rest is measured. DRAFTS is the speed with drafts against plain decoding."
     if any(one.gated for one in survey.recommendations):
         yield "* marks gated models: you must accept their terms at the hub before you can fetch them."
     if verbose:
@@ -268,9 +265,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
     yield f"Fetch it with: localspec pull {best.card.name}"
     yield from filter(None, [_experts(best), best.idle, survey.mixture])
     if best.gated:
-        yield (
-            "The model is gated: you need an account at the hub and must accept its terms; `localspec pull` says where."
-        )
+        yield "The model is gated: accept its terms with an account at the hub; `localspec pull` says where."
         yield "Every model that fits here is gated."
     if chosen is not None:
         yield f"Until then {chosen.card.name}, which is here, answers: {_speed(chosen)}."

@@ -300,7 +300,7 @@ def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch
     advice = " ".join(piped[: piped.index("")])
     assert " ".join(shown[: shown.index("")]) == advice
     last = " ".join(shown[len(shown) - shown[::-1].index("") :])
-    assert last == advice if lines < 100 else last.startswith("~ marks predicted"), "once is enough where all is seen"
+    assert last == advice if lines < 100 else last.startswith("~ marks predictions"), "once is enough where all is seen"
 
 
 @pytest.mark.parametrize(("others", "warned"), [(1.5, True), (0.1, False)])
