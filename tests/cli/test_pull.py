@@ -496,7 +496,7 @@ def test_an_assistant_becomes_a_drafter_of_the_model_that_its_repository_is_name
         assert result.returncode == 0 and "`localspec pull org/base`" in result.stderr, result.stderr
         assert at(home, hub, "pull", "org/base").returncode == 0
         result = at(home, hub, "pull", "org/base-assistant")
-        assert result.returncode == 0 and "org/base: --drafter assistant" in result.stderr, result.stderr
+        assert result.returncode == 0 and "org/base; use them with --drafter assistant" in result.stderr, result.stderr
         how = ("-m", "org/base", "-n", "8", "--temp", "0", "--json", "--no-log", "the cat")
         plain = json.loads(at(home, hub, "run", "--no-spec", *how).stdout)
         found = json.loads(at(home, hub, "run", "--drafter", "assistant", "--draft-max", "4", *how).stdout)
