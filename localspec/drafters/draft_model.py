@@ -169,8 +169,7 @@ class DraftModel:
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
     def _rests(self, context: Context) -> bool:
-        """Return whether the small model rests, because it would first have to read many tokens and that does not pay
-        yet.
+        """Return whether the small model rests, because first reading many tokens does not pay yet.
 
         A reply is expected to continue for a little longer than it has lasted, so a short reply loses nothing.
         """
@@ -263,8 +262,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model. If phrases lengthen its drafts, each of its forwards also reads up to `AHEAD` tokens of
-    phrases."""
+    """Build the draft model. If phrases lengthen its drafts, its forwards also read up to `AHEAD` tokens of phrases."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

@@ -196,7 +196,8 @@ class TrainedDrafter(ABC):
     def hand_over(self) -> HeldText:
         """Return the state for the text, as `Drafter.hand_over` does.
 
-        It is empty for most drafters, which hold only a draft. Other states are computed again from the features.
+        Most drafters hold only a draft, so nothing is handed over. What a drafter does not hand over is computed again
+        from the features.
         """
         cache = None
         if self._model is not None and self._cache is not None:

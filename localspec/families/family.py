@@ -87,8 +87,8 @@ class Gguf:
 
     `config` receives the config.json that follows from the metadata shared by all families, and returns entries to add
     or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that in
-    this family only `config` reads. `changes` are by tensor name, without the prefix of its layer and without `.weight`
-    or `.bias`.
+    this family only `config` reads. `changes` has the change of a tensor by its name, without the prefix of its layer
+    and without `.weight` or `.bias`.
     """
 
     architecture: str

@@ -1,4 +1,4 @@
-"""Llama, the family by which the others are described.
+"""Llama, the family that descriptions of other families refer to.
 
 A layer is attention and a gated MLP. Each reads its input through an RMSNorm, and its output is added to that input.
 Positions rotate channel i of a head with channel i + head_dim / 2. In GGUF these two are neighbours, so the rows of

@@ -1,6 +1,7 @@
 """Ministral 3: Llama with YaRN, whose queries are scaled up beyond the original context.
 
-In GGUF it is `mistral3`, like Mistral's models of 2025 that also read pictures. Those are plain Llamas.
+In GGUF its architecture is `mistral3`, which Mistral's models of 2025 that also read pictures have too. Those models
+are plain Llamas.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Phi-3 and Phi-4: Llama with fused projections, a rotation of a part of each head, and LongRoPE under several names.
 
-In GGUF the factors of LongRoPE are two separate tensors. Its tokenizer drops blanks after the marks of turns.
+In GGUF the factors of LongRoPE are two separate tensors. The tokenizer drops blanks after the marks of turns.
 """
 
 from collections.abc import Mapping

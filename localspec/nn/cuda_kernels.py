@@ -177,8 +177,7 @@ def cached_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) ->
 
 
 def _read(file: Path) -> bytes | None:
-    """Return a cached file; None if it is missing or damaged. The damage is checked here, because a driver does not
-    check."""
+    """Return a cached file; None if it is missing or damaged. A driver does not check for damage."""
     try:
         content = file.read_bytes() if file.is_file() else b""  # reading a pipe would block
     except OSError:

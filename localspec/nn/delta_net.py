@@ -27,7 +27,8 @@ Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Ten
 
 
 class GatedDeltaNet(nn.Module):
-    """The part of a layer between its norm and the residual sum. With `exact`, rows are always computed one by one."""
+    """A Gated DeltaNet: the part of a layer between its norm and the residual sum. With `exact` it reads rows one by
+    one."""
 
     def __init__(
         self, sizes: DeltaNet, eps: float, weights: Mapping[str, Any], name: str, linear_class: LayerClass, exact: bool

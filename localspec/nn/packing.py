@@ -15,7 +15,7 @@ ROWS = 16
 
 
 class InvariantLinear(Linear):
-    """A layer y = x Wᵀ + b with W [out, in]. The result of a row does not depend on other rows.
+    """A layer y = x Wᵀ + b with W [out, in]. No row's result depends on other rows.
 
     A prompt of more than 128 rows is computed by torch's library, in the same way each time.
     """

@@ -163,8 +163,8 @@ def _linear(x: torch.Tensor, file: str, name: str = "", **defined: int) -> Kerne
 
 @cache
 def _blocks(device: torch.device) -> int:
-    """Return how many blocks of a kernel a multiprocessor runs at once. If more blocks started, some would wait and the
-    time would double."""
+    """Return how many blocks of a kernel a multiprocessor runs at once. With more blocks, some would wait and double
+    the time."""
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_multiprocessor", 2 * SHARED)
     return max(1, min(BLOCKS, memory // SHARED))
 

@@ -1,5 +1,4 @@
-"""The states of recurrent layers, which can return to an earlier text: from an earlier state, they read stored rows
-again.
+"""The states of recurrent layers: tokens are discarded by reading stored rows again from an earlier state.
 
 A state cannot be cut like a cache. So the rows that a layer read recently are stored. To discard tokens, stored rows
 are read again from the nearest earlier state, in the same order and thus with the same bits. Drafts cannot branch:

@@ -141,7 +141,7 @@ def only_packed(path: Path) -> NotHere:
         return NotHere(moved(header, missing))
     if header.registered:
         return NotHere(
-            f"This needs the original weights, but {header.origin.name} is read from a GGUF file; for a registered "
+            f"This command needs original weights, but {header.origin.name} is read from a GGUF file; for a registered "
             "model `localspec pull NAME --original` fetches them."
         )
     if any(name.lower().endswith(".gguf") for name in header.origin.files):

@@ -233,7 +233,7 @@ class Metadata:
         return shown(found) if isinstance(found, str) else None
 
     def number(self, key: str) -> Any:
-        """Return a number. If the value is an array, with a number per layer, all its numbers must be equal."""
+        """Return the number stored under a key. All numbers of an array, one per layer, must be equal."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
             several = set(value[:_MOST_LAYERS].tolist())

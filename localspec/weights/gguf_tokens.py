@@ -120,7 +120,7 @@ def ends(metadata: Metadata) -> list[int]:
 
 
 def ends_at_words(metadata: Metadata) -> list[str]:
-    """Return a warning for each token that an id in the file makes end replies, although it is an ordinary word."""
+    """Return a warning for each ordinary word that ends replies, because an id in the file names its token."""
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}

@@ -79,8 +79,8 @@ def load(
 
     A registered model can also be opened in the blocks of its GGUF files, or in coarser blocks if it `drafts`. A packed
     file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can be written, the
-    model is packed in memory, with a notice. For bf16 and fp32 this is always so. Raises LocalspecError for a model
-    that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
+    model is packed in memory, with a notice. A model in bf16 or fp32 is always packed in memory. Raises LocalspecError
+    for a model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
     """
     name = name or path.name
     if is_packed(path):
@@ -303,7 +303,7 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first readable file out of `known` for whose header `serves` is true. Otherwise make the file
+    """Return the first file out of `known` that can be read and whose header `serves` accepts. Otherwise make
     `known[0]`.
 
     Only one process makes the file; others wait. A notice says why a file is made again. Raises CannotWrite,

@@ -81,7 +81,8 @@ class PackingSource:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
-        """Return a function that fills a piece of a section. Several threads may call it."""
+        """Return a function that fills a piece of a section. Several threads may call it. `importance` weights the
+        inputs of each parameter for rounding."""
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:

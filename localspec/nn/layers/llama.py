@@ -154,8 +154,7 @@ class LlamaLayer(nn.Module):
         return output
 
     def mixture(self, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Return the output of the experts for states x [batch, n, hidden_size] and for h, the states after the
-        norm."""
+        """Return the output of the experts for states x [batch, n, hidden_size]; h are the states after the norm."""
         output: torch.Tensor
         if self.config.experts is None or not self.config.experts.norms:
             output = self.experts(h, self.router(h))
@@ -213,8 +212,7 @@ class LlamaLayer(nn.Module):
         return cached_k[None], cached_v[None]
 
     def grouped(self, q: torch.Tensor) -> torch.Tensor:
-        """Return queries grouped by key head: all that share a key head become its rows, so that keys need no
-        copies."""
+        """Return queries grouped by key head: queries that share a head become its rows, so keys need no copies."""
         batch, n, heads, head_dim = q.shape
         kv_heads, group = self.sizes.num_kv_heads, heads // self.sizes.num_kv_heads
         by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
