@@ -161,7 +161,8 @@ class Drafter(ParallelDrafter, OfModel):
     """ParallelSpec's parallel drafter (§4, eqs. 3 to 5): all depths in one forward of a small transformer.
 
     Its input is [tokens + k masks, hidden_size]. Its output [1 + k, draft vocabulary] are logits of the k + 1 tokens
-    after the root. It shares the target's embedding and head, except in the form "model", which has its own.
+    after the root. The drafter shares the target's embedding and head, except in the form "model", which has its own
+    embedding and head.
     """
 
     kind = "parallelspec"

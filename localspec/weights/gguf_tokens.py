@@ -190,7 +190,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
         raise ValueError(f"a token of its tokenizer has {longest:,} characters, but at most {_LONGEST:,} are allowed")
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise ValueError(f"{len(tokens)} tokens, but {len(types)} types of tokens")
+        raise ValueError(f"it has {len(tokens)} tokens, but types for {len(types)}")
     used = [token for token, of in zip(tokens, types, strict=True) if token and of != _UNUSED]
     if len(set(used)) < len(used):
         twice = next(token for token, count in Counter(used).items() if count > 1)

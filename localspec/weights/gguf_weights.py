@@ -42,8 +42,8 @@ def rounded(header: Header) -> dict[str, str]:
 def is_filed(header: Header) -> bool:
     """Return whether the blocks of a registered model are written once to a packed file, which is then mapped.
 
-    These are models with block types that have no kernels and are rounded, and models with experts, since unused
-    experts in a mapped file need no memory. Blocks of other models are copied into memory at each load.
+    This holds for models with block types that have no kernels and are rounded, and for models with experts, since
+    unused experts in a mapped file need no memory. Blocks of other models are copied into memory at each load.
     """
     return bool(rounded(header)) or any(".experts." in name for name in header.blocks)
 

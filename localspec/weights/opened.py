@@ -71,7 +71,8 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
 def _each_piece(
     header: Header, put: Callable[[str, Section, int, int], bytes], threads: int, progress: Progress
 ) -> dict[str, str]:
-    """Call `put` to store each piece of a file; it returns the piece's digest. Return the digests of the sections."""
+    """Call `put` to store each piece of a file; `put` returns the piece's digest. Return the digests of the
+    sections."""
     done, lock = 0, threading.Lock()
 
     def work(name: str, section: Section, first: int, end: int) -> bytes:
