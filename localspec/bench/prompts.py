@@ -27,7 +27,7 @@ def read(file: Path) -> list[BenchPrompt]:
     try:
         lines = decoded(read_bytes(file, pipe=True)).split("\n")
     except OSError as error:
-        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a file of prompts that can.") from None
+        raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a readable file of prompts.") from None
     except ValueError as error:
         raise UsageMistake(f"{file} {error}; give JSONL, or plain text with one prompt per line.") from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -42,7 +42,7 @@ def _from_json(line: str, place: str, number: str) -> BenchPrompt:
     try:
         entry = parse_json(line)
     except ValueError:
-        raise UsageMistake(f"{place}: this is not JSON, but the first line is; correct it.") from None
+        raise UsageMistake(f"{place}: this line is not JSON, but the first line is; correct this line.") from None
     turns = entry.get("turns", [entry.get("prompt")]) if isinstance(entry, dict) else None
     text = turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(text, str) or not text.strip():

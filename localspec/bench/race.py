@@ -190,7 +190,7 @@ def sentences(lanes: Sequence[Lane], found: RaceResult) -> Iterator[str]:
     else:
         yield (
             f"The texts differ from token {found.parted} on, because passes of several rows round differently here. "
-            "`--exact` makes them the same if the machine can."
+            "Give `--exact` to make them the same, if this machine can."
         )
     assert fast.statistics is not None
     if fast.statistics.off_reason:

@@ -52,9 +52,7 @@ def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
         (details and _beyond_in_quartiles(row)) or any(_beyond_in_category(row, name) for name in row["categories"])
         for row in rows
     ):
-        yield (
-            "! marks figures that exceed what their acceptance allows: other programs disturbed their plain decoding."
-        )
+        yield ("! marks figures that exceed what their acceptance allows: other programs disturbed plain decoding.")
     if machine["others"] >= BUSY:
         yield f"{_load(machine)} Figures of an idle machine are higher and steadier."
 
@@ -95,7 +93,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if _drafts(row) and row["speedup"]]
     known = [row for row in drafting if row["reliable"] is not False]
     if plain is None:
-        return "No reply was long enough to measure a speed; give longer --max-tokens."
+        return "No reply was long enough to measure a speed; give a larger --max-tokens."
     if not drafting:
         auto = ", and `auto` uses no drafts" if any(row["nodes"] == "auto" and not _drafts(row) for row in rows) else ""
         return f"Plain decoding gives {plain:.1f} tokens/s here{auto}; name a drafter to compare with `--drafter`."

@@ -214,7 +214,7 @@ class Engine:
                 unasked = auto and (choice.draft is not None or choice.trained)  # the user named neither of them
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
-                notice(f"{trouble} Trying once more with less: {smaller.reason}.")
+                notice(f"{trouble} Trying once more with less memory: {smaller.reason}.")
         unasked = settings.device == "auto" and engine.choice.device == "cpu"
         if unasked and (why := torch_trouble() or engine.choice.idle):  # explain why an existing GPU is not used
             notice(f"This runs on the CPU. {why}")
@@ -346,7 +346,8 @@ class Engine:
         if lower != limits and not self._warned_of_context:
             self._warned_of_context = True
             self._reporter.notice(
-                f"the memory of {self.choice.device} holds {room} tokens of context now; replies end there."
+                f"the memory of {self.choice.device} now has room for only {room} tokens of context; replies end when "
+                "it is full."
             )
         yield from self._answer(prompt, sampling, lower, dropped)
 

@@ -144,17 +144,17 @@ def _register(
     header = registration(gguf_source(model), origin, answers)
     same, known = former is not None and _holds_all(former, model), former is not None and former.header.registered
     if former and not same:
-        reporter.notice(f"{file} was imported by a version that read its metadata differently; it is read again.")
+        reporter.notice(f"{file} was imported by a version that read metadata differently; the file is read again.")
         _forget(former, paths)
     if former:
         for changed in changed_since_read(files, paths):
             reporter.notice(
-                f"{changed} has a new date or size since it was read, but its samples are the same; `localspec "
-                f"verify {former.header.origin.name}` checks the whole content."
+                f"The date or size of {changed} has changed since it was read, but sampled parts of its content have "
+                f"not; `localspec verify {former.header.origin.name}` checks the whole content."
             )
     if former and same and known and not former.missing and former.header.origin.files != held:
         there = next(iter(former.header.origin.files))
-        reporter.notice(f"{file} has the same content as {there}, and {origin.name} is still read from there.")
+        reporter.notice(f"{origin.name} is still read from {there}, because {file} has the same content.")
         chat.tokenizer.hand_on()
         return former, model, False
     if not (same and known):
@@ -189,7 +189,7 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
         held, left = distinct(size, header.weight_bytes, free)
         notices = [
             f"{header.origin.name} has experts. Before the first reply its weights are copied once to a file of "
-            f"{held} in {paths.packed}, of which only the used parts must be in memory."
+            f"{held} in {paths.packed}. Only the used parts of that file must be in memory."
         ]
         if free < header.weight_bytes:
             notices.append(
@@ -199,8 +199,8 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
         return notices
     stored, becomes = " and ".join(sorted(types)), " and ".join(sorted({*types.values()}))
     return [
-        f"There is no kernel for {header.origin.name}'s weights in {stored}; they are rounded to {becomes} once, "
-        f"in {paths.packed}, and the model takes {size(header.weight_bytes)} of memory."
+        f"There is no kernel for {header.origin.name}'s weights in {stored}; localspec rounds them once to {becomes}, "
+        f"saves the result in {paths.packed}, and the model takes {size(header.weight_bytes)} of memory."
     ]
 
 

@@ -99,10 +99,12 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
     if options.linear:
         raise UsageMistake(
             f"The heads in {trained.path} read the root and the state, but in other engines heads read only the "
-            "state; export some that were trained with -O linear=false."
+            "state; export heads that were trained with -O linear=false."
         )
     head = "embed_tokens" if target.sizes.tied else "lm_head.weight"
-    notes = ["vLLM 0.32 is the last that reads Medusa heads; it uses the likeliest token of each and builds no tree."]
+    notes = [
+        "vLLM 0.32 is the last version that reads Medusa heads. It drafts a chain of their likeliest tokens, no tree."
+    ]
     if options.change_rank:
         notes.append("Every head now has a complete vocabulary matrix: vLLM cannot read one that heads share in part.")
 
@@ -120,13 +122,13 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
     if options.config:
         raise UsageMistake(
             f"The head in {trained.path} is {trained.about.get('published', {}).get('repo', 'a published one')}, "
-            f"which {engine.label} reads directly; give it that repository."
+            f"which {engine.label} reads directly; give that repository to {engine.label}."
         )
     rope = dict(target.config.rope_parameters)
     if rope["rope_type"] not in _ROTATIONS or rope.pop("partial_rotary_factor", 1.0) != 1.0:
         raise UsageMistake(
-            f"The head in {trained.path} has its model's rotary positions ('{rope['rope_type']}', or a part of each "
-            f"head), which {engine.label} lacks for a Llama; use a small model instead: draft_model:MODEL."
+            f"The head in {trained.path} uses its model's rotary positions ('{rope['rope_type']}', or a part of each "
+            f"head), which {engine.label} does not support for a Llama; use a small model instead: draft_model:MODEL."
         )
     theta = rope.pop("rope_theta")
     config = {
@@ -209,14 +211,14 @@ def _small_model(
         if target_map(own.config.content, small.path) is not None:
             raise UsageMistake(
                 f"The small model in {small.path} reads the target's states (PARD-2), which {engine.label} does not "
-                "provide; use one that does not read them, or draft_model:MODEL."
+                "provide; use a small model that does not read states, or draft_model:MODEL."
             )
         form, notes = _parallel(engine, small.path, mask_token(own.config, small.path), vocab_size)
         tokens = MODEL_MASKS + 1 if form == "parallel draft model" else 0
     if own.sizes.vocab_size != vocab_size:
         notes += (
-            f"Its embedding has {vocab_size} rows now instead of {own.sizes.vocab_size}, because {engine.label} "
-            "needs as many as the model has.",
+            f"The embedding of the small model now has {vocab_size} rows instead of {own.sizes.vocab_size}, because "
+            f"{engine.label} needs as many as the target has.",
         )
 
     def write(directory: Path) -> None:
@@ -232,8 +234,8 @@ def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tu
     lacks."""
     if mask >= vocab_size:
         raise UsageMistake(
-            f"The mask token {mask} of the small model in {path} is not one of the model's {vocab_size} ids, as "
-            f"{engine.label} needs; use draft_model:MODEL instead."
+            f"The mask token {mask} of the small model in {path} is not one of the target's {vocab_size} ids, but "
+            f"{engine.label} needs one of them; use draft_model:MODEL instead."
         )
     if "parallel draft model" in engine.forms:
         return "parallel draft model", ()
@@ -268,7 +270,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
         target = Target.load(checkpoint.path, device="meta")
         check_tensors(class_.tensor_specs(target, options), StoredTensors(file).specs(), remedy(file))
     except LocalspecError as error:
-        raise LocalspecError(f"{file} does not fit: {error}") from None
+        raise LocalspecError(f"{file} does not agree with its options: {error}") from None
     return options
 
 

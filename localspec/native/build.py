@@ -184,7 +184,7 @@ def main() -> int:
     parser.add_argument(
         "--target", choices=TARGETS, help="another platform (default: BUILD_NATIVE_FOR, or this machine)"
     )
-    parser.add_argument("--out", type=Path, help="where to put it (default: next to this file)")
+    parser.add_argument("--out", type=Path, help="where to put the library (default: next to this file)")
     asked = parser.parse_args()
     try:
         target = TARGETS[asked.target] if asked.target else wanted_target()

@@ -77,10 +77,10 @@ def answerer(
     if batch is not None:
         raise UsageMistake(
             f"--batch {batch} has no effect in {choice} on {choice.device}, where prompts are answered one "
-            "after the other; leave it out."
+            "after the other; leave --batch out."
             if choice.engine != "native"
             else f"--batch {batch} has no effect in {choice} on {choice.device}, where {TEXTS} prompts are answered at "
-            "once; leave it out."
+            "once; leave --batch out."
         )
     return OneByOne(Engine(choice, store=store, phrases="off", reporter=reporter))
 

@@ -56,10 +56,10 @@ def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
     """Return the options in config.json. Raises UsageMistake for another target's options, and for impossible ones."""
     text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
     if not isinstance(text, dict):
-        raise UsageMistake("its config.json has no text_config; fetch it again.")
+        raise UsageMistake("its config.json has no text_config; fetch the drafter again.")
     if backbone != hidden_size:
         raise UsageMistake(
-            f"it is made for a model of {backbone!r} channels, but this one has {hidden_size}; name the model that "
+            f"it was made for a model of {backbone!r} channels, but this model has {hidden_size}; name the model that "
             "it was made for."
         )
     ordered = config.get("use_ordered_embeddings", False) is True

@@ -89,11 +89,11 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
     own = target.transformer.config.num_layers
     if layers is not None and layers != own:
         raise UsageMistake(
-            f"it is made for a model of {layers!r} layers, but this one has {own}; name the model that it was made for."
+            f"it was made for {layers!r} layers, but this model has {own}; name the model that it was made for."
         )
     least = -1 if kind == DSPARK else 0  # the embedding
     if not isinstance(places, list) or not all(type(place) is int and place >= least for place in places):
-        raise LocalspecError(f"target_layer_ids in {path / 'config.json'} are not layers; fetch it again.")
+        raise LocalspecError(f"target_layer_ids in {path / 'config.json'} are not layers; fetch the drafter again.")
     causal = config.get("is_causal")
     if causal is not None and not isinstance(causal, bool):
         raise LocalspecError(
@@ -103,7 +103,7 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
     described |= {"model_type": config.get("model_type", "qwen3")}
     options = {names[name]: value for name, value in said.items() if value is not None and names[name]}
     if "mask" not in options:
-        raise LocalspecError(f"{path / 'config.json'} names no mask_token_id; fetch it again.")
+        raise LocalspecError(f"{path / 'config.json'} names no mask_token_id; fetch the drafter again.")
     if kind == DSPARK:  # its rows all see each other
         has, both = said.get("enable_confidence_head", False), said.get("confidence_head_with_markov", False)
         options |= {"confidence": ("both" if both else "state") if has else "none", "rank": options.get("rank", 0)}

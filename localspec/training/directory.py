@@ -51,8 +51,8 @@ def refuse_course(directory: Path, force: bool) -> None:
     """Raise UsageMistake if a course has begun in this directory; with `force`, discard the course instead."""
     if has_unfinished(directory) and not force:
         raise UsageMistake(
-            f"{directory} has a training without --data FILE that was stopped; give that command to continue, "
-            "another -o, or --force to start over."
+            f"{directory} holds a stopped training that was started without --data FILE. Repeat that command to "
+            "continue, or give another -o, or --force to start over."
         )
     (directory / PLAN).unlink(missing_ok=True)
 
@@ -71,12 +71,12 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
     """Raise UsageMistake if the stopped training in that directory has other settings than this one."""
     for name, value in now.items():
         if (before := was.get(name)) != value:
-            differs = f"started {_as_typed(name, before)}, but this command is {_as_typed(name, value)}"
+            differs = f"started {_as_typed(name, before)}, but this command was given {_as_typed(name, value)}"
             if name == "data" and value not in OWN_WORDS:  # for files, a digest of the text
                 differs = "which learned from other text"
             raise UsageMistake(
-                f"{directory} has a training that was stopped, {differs}; give the same command to continue, "
-                "another -o, or --force to start over."
+                f"{directory} holds a stopped training, {differs}. Repeat the command that started it to "
+                "continue, or give another -o, or --force to start over."
             )
 
 

@@ -99,7 +99,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
     family = layer.get("model_type", "qwen3" if newer else "llama") if isinstance(layer, dict) else None
     if not isinstance(layer, dict) or family not in ("llama", "qwen3"):
         raise LocalspecError(
-            f"{path / 'config.json'} has no layer of Llama or Qwen3, as localspec needs; use another EAGLE-3 head."
+            f"{path / 'config.json'} has no layer of Llama or Qwen3, which localspec needs; use another EAGLE-3 head."
         )
     if not newer and config.get("norm_output", True) is False:
         raise LocalspecError(
@@ -112,7 +112,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
         described["mlp_bias"] = any(f"mlp.{name}_proj.bias" in tensors for name in ("gate", "up", "down"))
     if described.get("vocab_size", target.vocab_size) != target.vocab_size:
         raise LocalspecError(
-            f"The EAGLE-3 head in {path} is of a model with {described['vocab_size']} tokens, but this one has "
+            f"The EAGLE-3 head in {path} was made for a model of {described['vocab_size']} tokens, but this model has "
             f"{target.vocab_size}; name the model that it was made for."
         )
     described["vocab_size"] = target.vocab_size
@@ -142,7 +142,7 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
     said = here or after or [2, num_layers // 2, num_layers - 3]
     if not isinstance(said, list) or not all(type(place) is int for place in said):
         raise LocalspecError(
-            f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} are not layers; fetch it again."
+            f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} are not layers; fetch the head again."
         )
     if after and not here:
         said = [place + 1 for place in said]

@@ -79,7 +79,7 @@ def _examples(file: Path) -> list[Example]:
     else:
         found = [Example(piece) for piece in _pieces(content)]
     if not found:
-        raise UsageMistake(f"{file} has no text; give a file that has some.")
+        raise UsageMistake(f"{file} has no text; give a file with text.")
     return found
 
 
@@ -107,7 +107,8 @@ def read_questions(file: Path) -> list[Question]:
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageMistake(
-            f"{file} has the id {twice!r} more than once, so its replies would be ambiguous; correct it."
+            f"{file} has the id {twice!r} more than once, so replies to it would be ambiguous; give each prompt a "
+            "different id."
         )
     return found
 
@@ -176,9 +177,9 @@ def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
         try:
             entry = parse_json(line)
         except ValueError:
-            raise UsageMistake(f"{place}: this is not JSON; correct it.") from None
+            raise UsageMistake(f"{place}: this line is not JSON; correct it.") from None
         if not isinstance(entry, dict):
-            raise UsageMistake(f"{place}: this is not a JSON object; correct it.")
+            raise UsageMistake(f"{place}: this line is not a JSON object; correct it.")
         yield entry, place
 
 
@@ -186,7 +187,9 @@ def _from_json(entry: dict[str, Any], place: str) -> Example:
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
         if not any(message["role"] == "assistant" for message in messages):
-            raise UsageMistake(f"{place}: it has no assistant message, so there is nothing to learn; remove the line.")
+            raise UsageMistake(
+                f"{place}: this line has no message of the assistant, so there is nothing to learn; remove the line."
+            )
         return Example(messages=messages)
     text = entry.get("text")
     if not isinstance(text, str) or not text.strip():

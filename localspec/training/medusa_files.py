@@ -148,7 +148,9 @@ def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
     if not any(_BLOCK.match(name) for name in named.values()):
         raise NotHere(f"{file} has no Medusa heads; train some with `localspec train medusa`.")
     if others:
-        raise LocalspecError(f"'{others[0]}' in {file} is not a part of Medusa heads; get them from another source.")
+        raise LocalspecError(
+            f"'{others[0]}' in {file} is not a part of Medusa heads; get the heads from another source."
+        )
     return named
 
 

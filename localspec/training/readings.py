@@ -98,7 +98,7 @@ class Readings:
             os.truncate(self._directory / INDEX, whole)
             os.truncate(self._directory / RECORDS, self._count * self._record.itemsize)
         except (OSError, ValueError, TypeError) as error:
-            raise LocalspecError(f"{self._directory} cannot be used ({error}); remove it, and start over.") from None
+            raise LocalspecError(f"{self._directory} cannot be used ({error}); delete it, and start over.") from None
 
     def leave_out_after(self, positions: int) -> None:
         """Leave out the texts after the first `positions` positions. Raises LocalspecError if there are fewer."""

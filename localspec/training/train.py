@@ -368,7 +368,8 @@ class Training:
                 self._restore(*found)
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise LocalspecError(
-                    f"The checkpoint in {self.directory} does not fit ({error}); give --force to start over."
+                    f"The checkpoint in {self.directory} does not belong to this training ({error}); give --force to "
+                    "start over."
                 ) from error
         if self._processes.is_main_process:
             self._log.touch()

@@ -554,7 +554,7 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
         train()
     before = answers(place).read_bytes()
     code, text, errors = train("--hours", 2)
-    assert (code, text) == (2, "") and "started without --hours, but this command is with --hours 2.0;" in errors
+    assert (code, text) == (2, "") and "started without --hours, but this command was given with --hours 2.0." in errors
     assert "--force" in errors
     file = tmp_path / "text.txt"
     file.write_text("the cat sat\n\n" * 40)

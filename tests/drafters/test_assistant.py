@@ -245,7 +245,7 @@ def with_config(path: Path, **words: Any) -> Path:
 @each(
     "config, tensors, said",
     [
-        ({"backbone_hidden_size": 64}, {}, "made for a model of 64 channels, but this one has 48"),
+        ({"backbone_hidden_size": 64}, {}, "made for a model of 64 channels, but this model has 48"),
         ({"text_config": {"vocab_size": 300}}, {}, "a Gemma 4 of 300 tokens, .* and has 320"),
         ({"text_config": {"head_dim": 10}}, {}, "key heads of 10 channels in a layer, but this model has 4 of 12"),
         ({"text_config": None}, {}, "no text_config"),

@@ -90,10 +90,14 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
 @each(
     "was, now, message",
     [
-        ({"hours": None}, {"hours": 2.0}, "started without --hours, but this command is with --hours 2.0;"),
+        ({"hours": None}, {"hours": 2.0}, "started without --hours, but this command was given with --hours 2.0."),
         ({"data": "prompts"}, {"data": "history"}, wording("begun_without_data_one_data")),
-        ({"options": {}}, {"options": {"rank": 8}}, "started without -O, but this command is with -O rank=8;"),
-        ({"at_once": 64}, {"at_once": None}, "started with --at-once 64, but this command is without --at-once;"),
+        ({"options": {}}, {"options": {"rank": 8}}, "started without -O, but this command was given with -O rank=8."),
+        (
+            {"at_once": 64},
+            {"at_once": None},
+            "started with --at-once 64, but this command was given without --at-once.",
+        ),
         ({"data": "0a1b"}, {"data": "2c3d"}, wording("which_learns_from_other_text_than")),
     ],
 )

@@ -199,7 +199,7 @@ class Trainable(TrainableDrafter):
         if len(self.layers) and not self._trainable:
             raise UsageMistake(
                 "The full form of s3d trains the target's own weights, which cannot learn in fp16; use --dtype "
-                "bf16 or fp32, or leave full out."
+                "bf16 or fp32, or leave -O full out."
             )
         own, prefix = None, batch.prefix
         if self.changes_target:
