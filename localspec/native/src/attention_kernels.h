@@ -21,7 +21,7 @@ void rotate(float* v, const float* cos, const float* sin, int half) {
     }
 }
 
-// The same for pairs of neighbouring channels.
+// Rotate likewise, but pairs of neighbouring channels.
 void rotate_neighbours(float* v, const float* cos, const float* sin, int half) {
     for (int i = 0; i < half; i += 16, v += 32) {
         const int count = smaller(16, half - i);
@@ -51,7 +51,7 @@ void place_as(const Attending& a, int kv_head, int from_row, int to_row) {
         const float* qkv = a.qkv + (size_t)row * a.qkv_stride;
         const v16 scale = all(a.factors ? usual * a.factors[row] : usual);
         float* queries = a.queries + ((size_t)row * a.num_heads + kv_head * group) * padded;
-        // the place of the row's first query holds key and value until that query is written
+        // until the row's first query is written, its place holds the key and then the value
         if (a.own_keys) {
             const int slot = a.first_slot + row;
             head_row(a, qkv + (size_t)(a.first_key + kv_head) * d, a.k_norm, row, queries);
@@ -191,7 +191,7 @@ void score_chunk(const Attending& a, const Head<Cell>& h, int start, const Query
     }
     if (from < prefix) score(count, q, h.keys, h.d, from / 16, ceil_div(prefix, 16), s + from / 16 * 16 - start, CHUNK);
     if (!tails_to) return;
-    // with all slots of the tree; then the scores of a row's ancestors move to their logical indexes
+    // scores of all slots of the tree first; then the scores of a row's ancestors move to their logical indexes
     const int tree_block = a.tree_slot / 16, to_block = ceil_div(tails_to, 16), tree_slots = (to_block - tree_block) * 16;
     score(count, q, h.keys, h.d, tree_block, to_block, tree, tree_slots);
     for (int i = 0; i < count; i++) {
@@ -223,7 +223,7 @@ void mix_alone(const Head<Cell>& h, int start, const float* s, int from, int to,
     mix<1>(&p, h.values + (size_t)from * h.padded, h.padded, to - from, sum);
 }
 
-// Values of up to 4 queries: the part of the prefix that all see in one pass, the rest separately.
+// Sums of values for up to 4 queries: over the part of the prefix that all see in one pass, over the rest one by one.
 template <int Q, class Cell>
 void mix_prefixes(const Head<Cell>& h, int start, const Query* queries, float* s, float* const* sums) {
     int from = 0, to = start + CHUNK;

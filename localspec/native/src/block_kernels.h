@@ -95,7 +95,7 @@ template <class T, int N, int GROUP> LS_INLINE void add_groups(const uint8_t* p,
     }
 }
 
-struct Ahead {  // how far ahead memory is prefetched, in bytes; 0: not at all
+struct Ahead {  // bytes from the read address to the prefetched one; 0: no prefetch
     int near, far;
 };
 
@@ -197,7 +197,7 @@ struct BlockPart {
 LS_INLINE void block_panel(const BlockPart& part, int panel, BlockRows x, int rows, bool first, float* out) {
     const uint8_t* data = part.data + part.panel_bytes * panel;
     // Measured on AMD (Zen 4, Q4_K and Q6_K): the processor prefetches enough for a row or two, and more is 15 to 30 % slower;
-    // for four rows and more it is up to 70 % faster. Intel: as in tile.h.
+    // for four rows and more it is up to 70 % faster. Intel: see tile.h.
     const Ahead ahead = !first || (rows <= 2 && !made_by_intel) ? Ahead{0, 0} : made_by_intel ? Ahead{1024, 8192} : Ahead{0, 8192};
     for (int r = 0; r < rows; r += TURN, x.pass(TURN))
         part.tile(smaller(TURN, rows - r), data, part.records, x, rows, r ? Ahead{0, 0} : ahead, out + BLOCK_PANEL * r);

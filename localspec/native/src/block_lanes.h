@@ -1,8 +1,8 @@
 // The part of the product of blocks that depends on the instruction set: vectors as wide as its registers, with a lane for
 // each output channel, and a Sum that adds four weights times four inputs in each lane. Integers: their order does not matter.
 //
-// Bytes of weights are 0 to T::MOST, or where T::SIGNED -128 to 127; inputs are -127 to 127. Where UNSIGNED_WEIGHTS, signed
-// ones have 128 added, and the sum begins with the correction for that. TURN: rows whose sums fit into the registers.
+// Bytes of weights are 0 to T::MOST, or where T::SIGNED -128 to 127; inputs are -127 to 127. Where UNSIGNED_WEIGHTS, 128 is
+// added to signed ones, and the sum begins with a correction that removes these 128. TURN: rows whose sums fit into the registers.
 
 #if defined(LS_TARGET_AVX512)
 typedef v16 Reals;

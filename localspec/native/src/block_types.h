@@ -59,7 +59,7 @@ struct IQ4_NL : Stored<LS_IQ4_NL> {
     }
 };
 
-// Twice the numbers of e2m1, and 16.
+// 16 + twice each number of e2m1.
 alignas(16) constexpr int8_t E2M1[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 struct MXFP4 : Stored<LS_MXFP4> {
     static constexpr int MOST = 28, OFFSET = 4;

@@ -1,10 +1,10 @@
-// Keys and values of a text. For each layer that has its own, and each of its key heads: keys [slots / 16][padded
-// head_dim][16], values [slots][padded head_dim]; a cell is fp16 or fp32. A slot is not a position: each slot has its
-// position next to it.
+// Keys and values of a text. For each layer with keys and values, and each of its key heads: keys [slots / 16][padded
+// head_dim][16], values [slots][padded head_dim]; a cell is fp16 or fp32. A slot is not a position: `positions`
+// has the position of each slot.
 #pragma once
 #include "model.h"
 
-// The states of recurrent layers: the present ones, and some earlier ones, fewer the longer ago; and the rows read lately.
+// The states of recurrent layers: the present ones, some earlier ones (the older, the sparser), and the rows read lately.
 // A text is cut by reading rows again from the nearest state before the cut, in the same order and with the same bits.
 //
 //   states   0        │         │       │   │ ││        of all layers; the state of the empty text is zeros, and takes no memory
@@ -29,8 +29,8 @@ class States {
     size_t bytes() const;
     bool reaches(int length) const { return reachable(length) == length; }
     int reachable(int length) const;  // the longest text of at most `length` tokens that can be restored
-    // Find room for a forward of this many rows, and forget all after `length` tokens, which must be reachable. False: no
-    // memory, and nothing changed.
+    // Find room for a forward of this many rows, and forget everything after `length` tokens; `length` must be reachable.
+    // False: no memory, and nothing changed.
     bool begin(int length, int rows, Reading* reading);
     bool copy(const States& from, int length);  // the states of the first tokens, which must be reachable; false: no memory
     void assume(int from, int length);  // use the latest state of a text of `from` tokens as the one after `length`
@@ -62,8 +62,8 @@ class States {
 }  // namespace ls
 
 struct ls_cache {
-    struct Place {  // of a layer's keys and values
-        int32_t layer;       // that they belong to
+    struct Place {  // where a layer's keys and values are
+        int32_t layer;       // the layer that they belong to
         int32_t kv_heads, padded_dim;
         int64_t before;      // channels of a slot's keys in the layers before
     };

@@ -1,4 +1,4 @@
-// The functions of each source file that others call.
+// The functions of each source file that other files call.
 #pragma once
 #include "layout.h"
 #include "cache.h"
@@ -71,16 +71,16 @@ class Delta {
     size_t scratch_size_;
 };
 
-// mapped.cpp: advice on memory of a mapped file: its pages will be read in no order, so a missing one is read without those around
-// it; and the system shall begin to read all of them now.
+// mapped.cpp: advice to the system about a mapped file: expect_random: read a missing page without its neighbours, because pages are
+// used in no order; read_soon: begin to read all pages now.
 void expect_random(const void* data, size_t bytes);
 void read_soon(const void* data, size_t bytes);
 
 // experts.cpp: a mixture of experts in a layer: the choice of experts for each row, and their products. Rows are grouped by expert, so that
 // an expert's weights are read once for all rows that chose it. The result of a row depends on that row only.
 // A pair is a row and one of its `used` experts. Pairs are ordered by expert, and those of an expert by row.
-int check_experts(const ls_expert_sizes& sizes, int hidden_size);  // LS_OK if such sizes are possible
-void expect_few(const ls_layer& layer);  // of its experts, which are on the disk, a forward reads few
+int check_experts(const ls_expert_sizes& sizes, int hidden_size);  // LS_OK if these sizes are possible
+void expect_few(const ls_layer& layer);  // expect_random for its experts on the disk: a forward reads few of them
 
 class Experts {
   public:

@@ -26,7 +26,7 @@ struct RowBlocks {
 // The inputs of a linear, by blocks of R rows. Quantised: values [inputs / 4][R][4], scales [spans][R] (see SCALED) and
 // sums [groups][R], the correction for weights that are stored unsigned. Dense: floats [in][R]. For weights in blocks, by
 // groups of 32 inputs, padded with zeros to 128: values [groups][R][32], scales [groups][R], sums (-sum) [groups][R],
-// half_sums (those of their two halves) [groups][R][2], scaled_sums (scale * sum) [groups][R].
+// half_sums (sums of the two halves of a group) [groups][R][2], scaled_sums (scale * sum) [groups][R].
 struct Inputs {
     int8_t* values;
     float* scales;
@@ -42,7 +42,7 @@ struct Preparing {  // rows x [rows, in] -> Inputs, after the norm if there is o
     const float* factors;      // [rows]: 1 / root mean square, or another factor of all inputs; NULL: none
     const float* norm;         // [in], or NULL
     Inputs to;
-    const int32_t* rows;       // [blocks.rows]: their rows in x; NULL: the first ones
+    const int32_t* rows;       // [blocks.rows]: which rows of x; NULL: the first blocks.rows rows
     int row(int number) const { return rows ? rows[number] : number; }
 };
 
@@ -93,7 +93,7 @@ struct Attending {  // one layer, some rows of a forward
     int tree_slot;                         // the first slot after the committed tokens
     float rms_norm_eps, query_scalar;
     // qkv [rows, qkv_stride]: queries of all heads, each followed by its gate if they are gated, then keys, then values.
-    // Without values if those are the keys before norm and rotation; only queries if keys and values are an earlier layer's.
+    // No values if the keys before norm and rotation serve as values; only queries if an earlier layer has keys and values.
     int qkv_stride, first_key, first_value;  // which heads of qkv are the first key and value
     bool own_keys, value_norm, interleaved;
     const float *qkv, *q_norm, *k_norm;
@@ -119,7 +119,7 @@ struct Recurring {  // one recurrent layer, some rows of a text
     const float* gates;        // [rows, 2, value_heads]: how much each head changes, and how much of its state stays
     const float *conv, *value_norm;  // [taps, stride], [value_dim]
     const float* before;       // states (delta_kernels.h) before the first row; NULL: zeros
-    float* after;              // and after the last one, in the same place or another
+    float* after;              // states after the last row, in the same memory or other
     const float* gate;         // [rows, gate_stride]: of values
     int gate_stride;
     float* values;             // -> [rows, value_heads * value_dim], or NULL

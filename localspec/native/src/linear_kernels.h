@@ -9,7 +9,7 @@ struct Slice {
     const int8_t* values;
     const int32_t* sums;
     const float* scales;
-    const float* floats;  // of dense weights, instead of the three above
+    const float* floats;  // dense weights, in place of the three above
     int count, group;     // groups, and inputs of each; dense: inputs
 };
 
@@ -22,7 +22,7 @@ LS_INLINE void quantised_tile(const Slice& slice, v16* acc) {
     const int8_t* values = slice.values;
     const int32_t* sums = slice.sums;
     const float* scales = slice.scales;
-    constexpr bool COPY = R <= 4 || FETCH;  // else there are many blocks, each call is short, and there are too few registers
+    constexpr bool COPY = R <= 4 || FETCH;  // for more blocks a copy does not pay: each call is short, and registers are too few
     v16 copy[2 * R];
     v16* kept = COPY ? copy : acc;
 #pragma GCC unroll 16

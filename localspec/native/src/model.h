@@ -5,7 +5,7 @@
 namespace ls {
 constexpr int MOST_LAYER_INPUTS = 4096;  // channels
 
-// A layer as it was given, with the model's sizes where it has none.
+// A layer as the caller gave it, with the model's sizes where the layer has none.
 inline ls_layer with_sizes(const ls_model_config& c, const ls_layer& given) {
     ls_layer layer = given;
     if (!layer.num_kv_heads) layer.num_kv_heads = c.num_kv_heads;
@@ -18,7 +18,7 @@ inline ls_layer with_sizes(const ls_model_config& c, const ls_layer& given) {
 struct ls_model {
     ls_model_config config = {};
     ls_layer* layers = nullptr;  // with all their sizes
-    ls::Memory memory;  // what was copied
+    ls::Memory memory;  // the copies
 
     bool borrows() const { return config.num_layers && layers[0].keys_from < 0; }  // from another model
     int recurrent_before(int layer) const {  // layers with a recurrent state

@@ -42,7 +42,7 @@ class Pool {
         run([](const void* w, int from, int to, int thread) { (*(const Work*)w)(from, to, thread); }, &work);
     }
 
-    pthread_mutex_t in_use;             // one call at a time has the pool, and the following, which stay for the next call:
+    pthread_mutex_t in_use;             // one call at a time has the pool and the fields below, which the next call reuses:
     Memory workspace, sequences, tails;
 
   private:

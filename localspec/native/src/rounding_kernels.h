@@ -1,8 +1,8 @@
 // Rounding of weights to blocks, for 16 rows at a time, a lane each: v [inputs][16] of one block, as [i][row].
 //
-// A weight is scale * q + low. Scales and lows are searched: of the roundings by scales near the largest one, the one with the
-// least squared error, weighted by importance, as ggml's make_qkx2_quants and make_qx_quants do. Integer scales of groups are
-// tried one step up and down, too.
+// A weight is scale * q + low. Scales and lows are searched: of several scales near the largest possible one, the scale with
+// the least squared error is taken, weighted by importance, as in ggml's make_qkx2_quants and make_qx_quants. Integer scales
+// of groups are tried one step up and down, too.
 
 LS_INLINE v16 nearest(v16 v, float least, float most) {  // `least` if v is NaN
     const v16 shift = all(12582912.0f), known = chosen(v == v, v, all(least));

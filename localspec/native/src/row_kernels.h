@@ -115,7 +115,7 @@ float maximum(const float* x, int size) {
 
 double exponential_sum(const float* x, float divisor, float largest_one, int size) {
     double sum = 0;
-    for (int start = 0; start < size; start += 1024) {  // a sum of 1024 in float, the sum of those in double
+    for (int start = 0; start < size; start += 1024) {  // sums of 1024 in float, the total of these sums in double
         v16 part = all(0.0f);
         int i = start;
         for (; i + 16 <= smaller(size, start + 1024); i += 16) part = part + exponential(load(x + i) / all(divisor) - all(largest_one));
