@@ -54,7 +54,7 @@ def check(file: Path) -> None:
     if file.suffix.lower() not in (".svg", ".png"):
         raise UsageMistake(f"--plot {file} is neither .svg nor .png; name a file with one of these endings.")
     if not file.parent.is_dir():
-        raise UsageMistake(f"--plot {file} is in a directory that does not exist; create it, or name another.")
+        raise UsageMistake(f"--plot {file} is in a directory that does not exist; create it, or name another file.")
     if file.suffix.lower() == ".png" and find_spec("resvg_py") is None:
         raise UsageMistake(
             f"--plot {file} needs a PNG library that is not installed; name an .svg file, or {install_extra('plot')}."

@@ -32,7 +32,7 @@ def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -
 
 
 def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: float = TURN) -> dict[str, Statistics]:
-    """Run the replies together, and return the figures of each.
+    """Run the replies together, and return the figures of each reply.
 
     The reply with the fewest tokens gets the next turn of `turn` seconds. So if a machine becomes slower for a while,
     it is slower for the same part of every text.

@@ -143,7 +143,9 @@ def tuning(
         drafter = drafter_of(choice, target, pool_of(choice, target, small, reader), (), small, tried)
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         if not isinstance(drafting, DraftModel):
-            raise LocalspecError(f"The file of '{choice.drafter}' builds no DraftModel; let `build` return one.")
+            raise LocalspecError(
+                f"The file of '{choice.drafter}' builds no DraftModel; let its function `build` return one."
+            )
         return drafter, drafting
 
     found = yield from searching(build, workload, kind_of(choice.drafter).searched(choice.parts))
@@ -173,7 +175,7 @@ def replying(target: Target, asked: Sequence[str], budget: Budget | None = None)
 
 @dataclass(frozen=True)
 class SavedPhrases:
-    """The phrases in the store that belong to one model. They are only read unless `learn` is set."""
+    """The phrases in the store that belong to one model. New phrases are saved only if `learn` is set."""
 
     store: Store
     pool_id: int

@@ -269,7 +269,7 @@ class Engine:
 
     @property
     def held(self) -> tuple[str, int]:
-        """The device, and the bytes of its memory that this engine would free.
+        """The device, and the bytes of its memory that become free when this engine is discarded.
 
         On a CPU mapped files count as free, so only parked texts count.
         """

@@ -1,4 +1,4 @@
-"""Fit a conversation into the context of the model and into memory, by leaving out its oldest turns."""
+"""Fits a conversation into the context of the model and into memory, by leaving out the oldest turns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

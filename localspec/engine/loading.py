@@ -185,7 +185,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
     target.compute.target.sizes.need_layers_alone("layers")
     count = target.compute.target.sizes.num_layers
     if count < 2:
-        raise UsageMistake("--drafter layers needs a model of several layers; use another.")
+        raise UsageMistake("--drafter layers needs a model of several layers; use another drafter.")
     drafter = Layers(target, outer_layers(count), choice.fixed)
     if found := profile.recall(LAYERS):
         take_best(drafter, target, found, choice, costs)

@@ -105,9 +105,9 @@ _settled: dict[str, TrialResult] = {}  # by device
 
 
 def settle_kernels(device: str, cache: MeasurementCache) -> None:
-    """Let a GPU compute with localspec's kernels if a trial finds them right. Call it before a model is loaded.
+    """Let a GPU compute with localspec's kernels if a trial finds them right. Call this before a model is loaded.
 
-    Report once per process if libraries compute instead.
+    Report once per process if other libraries' kernels compute instead.
     """
     if not device.startswith("cuda") or device in _settled:
         return

@@ -81,7 +81,7 @@ def packed_tensors(
     planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
 
     def serves(header: Header) -> bool:
-        """Return True. Raises LocalspecError for a header with other tensors than the library reads."""
+        """Return True if the header has the tensors that the library reads. Otherwise raise LocalspecError."""
         if {name: section.tensor for name, section in header.tensors.items()} != planned:
             raise LocalspecError(f"A packed file of {file} has unexpected tensors; it will be packed again.")
         return True

@@ -35,7 +35,7 @@ from localspec.weights.recipe import head_tokens
 
 
 class NativeTarget:
-    """The model whose text is reproduced. `context` is the longest text in tokens."""
+    """A target that the compiled library computes. `context` is the largest number of tokens of a text."""
 
     row_multiple = 1
     device = "cpu"

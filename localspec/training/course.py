@@ -98,7 +98,7 @@ class Answered:
 
 
 def _measuring(total: float) -> float:
-    """Return the seconds, out of `total`, for measuring replies of one of the two kinds of text."""
+    """Return the seconds, out of `total`, for measuring one of the two kinds of text of `measured_text`."""
     return min(SECONDS, MEASURING_SHARE * total)
 
 
@@ -490,9 +490,9 @@ class Course(Clock):
         return job
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Return the batch size and the learning rate: batches small enough for many steps, and a rate that suits
-        their number. Add which answers the training learns from: the first ones of their file, and their digest.
-        """
+        """Return the batch size and the learning rate: batches small enough for many steps, and a rate that suits their
+        number. Also return how many answers, from the beginning of their file, the training learns from, and their
+        digest."""
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._training_seconds
         if not self.options.hours or self._job.shadow.reads_once:

@@ -24,7 +24,7 @@ SECONDS = 120.0  # for each of the two texts, after which no further reply begin
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The result of greedy replies: `tokens` in `steps` forwards of the target, with trees of `nodes` nodes."""
+    """The result of greedy replies: the target committed `tokens` in `steps` forwards, with trees of `nodes` nodes."""
 
     tokens: int
     steps: int

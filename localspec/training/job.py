@@ -96,7 +96,8 @@ class Clock:
         return None
 
     def measuring(self) -> float:
-        """Return the seconds after which no further reply is measured, for each of the two kinds of text."""
+        """Return the seconds after which no further reply is measured, for each of the two kinds of text of
+        `measured_text`."""
         return SECONDS
 
 
@@ -219,8 +220,8 @@ class Job:
     def _read_once(self, target: Target, corpus: Corpus, begun_with: int | None) -> Readings:
         """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
 
-        Of several processes only the first reads. A resumed training has the texts that it `begun_with`, a number of
-        positions, because trainings of other kinds may have read more since then.
+        Of several processes only the first reads. A resumed training uses only its first `begun_with` positions,
+        because trainings of other kinds may have read more since then.
         """
         directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)

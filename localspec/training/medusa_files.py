@@ -146,7 +146,7 @@ def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
         if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
     ]
     if not any(_BLOCK.match(name) for name in named.values()):
-        raise NotHere(f"{file} has no Medusa heads; train some with `localspec train medusa`.")
+        raise NotHere(f"{file} has no Medusa heads; train heads with `localspec train medusa`.")
     if others:
         raise LocalspecError(
             f"'{others[0]}' in {file} is not a part of Medusa heads; get the heads from another source."

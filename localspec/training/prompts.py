@@ -54,7 +54,7 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 
 def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Yield the prompts of a kind that have one turn, including those of templates, each once."""
+    """Yield the single-turn prompts of a kind, including prompts made from templates, each once."""
     found = dict.fromkeys(entry["prompts"])
     for template in entry["templates"]:
         draw = random.Random(template)  # noqa: S311

@@ -143,8 +143,8 @@ def fitted(
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Return a drafter's tensors by localspec's names. `names` lists the stored tensors that one is stacked from, if
-    they differ.
+    """Return a drafter's tensors by localspec's names. `names` lists the stored tensors that are stacked to a tensor
+    with another name.
 
     Errors call the drafter in `path` by the name `what`. Raises LocalspecError for a tensor that is missing or has
     another shape, and for an unused tensor that does not match the pattern `ignored`.
@@ -180,7 +180,9 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
     """
     for name, one in tensors.items():
         if not one.ndim:
-            raise LocalspecError(f"'{name}' in {where} is a single number instead of an array; fetch it again.")
+            raise LocalspecError(
+                f"'{name}' in {where} is a single number instead of an array; fetch the drafter again."
+            )
         whole = name in ids and not one.is_floating_point()
         if one.dtype not in _NUMBERS and not whole:
             raise LocalspecError(
@@ -188,7 +190,7 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
                 "drafters in float32, float16 or bfloat16; get it in one of these."
             )
         if not one.isfinite().all():
-            raise LocalspecError(f"'{name}' in {where} has NaN or inf; fetch it again.")
+            raise LocalspecError(f"'{name}' in {where} has NaN or inf; fetch the drafter again.")
 
 
 def unpickled(file: Path) -> Tensors:

@@ -61,7 +61,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
     """Return the model as it is loaded for replies with these settings; the `target` of a training may be loaded too.
 
-    That is the compiled library in the precision of replies. It is `target` itself if torch decodes, or if memory is
+    The result is the compiled library in the precision of replies, or `target` itself if torch decodes or memory is
     short.
     """
     try:

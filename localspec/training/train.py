@@ -319,7 +319,7 @@ class Training:
         """Measure and log accuracies [depth][rank]: how often the candidate of that rank was right on held-out text.
 
         `tokens` limits the text. `right_after_right` [depth] becomes how often the first candidate was right if all
-        before it were. It is empty if a kind does not report it.
+        before it were. That list is empty if a kind does not report it.
         """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0

@@ -36,8 +36,8 @@ FITTED = 65_536  # places for least squares, at most
 class ResidualBlocks(nn.Module):
     """One residual block of each head, x + SiLU(W x + b) (§3.1.1). It begins with zeros, which change nothing.
 
-    weight [heads, hidden_size, read], bias [heads, hidden_size]. If it reads more than hidden_size channels, its result
-    is added to a separate `path`.
+    weight [heads, hidden_size, read], bias [heads, hidden_size]. If a block reads more than hidden_size channels, its
+    result is added to a separate `path`.
     """
 
     def __init__(self, heads: int, width: int, read: int, device: str) -> None:
