@@ -144,10 +144,10 @@ def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
         answers = " (answers now)" if one.card == current else ""
         yield f"{one.heading}{answers}: {' · '.join(one.about)}"
     if by_place["elsewhere"]:
-        yield "These fit this machine and are not here; `localspec pull NAME` fetches one:"
+        yield "These models fit this machine, but are not here; `localspec pull NAME` fetches one:"
         yield from (f"{one.heading}: {' · '.join(one.about)}" for one in by_place["elsewhere"])
     if by_place["too large"]:
-        yield f"These do not fit this machine: {', '.join(one.title for one in by_place['too large'])}."
+        yield f"These models do not fit this machine: {', '.join(one.title for one in by_place['too large'])}."
 
 
 def _without(machine: Machine, name: str, held: int) -> Machine:

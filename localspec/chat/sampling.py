@@ -232,15 +232,15 @@ def why_empty(turn: Turn, settings: Settings, model: "Answerer", system: str | N
         return f"The reply is empty: the model {why}."
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
     if turn.reason == "repetition":
-        return f"Its thoughts repeated themselves, so there is no answer; ask again{otherwise}."
+        return f"The model's thoughts repeated themselves, so there is no answer; ask again{otherwise}."
     if turn.reason == "stop":
-        return f"The model ended after its thoughts, so there is no answer; ask again{otherwise}."
+        return f"The model stopped after its thoughts, so there is no answer; ask again{otherwise}."
     if filled_context(turn, settings):
         longer = "begin a new conversation, or give a longer --context where the model allows one"
-        return f"Its thoughts filled the context, so there is no answer; {longer}{otherwise}."
+        return f"The model's thoughts filled the context, so there is no answer; {longer}{otherwise}."
     tokens = turn.figures["completion_tokens"] or settings.max_tokens or 0
     return (
-        f"Its thoughts took the whole limit of {counted(tokens, 'token')}, so there is no answer; allow "
+        f"The model's thoughts took the whole limit of {counted(tokens, 'token')}, so there is no answer; allow "
         f"more tokens{otherwise}."
     )
 
@@ -271,7 +271,7 @@ def state(settings: Settings, model: "Answerer", system: str | None) -> Thinking
     if by_itself is None and model.choice.engine == "server":
         now = "auto" if requested is None else "on" if requested else "off"
         return ThinkingState(
-            f"The server is asked to do this, and may ignore it: /think {now}.", "off" if requested else "on"
+            f"The server is asked for /think {now}, but may ignore this.", "off" if requested else "on"
         )
     if by_itself is None:
         # /think is refused in this case.

@@ -176,12 +176,12 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
         if not found:  # or one that a full disk left empty
             return _made(file)
         if len(found) < SHORTEST or not _KEY.fullmatch(found):
-            raise LocalspecError(f"{file} has no key; delete it, and a new one is made.")
+            raise LocalspecError(f"{file} has no valid key; delete the file, and the next start makes a new key.")
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             file.chmod(0o600)
             notice(
-                f"other users could read {file} until now and may know the key; delete it, and the next start makes "
-                "a new one."
+                f"other users could read {file} until now and may know the key; delete the file, and the next start "
+                "makes a new key."
             )
         return found
     except OSError as error:

@@ -60,7 +60,7 @@ def server_process(place: Path) -> int | None:
 def stop_it(place: Path) -> str:
     """Return a clause that says how to stop the server of this socket."""
     number = server_process(place)
-    return f"stop process {number} first (kill {number})" if number else "stop that one first"
+    return f"stop process {number} first (kill {number})" if number else "stop that process first"
 
 
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:

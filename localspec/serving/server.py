@@ -119,7 +119,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
         )
     if status in (401, 403):
         wanted = "another key than the one given" if key else "a key, but none is set"
-        return NotAllowed(f"{url} wants {wanted}{said}; put the right one into LOCALSPEC_SERVER_KEY.")
+        return NotAllowed(f"{url} wants {wanted}{said}; put the right key into LOCALSPEC_SERVER_KEY.")
     error = value.get("error") if isinstance(value, dict) else None
     told = f"{error if isinstance(error, dict) else ''} {words}".lower()
     if status in (400, 413, 422, 500) and any(sign in told for sign in _OVERFLOWS):

@@ -240,7 +240,7 @@ class SocketEngine:
                         self._stop(answer, seen, begun)
                         return
                     if not begun and (ahead or time.monotonic() - began > NOTICE_SECONDS):
-                        before = f"localspec serve answers {counted(ahead, 'other')} first"
+                        before = f"localspec serve answers {counted(ahead, 'other request')} first"
                         self._reporter.progress(before if ahead else SILENT)
                     continue
                 raise_what_is_wrong(line)

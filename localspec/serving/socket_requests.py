@@ -58,7 +58,7 @@ class OpenRequest:
         Raises Differs, and the errors of loading.
         """
         if (self.version, self.isa) != (__version__, environment.instruction_set()):
-            raise Differs("The server is of another version.")
+            raise Differs("The server is another version of localspec.")
         self._compare(models, own)
         loaded, seconds = models.exactly(self.model, self.path)
         models.keep_alive = max(models.keep_alive, self.keep or 0.0)
@@ -138,9 +138,9 @@ class ReplyRequest:
         Raises Differs if another server opened the engine, or its drafter has changed.
         """
         if self.server != THIS:
-            raise Differs("The server has restarted since.")
+            raise Differs("The server was restarted.")
         if self.drafter not in (None, engine.choice.drafter):
-            raise Differs(f"The server drafts with {engine.choice.drafter} now.")
+            raise Differs(f"The server now drafts with {engine.choice.drafter}.")
         limits = Limits(self.max_tokens, tuple(self.stop), self.loop_prompt)
         return engine.chat(list(self.messages), Sampling(**self.sampling), limits, self.think)
 

@@ -121,7 +121,7 @@ def replace(
         raise
     how = how_to_return(aside, path) if unfit.suffix == "newer" else how_to_recover(aside)
     held = f" with everything that could be read: {came}" if came else ""
-    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new one was begun{held}. {how}"
+    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new file was begun{held}. {how}"
 
 
 def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:

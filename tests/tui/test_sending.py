@@ -49,7 +49,7 @@ async def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it
     circles = ["The same thing over and over again. " * 12, gates[0], "At last, another one.", gates[1]]
     async with chat(circles, settings=Settings(keymap={"chat.stop": "f12"})).opened() as (talk, pilot):
         await say(pilot, "Tell me")
-        await until(pilot, lambda: talk.live.startswith("it repeats itself: f12 stops it · "))
+        await until(pilot, lambda: talk.live.startswith("the reply repeats itself: f12 stops it · "))
         gates[0].set()
         await until(pilot, lambda: "At last" in talk.replies()[0] and "repeats" not in talk.live)
         gates[1].set()

@@ -35,7 +35,7 @@ def keep(theme: str, origin: str) -> str:
         keep_setting(file, "theme", theme)
     except LocalspecError as error:
         return f"Not saved: {error}"
-    return f"{origin} decides at the next start." if origin.startswith(PREFIX) else f"Saved in {file}."
+    return f"{origin} decides the colours at the next start." if origin.startswith(PREFIX) else f"Saved in {file}."
 
 
 class Themes(ThemeProvider):

@@ -253,7 +253,7 @@ class Turns:
         """Show the figures of the current or the last reply."""
         figures = self._engine.buffer.figures
         circles = goes_round(self._conversation.growing)
-        warning = f"it repeats itself: {keymap.key(self._screen.app, 'chat.stop')} stops it" if circles else ""
+        warning = f"the reply repeats itself: {keymap.key(self._screen.app, 'chat.stop')} stops it" if circles else ""
         self._live.show_figures(figures, warning)
         self._panel.show(figures)
         if figures is not None and figures.reasoning_tokens:

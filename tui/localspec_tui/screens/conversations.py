@@ -217,7 +217,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     @work(exclusive=True, group="asking")
     async def action_delete_older(self) -> None:
         self._tell("")
-        question, age = "Delete what was not used for this long (12h, 30d, 4w, 1y):", OLD
+        question, age = "Delete conversations not used for this long (12h, 30d, 4w, 1y):", OLD
         while (typed := await self._asking.text(question, age)) is not None:
             try:
                 before, age = time.time() - seconds_of(typed), typed
