@@ -73,7 +73,9 @@ def _remove_dead(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise LocalspecError(f"{path} is not a socket, so the server cannot use this path; move it away, and start again.")
+        raise LocalspecError(
+            f"{path} is not a socket, so the server cannot use this path; move it away, and start again."
+        )
     with socket.socket(socket.AF_UNIX) as dead:
         dead.settimeout(CONNECT_SECONDS)
         try:

@@ -27,12 +27,11 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """The tables of a database, as the steps that make them: `migrations`, each of which raises a file's version by
-    one.
+    """The tables of a database, given by the `migrations` that make them. Each raises the version of the file by one.
 
-    The version is PRAGMA user_version; a file before all migrations has `first`. `probes` are quick queries that fail
-    if a table is damaged. If a file turns out to be broken during a session, `carry_over` copies its readable part into
-    a new file and returns a description. Then `refill` adds the rows that the session needs.
+    The version (PRAGMA user_version) is `first` after the first migration. `probes` are quick queries that fail if a
+    table is damaged. If a file turns out to be broken during a session, `carry_over` copies its readable part into a
+    new file and returns a description. Then `refill` adds the rows that the session needs.
     """
 
     migrations: Sequence[Work[None]]

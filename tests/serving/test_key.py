@@ -51,7 +51,7 @@ def test_a_key_that_others_could_read_is_closed_and_that_is_told_once(tmp_path: 
     file.chmod(0o644)
     assert [serving_key(file, told.append) for _ in range(2)] == [key, key]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert len(told) == 1 and wording("others_could_read") in told[0] and "delete it" in told[0]
+    assert len(told) == 1 and wording("others_could_read") in told[0] and "delete the file" in told[0]
 
 
 @pytest.mark.parametrize("sent", [[], [(b"authorization", b"Bearer ")], [(b"authorization", b"Bearer None")]])
