@@ -32,7 +32,7 @@ SAVE_SECONDS = 1.0  # most seconds of a reply that are lost when its process is 
 def saved_conversation(history: History | None, which: Resumed) -> Saved:
     """Return the saved conversation to resume: by its id, or the last one of a chat, or the last one of `run`.
 
-    Raises UsageMistake if it does not exist, and StoreTrouble.
+    Raises StoreTrouble, and UsageMistake if the conversation does not exist.
     """
     wanted = None if history is None else which
     if history is not None and not isinstance(which, int):
@@ -167,7 +167,7 @@ class Conversation:
                 self._notice(f"The system prompt is used here but not saved: {trouble}")
 
     def rename(self, title: str) -> None:
-        """Set the title. An empty title restores the one from the first prompt.
+        """Set the title. An empty title restores the title made from the first prompt.
 
         Raises UsageMistake if the conversation is not saved.
         """

@@ -162,7 +162,7 @@ def first_sampled(
 
 
 def split(rest: str) -> tuple[str, str]:
-    """Return the key and the value that follow `/set`, as in `top-k 5` or `top-k=5`; each is empty if it is missing."""
+    """Return the key and the value after `/set`, as in `top-k 5` or `top-k=5`. A missing key or value is empty."""
     key, _, value = re.sub(r"^([\w-]+)=", r"\1 ", rest.strip()).partition(" ")
     return key, value.strip()
 

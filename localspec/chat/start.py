@@ -155,8 +155,8 @@ def _unnamed_model(
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
     In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces that of a
-    conversation, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of the saved choice
-    is missing, or, without a choice, those of any models, a notice names them.
+    conversation, and a notice always names it. Without `saves` nothing is saved. A notice names the saved choice if its
+    GGUF file is missing; without a choice, it names all models with missing files.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)

@@ -35,7 +35,7 @@ def gain(ratio: float | None) -> str:
 
 
 def tokens_a_step(tokens: float | None) -> str:
-    """Return `3.1 tokens/step`; empty if unknown, or if it is 1, as in plain decoding."""
+    """Return `3.1 tokens/step`; empty if the number is unknown, or 1, as in plain decoding."""
     words = f"{tokens or 1:.1f}"
     return "" if words == "1.0" else f"{words} tokens/step"
 

@@ -55,7 +55,7 @@ _HEADERS = {
 
 
 def page_files() -> Path:
-    """Return the directory of textual-serve's page. Raises UsageMistake if it is not installed."""
+    """Return the directory of textual-serve's page. Raises UsageMistake if textual-serve is not installed."""
     found = find_spec("textual_serve")
     if found is None or found.origin is None or find_spec("wsproto") is None:
         raise UsageMistake(f"--ui needs libraries that are not installed; {install_extra('ui')}.")

@@ -1,6 +1,6 @@
 """The loaded models by name, the most recently used last.
 
-They are unloaded after a time, or to make room for another.
+A model is unloaded after a time without requests, or to make room for another model.
 """
 
 import gc

@@ -49,7 +49,7 @@ class Mailbox(Generic[One]):
                 self._loop.call_soon_threadsafe(self._something.set)
 
     async def next(self) -> One | None:
-        """Return the next item; None if there is none and the client is gone."""
+        """Wait for the next item and return it; None if the client is gone and no item is left."""
         while not self._arrived:
             if self._left.done():
                 return None
@@ -351,5 +351,5 @@ class EngineRoom(threading.Thread):
 
 
 def _named(sentence: str, request: Mapping[str, Any]) -> str | None:
-    """Return the field of a request that a sentence about sampling refers to; None if there is none."""
+    """Return the field of a request that an error about sampling refers to; None if it refers to no field."""
     return next((name for name in request if name in sentence.replace("-", "_")), None)

@@ -87,7 +87,7 @@ class ServerEngine:
         return self
 
     def label(self, rule: Rule) -> str:
-        """Return how exact replies are, as the server reports; empty if it does not."""
+        """Return how exact replies are, in the server's words; empty if the server does not report it."""
         reported = word(self.reported.get("exactness"))
         return reported if reported in SAMENESS else ""
 

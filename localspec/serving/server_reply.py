@@ -146,7 +146,7 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return a clause about a reply that is too long; empty if it is not.
+        """Return a clause that says that the reply is too long; empty if its length is normal.
 
         The subject of the clause is the server.
         """

@@ -69,11 +69,11 @@ class SocketEngine:
         cls, place: Path, card: TargetCard, settings: Settings, system: str | None, reporter: Reporter,
         load: Callable[[], Any], keep: float | None = None, *, chats: bool = False,
     ) -> Self:  # fmt: skip
-        """Ask the server at the socket `place` for a model, which it loads if necessary.
+        """Ask the server at the socket `place` for a model. The server loads the model if necessary.
 
         The server lives for at least `keep` seconds after the last request. Set `chats` if the settings may change
-        between replies. Raises NoServer if there is no such server, and ServerDiffers if its settings differ; an engine
-        of this process must then answer. Raises that engine's errors too.
+        between replies. Raises NoServer without a server, and ServerDiffers if its settings differ; in both cases an
+        engine of this process must answer. Raises the errors of the server's engine, too.
         """
         body = {
             "keep": keep,

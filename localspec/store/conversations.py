@@ -123,8 +123,8 @@ class ConversationInfo(NamedTuple):
     """A conversation without its turns; times are in seconds since 1970.
 
     If `named`, the user gave the `title`. Otherwise localspec made it from the first prompt: safe, on one short line.
-    `branch_of` is the conversation that it branched from. `source` is None if it is unknown, or if a chat has continued
-    a conversation of `run`.
+    `branch_of` is the id of the conversation from which this one branched. `source` is None if unknown, or if a chat
+    has continued a conversation of `run`.
     """
 
     id: int

@@ -282,7 +282,7 @@ class Phrases:
             last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
-        """Count the phrases of a pool, or only those last used in a conversation."""
+        """Count the phrases of a pool, or only its phrases that were last used in `conversation`."""
         if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
             return 0
         query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"
@@ -298,8 +298,8 @@ class Phrases:
     ) -> int:
         """Delete phrases of a pool or of all pools, and their bytes in the files. Return how many were removed.
 
-        With `conversation` delete only those last used in it, and with `phrases` only these (key, before, after).
-        Raises StoreTrouble, whose sentence says what the user must still do.
+        With `conversation`, delete only phrases that were last used in it; with `phrases`, only these (key, before,
+        after). Raises StoreTrouble, whose sentence says what the user must still do.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
         given = {condition: value for condition, value in conditions.items() if value is not None}

@@ -52,7 +52,7 @@ PROBES = (*phrases.PROBES, *MEASUREMENT_PROBES, *conversations.PROBES, *drafts.P
 
 
 class StoredMeasurements:
-    """Measurements of this machine, as JSON values by name and subject. They can be repeated if they are lost."""
+    """Measurements of this machine, as JSON values by name and subject. Lost measurements can be repeated."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -167,7 +167,7 @@ class Store:
 
     @property
     def unfinished(self) -> str:
-        """A sentence about deleted text that the next start overwrites; empty if there is none."""
+        """A notice that the next start overwrites deleted text; empty without such text."""
         return self._database.unfinished
 
 

@@ -132,7 +132,7 @@ class ChatApp(StoppableApp):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_interrupt(self) -> None:
-        """Stop the reply; if there is none, say which key quits.
+        """Stop the reply. If no reply is running, say which key quits.
 
         If text is selected, the screen handles the key instead, and copies the text.
         """
@@ -268,7 +268,7 @@ class ChatApp(StoppableApp):
         self.notify(await asyncio.to_thread(themes.keep, theme, self._theme_origin), markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Yield the commands of the palette: those of the chat's keys, and the themes."""
+        """Yield the commands of the palette: the actions of the chat's keys, and the choice of a theme."""
         for binding in ChatScreen.BINDINGS:
             if isinstance(binding, Binding) and binding.tooltip:
                 keys = keymap.shown(self, binding)

@@ -169,7 +169,7 @@ class CurrentConversation:
     def branch(self, turns: int, again: bool) -> None:
         """Continue after the first `turns` answered turns. The conversation so far stays as it is.
 
-        With `again`, the next reply is another answer to the prompt that follows those turns.
+        With `again`, the next reply is another answer to the prompt after these turns.
         """
         before = self.now
         self._replaced = before.turns[turns].figures if again else None

@@ -85,7 +85,7 @@ class EngineThread(threading.Thread):
         return None if title is None else farewell(self.conversation.now, title, unsent)
 
     def close(self, seconds: float) -> bool:
-        """End the current reply, so that it is saved, and close the store. Return whether that finished in time."""
+        """End and save the current reply, and close the store. Return whether this took at most `seconds`."""
         self._leaving.set()
         self._stops_reply.set()
         if self.ident is None:  # it was never begun

@@ -5,8 +5,9 @@
     - an item         the tail: it is parsed again with every append, because its last block may still change
     - another it
 
-A tail of more than LONG characters is one long block. Code is parsed quickly. Any other block is then parsed again only
-after growing by a fraction, on another thread, and the text since then is shown as it is written.
+If the tail has more than LONG characters, it is one long block. Code is still parsed with every append, because that is
+quick. Any other long block is parsed on another thread, and only after it has grown by a fraction; until then new text
+is shown unparsed.
 """
 
 import re
@@ -81,7 +82,7 @@ class GrowingDocument:
         return tail, reader
 
     def settle(self, tail: str, reader: BlockReader) -> None:
-        """Show the blocks of the tail, and settle those before its last one."""
+        """Show the blocks of the tail, and settle all of them but the last."""
         blocks = reader.blocks
         if blocks and self.settled:
             blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))

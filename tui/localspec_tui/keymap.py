@@ -165,7 +165,7 @@ def _modules() -> Iterator[str]:
 
 
 def _bound(module: str) -> Iterator[Bound]:
-    """Yield the bindings of a module, including those that its classes inherit."""
+    """Yield the key bindings of the classes in a module, with inherited bindings."""
     for kind in vars(import_module(module)).values():
         if isinstance(kind, type) and kind.__module__ == module:
             taken: set[str] = set()  # keys for which a class overrides inherited bindings

@@ -1,4 +1,4 @@
-"""Events of the engine's thread, posted to the screen. They are immutable."""
+"""Events of the engine's thread, which are posted to the screen as immutable messages."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

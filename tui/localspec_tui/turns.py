@@ -66,7 +66,7 @@ class Outbox:
         return self.under_way
 
     def end(self) -> ComposedPrompt | None:
-        """End the answering of the current prompt, and return that prompt; None if there is none."""
+        """Return the current prompt, which is then no longer the current one; None if no prompt was being answered."""
         ended, self.under_way = self.under_way, None
         return ended
 

@@ -58,7 +58,7 @@ class ModelChoice:
             self.switch(chosen.card)
 
     def switch(self, card: "TargetCard") -> None:
-        """Change the model, or offer to fetch it if it is not here."""
+        """Change to this model, or offer to fetch the model if it is not here."""
         if not card.here:
             self._download.offer(card.name)
             return

@@ -120,7 +120,7 @@ class AllKeysScreen(Dialog[None]):
 
 
 def _named(screen: Screen[object]) -> Iterator[Binding]:
-    """Yield the keys that work now: those of the focused widget, those of the screen, and the key that quits."""
+    """Yield the keys that work now: the keys of the focused widget and of the screen, and the key that quits."""
     for owner in (screen.focused, screen):
         for one in getattr(owner, "BINDINGS", ()):
             if isinstance(one, Binding) and one.id not in {None, DIALOG_KEYS.id}:

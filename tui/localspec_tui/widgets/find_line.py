@@ -145,7 +145,7 @@ class Finder:
         self._go_back: Callable[[], Awaitable[None]] | None = None
 
     def open(self, words: str) -> bool:
-        """Open the search; if it is open, move to the next message. Return False if the conversation is empty."""
+        """Open the search, or move an open search to the next message. Return False if the conversation is empty."""
         if self._go_back is not None and self._line.has_focus_within:
             self._line.step(1)
             return True

@@ -63,7 +63,7 @@ QUIET_SECONDS = 0.15  # after the last key, before the disk is read
 
 
 class WaitingLine(Widget):
-    """A line with the waiting prompts, or with background work. Without either it takes no room."""
+    """A line with the waiting prompts, or with background work. It takes no room if it is empty."""
 
     def __init__(self) -> None:
         super().__init__()
