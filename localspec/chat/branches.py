@@ -84,7 +84,7 @@ def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[t
 
 def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
     if mine is None:
-        return f"the same as {other}" if theirs is None else "ends before that"
+        return f"the same as {other}" if theirs is None else "ends earlier"
     if theirs is not None and (mine.typed, mine.reply) == (theirs.typed, theirs.reply):
         return f"the same as {other}: “{_beginning(mine.reply or mine.typed)}”"
     if theirs is None or mine.typed != theirs.typed:

@@ -351,7 +351,8 @@ class Conversation:
         else:
             if before not in (None, self.id):
                 self._notice(
-                    f"Conversation {before} was deleted elsewhere, so everything from here on is saved as {self.id}."
+                    f"Conversation {before} was deleted elsewhere, so everything from here on is saved as "
+                    f"conversation {self.id}."
                 )
         self._replaced = None
         self._enter()

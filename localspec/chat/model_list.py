@@ -201,7 +201,7 @@ def _elsewhere(one: Recommendation) -> Choosable | None:
     if card.here:
         if not one.fits or not (needed.bytes or needed.drafter):
             return None
-        title, download = f"{card.name} with {one.drafter}", "only its drafter to download"
+        title, download = f"{card.name} with {one.drafter}", "only the drafter is downloaded"
     else:
         title = card.name
         weights = "size not known" if needed.bytes is None else f"{size(needed.bytes)} download"

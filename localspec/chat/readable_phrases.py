@@ -140,5 +140,7 @@ class Stories:
                 info = self._history.info(conversation)
             except LocalspecError:
                 info = None
-            self._titles[conversation] = f"“{info.title}”" if info else f"conversation {conversation}, which is gone"
+            self._titles[conversation] = (
+                f"“{info.title}”" if info else f"conversation {conversation}, which was deleted"
+            )
         return self._titles[conversation]

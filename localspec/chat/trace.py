@@ -283,7 +283,7 @@ def _why_no_draft(place: TokenPlace) -> str:
     if not place.drafted:
         return "nothing was drafted in this step" if place.step else "nothing is drafted before the first token"
     if place.source == "target":
-        return "every drafted token before it was accepted, and none was drafted here"
+        return "every drafted token before this one was accepted, and nothing was drafted here"
     return "no other token was drafted here"
 
 

@@ -113,7 +113,7 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
         return first
     if renamed := next((card for card in here.values() if name and card.imported_as == name), None):
         return renamed
-    raise NotHere(f"There is no model {shown(name)} here; there are: {', '.join(here)}.")
+    raise NotHere(f"There is no model {shown(name)} here; the models here are: {', '.join(here)}.")
 
 
 def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
@@ -217,7 +217,7 @@ class LoadedModels:
     def _exact_card(self, name: str, path: str) -> TargetCard:
         card = self.card(name)
         if str(card.path) != path:
-            raise NotHere(f"{name} is another model here.")
+            raise NotHere(f"{name} is the name of another model here.")
         return card
 
     def _of(self, card: TargetCard) -> Loaded:

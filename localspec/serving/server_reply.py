@@ -154,7 +154,7 @@ class ServerReply:
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"
         if self._length > LONGEST_REPLY:
-            return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text and no end"
+            return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text without an end"
         return ""
 
     def _take(self, piece: ServerPiece) -> None:

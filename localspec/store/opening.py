@@ -74,7 +74,10 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
             _drop(new)
             raise
     elif _size(path) == 0:
-        notice(f"{path} has 0 bytes, so a new one was begun in it. If it held conversations, copy it from a backup.")
+        notice(
+            f"{path} has 0 bytes, so a new database was begun in it. If the file held conversations, restore it "
+            "from a backup."
+        )
     while True:
         connection = _made(path)
         try:
@@ -210,7 +213,7 @@ def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema:
     if version > newest:
         raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {newest})")
     if version < 0:
-        raise Unfit("broken", f"is broken (it says that its version is {version})", damaged=True)
+        raise Unfit("broken", f"is broken (its version number is {version})", damaged=True)
     if 0 < version < schema.first:
         raise Unfit("old", f"was written before the first release (version {version}, this one knows {newest})")
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

@@ -130,7 +130,7 @@ def test_a_model_given_by_its_directory_answers_to_the_directorys_name_where_no_
 def test_who_names_another_model_is_told_of_all_and_no_more_of_his_own_word_than_fits(fresh_home, tmp_path):
     with pytest.raises(NotHere) as refused:
         model_named("x" * 10**6, resolve(str(tmp_path)))
-    assert f"there are: {tmp_path}, demo" in str(refused.value) and len(str(refused.value)) < 1000
+    assert f"the models here are: {tmp_path}, demo" in str(refused.value) and len(str(refused.value)) < 1000
 
 
 @pytest.mark.slow

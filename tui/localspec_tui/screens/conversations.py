@@ -209,7 +209,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     async def action_delete(self) -> None:
         if (entry := self._chosen()) is None:
             return
-        opened = " It was open, so a new one begins." if entry.info.id == self._chat.number() else ""
+        opened = " It is open, so a new conversation begins." if entry.info.id == self._chat.number() else ""
         branch = f" ({entry.row.says})" if entry.row.says else ""
         if await self._asking.decision(f"Delete “{entry.info.title}”{branch} for good?{opened}"):
             await self._delete([entry.info.id])
