@@ -114,9 +114,8 @@ def with_files(text: str) -> ComposedPrompt:
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
     """Return sentences about the length and the files of a prompt, to be displayed before it is sent.
 
-    The length is given only if a part of the prompt is hidden, which `seen` rules out. For each named file, which is
-    read from the disk, its size, tokens and problems are given. If `count` is None, no model is loaded yet, and the
-    context is not mentioned.
+    The length is given only if a part of the prompt is hidden, which `seen` rules out. Each named file is read, for its
+    size, tokens and problems. If `count` is None, no model is loaded yet, and the context is not mentioned.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]

@@ -14,7 +14,7 @@ CONTEXT = 12  # of them, at most, before the first difference
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list. Its family, a conversation with all its branches, is around it."""
+    """A conversation in a list. Its family, a conversation with all its branches, is next to it."""
 
     info: ConversationInfo
     below: bool = False  # listed below another one of its family

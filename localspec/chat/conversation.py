@@ -106,7 +106,7 @@ class Conversation:
         return new
 
     def branch(self, turns: int) -> "Conversation":
-        """Return a branch: a new conversation that begins with the first `turns` of this one, which does not change.
+        """Return a branch: a new conversation that begins with the first `turns` of this one.
 
         The branch is saved only after something is said in it.
         """

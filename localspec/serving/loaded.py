@@ -202,7 +202,7 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def choice_of(self, name: str, path: str) -> "ServedChoice":
-        """Return the settings of this model's engine, or those that it would have if it were loaded now.
+        """Return the device, packing, drafter and context of this model's engine, or those of an engine loaded now.
 
         No model is loaded for this. Raises the errors of `exactly`.
         """

@@ -129,7 +129,7 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.ModelFailed(str(error)))
 
     def _notice_while_opening(self, sentence: str) -> None:
-        """Show a notice now and again in the conversation: it may say that opening a large store takes a minute."""
+        """Show a notice now, and later in the conversation: it may say that opening a large store takes a minute."""
         self.outlet.notice(sentence)
         self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 

@@ -115,8 +115,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Run an action after this many seconds, in place of the action scheduled before. With None, only cancel
-        that."""
+        """Run an action after this many seconds, in place of the one scheduled before. None only cancels that."""
         if self._later is not None:
             self._later.stop()
         self._later = self.set_timer(seconds, what) if seconds is not None else None
@@ -159,8 +158,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _list_again(self, sentence: str) -> None:
-        """List the conversations again after a change. Highlight the same conversation, or the next if it was
-        deleted."""
+        """List the conversations again after a change. Highlight the same one, or the next if it was deleted."""
         before, at = self._highlighted(), self._options.highlighted or 0
         await self._list(self._listed or "")
         ids = [entry.info.id for entry in self._entries]

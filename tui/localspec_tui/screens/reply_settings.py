@@ -34,8 +34,7 @@ class ReplySettings:
         return self._top.show_set(*system, *self._settings.chosen)
 
     def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
-        """Notify the user of a change, if it is not visible in the top line, or if it does not affect the current
-        reply."""
+        """Notify the user of a change that the top line does not show, or that the current reply does not use."""
         if not self.show() or self._outbox.under_way is not None:
             self._notify(title, sentence)
 

@@ -20,7 +20,7 @@ class _AnswerField(OneLine):
 
 
 class _Decision(Static, can_focus=True):
-    """A yes-or-no question. Only the key y means yes: Enter may have been typed before the question appeared."""
+    """A yes-or-no question. Enter does not mean yes: it may have been typed before the question appeared."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "screen.answer(True)", "Yes", id="asking.yes"),
