@@ -46,7 +46,7 @@ class ComposedPrompt(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures saved with the turn, from which `saved_prompt` separates the files from the typed text again."""
+        """The facts saved with the turn, by which `saved_prompt` separates the files from the typed text again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":

@@ -106,7 +106,7 @@ MEMORY_SECONDS = 1.0  # between queries of free memory, which are slow
 class LiveStats:
     """The figures of the current or the last reply, computed from its events.
 
-    Figures that are in no event are requested from the engine, only when `figures` is called.
+    `figures` asks the engine for those figures that are in no event.
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, no_drafts: bool = False) -> None:

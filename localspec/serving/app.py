@@ -45,7 +45,7 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Silent(Enum):
-    """A sentinel that is returned if no answer came in time."""
+    """A sentinel that `_within` returns if no answer came in time."""
 
     SILENT = "silent"
 

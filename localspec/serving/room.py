@@ -27,8 +27,7 @@ One = TypeVar("One")
 
 
 class Mailbox(Generic[One]):
-    """The mailbox of one client. It is made and read on the event loop. Any thread may call `deliver`, which does not
-    wait.
+    """The mailbox of one client. It is made and read on the event loop. Any thread may `deliver` without waiting.
 
     The future `left` is done when the client is gone.
     """

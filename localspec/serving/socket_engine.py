@@ -188,7 +188,7 @@ class SocketEngine:
 
     @property
     def conversation(self) -> int | None:
-        """Return the number of the saved conversation. The server stores the number with the phrases that it learns."""
+        """Return the id of the saved conversation. The server stores this id with the phrases that it learns."""
         return self._conversation
 
     @conversation.setter

@@ -58,7 +58,7 @@ class Unfit(Exception):
 
 
 def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
-    """Open the database at `path`. Make, migrate and check it. An unusable file is replaced first, once.
+    """Open the database at `path`: make, migrate and check it. If the file cannot be used, replace it, at most once.
 
     Raises sqlite3.Error and OSError.
     """

@@ -120,8 +120,8 @@ class Store:
     def open(cls, path: Path, notice: Callable[[str], None], limit: int = 100_000) -> Self:
         """Open or make the store at `path`; `limit` is the largest number of phrases in a pool.
 
-        It never fails. A broken file, or one of a newer version, is set aside. A read-only file is read. Otherwise the
-        store is in memory. Each of these cases is reported to `notice` in one sentence.
+        It never fails. A broken file, or a file of a newer version, is set aside. A read-only file is only read. If no
+        file can be used, the store is in memory. Each of these cases is reported to `notice` in one sentence.
         """
         known: dict[int, PoolNames] = {}
 

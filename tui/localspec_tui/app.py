@@ -146,7 +146,7 @@ class ChatApp(StoppableApp):
         self.push_screen(AllKeysScreen(self.screen))
 
     def action_command_palette(self) -> None:
-        """Open the palette, unless it is open, even behind another screen, where Textual does not look."""
+        """Open the palette if it is not open yet. Textual would overlook an open palette behind another screen."""
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 

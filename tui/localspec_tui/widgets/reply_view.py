@@ -227,7 +227,7 @@ class ReplyView(MessageView):
         return True
 
     async def finish(self, source: str, reason: str | None, figures: Mapping[str, Any], reasoning: str = "") -> None:
-        """Show the whole reply once more, because its last line may change how earlier ones are read."""
+        """Show the whole reply once more, because its last line may change the meaning of earlier lines."""
         if reasoning:
             await self.think("")
             assert self._thoughts is not None
