@@ -231,7 +231,7 @@ class Tabs:
             await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
-        """Return the environment of a tab's process, with the server's key: other users could read a command line."""
+        """Return the environment of a tab's process. It has the server's key, which a command line would reveal."""
         kept = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
         return {
             **kept, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),

@@ -56,8 +56,8 @@ def measure(
 ) -> dict[str, Any]:
     """Measure all servers, and return the report.
 
-    Each gets all prompts, `repeat` times, with at most `max_tokens` tokens per reply. A prompt that is too long for one
-    server is left out for all. Raises UsageMistake if no prompt is left, and the errors of `ServerEngine.chat`.
+    Each server gets all prompts, `repeat` times, with at most `max_tokens` tokens per reply. A prompt that is too long
+    for one server is left out for all. Raises UsageMistake if no prompt is left, and the errors of `ServerEngine.chat`.
     """
     for engine in engines:
         progress(f"warming up {engine.server.address.name}")

@@ -83,7 +83,7 @@ class OpenRequest:
         }
 
     def _compare(self, models: LoadedModels, own: Settings) -> None:
-        """Raise Differs if a setting has neither the server's value nor the value that the server chose."""
+        """Raise Differs if a setting of the command is neither the server's setting nor what the server chose."""
         other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
         for name in other:
             if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:

@@ -222,8 +222,7 @@ class Database:
 
     @property
     def unfinished(self) -> str:
-        """A notice that the next start overwrites deleted text, because the file is large; empty without deleted
-        text."""
+        """A notice that the next start overwrites deleted text, because the file is large; empty without such text."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if cleaning.last_mark(self._connection) and self._is_large:
                 return f"{self._named} is large, so the deleted text in it is overwritten at the next start."
@@ -283,8 +282,7 @@ class Database:
                 return ""
 
     def empty_log(self, wait: bool = True) -> str:
-        """Write the write-ahead log into the file, and empty the log. Return the reason if that fails, or an empty
-        text."""
+        """Move the write-ahead log into the file. Return the reason if that fails, or an empty text."""
         if self.read_only:  # a log that cannot be read here seems to be empty
             return self._why if self.path and _log_size(self.path) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)

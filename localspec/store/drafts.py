@@ -41,8 +41,7 @@ class Drafts:
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Save this text as the draft of this process, in place of the previous one. An empty text deletes the
-        draft."""
+        """Save this text as the draft of this process, in place of the previous one. An empty text deletes that."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)

@@ -241,8 +241,7 @@ class CurrentConversation:
         return self.now.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
 
     def _back(self) -> "tuple[Turn, ...] | None":
-        """Leave a branch that got no reply, and return the turns of its origin; None if the conversation is not a
-        branch."""
+        """Leave a branch that got no reply, and return the turns of its origin; None if this is no branch."""
         before = self.now.back()
         if before is None:
             return None
