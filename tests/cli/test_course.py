@@ -495,7 +495,11 @@ def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, pl
     assert sorted(path.name for path in place.iterdir()) == ["drafter", "losses.jsonl", "losses.svg"]
 
 
-@pytest.mark.parametrize("flags", [["--steps", "5", *FLAGS[2:]], ["--hours", "1", *FLAGS]], ids=["steps", "hours"])
+@pytest.mark.parametrize(
+    "flags",
+    [["--steps", "5", *FLAGS[2:]], pytest.param(["--hours", "1", *FLAGS], marks=WHOLE_MATRIX)],
+    ids=["steps", "hours"],
+)
 def test_a_stopped_training_goes_on_with_its_text_though_other_kinds_have_added_some(
     train, place, model, monkeypatch, capfd, tmp_path, flags
 ):

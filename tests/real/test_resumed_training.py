@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.cli.main import main
 from localspec.training import course, generated, verdict
@@ -15,6 +16,7 @@ from localspec.training.train import StepReport
 FLAGS = ["--steps", "3", "--batch", "256", "--length", "128"]
 
 
+@WHOLE_MATRIX  # cli/test_course.py does the same with a tiny model
 def test_a_stopped_training_has_the_answers_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], published: Callable[[str], Path]
 ) -> None:
