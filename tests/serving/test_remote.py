@@ -202,7 +202,7 @@ def test_which_model_answers(tmp_path):
         assert run(tmp_path, server, "-m", "any").stdout == "Hello.\n"
         assert wording("name_one_with_m") in run(tmp_path, server).stderr
         told = called(tmp_path, "doctor", "--server", server.url).stdout
-        assert wording("lists_no_models") in told and "OpenAI" not in told
+        assert wording("lists_no_models") in told and "OpenAI-compatible" not in told
 
 
 # -- as it should not -------------------------------------------------------------------------------------------------

@@ -363,9 +363,7 @@ def test_what_lies_at_the_sockets_path_and_is_no_socket_stays(tmp_path):
     place = tmp_path / "state" / "serve.sock"
     place.write_text("mine")
     found = localspec(tmp_path, "serve", "-m", "demo")
-    assert (
-        found.returncode == 1 and f"{place} is not a server's socket" in sentence(found) and place.read_text() == "mine"
-    )
+    assert found.returncode == 1 and f"{place} is not a socket" in sentence(found) and place.read_text() == "mine"
     kept = localspec(tmp_path, "run", "Hi", "-m", "demo", "-n", "3", "--keep", "1m")
     assert kept.returncode == 0 and kept.stdout and place.read_text() == "mine"
     assert wording("server_stays_behind_process", place=place) in kept.stderr
