@@ -165,7 +165,8 @@ def _without(file: Path, paths: Paths) -> str:
         if file.parent == paths.packed and not header.registered and not is_only_copy(header.origin, paths):
             file.unlink()
             return f"{file} was damaged and is deleted; it is made again when the model is next loaded"
-    return f"{file} is damaged; delete the file, and localspec makes it again"
+    again = "localspec makes it again from the model's files; if those are gone, pull or import the model again"
+    return f"{file} is damaged; delete the file, and {again}"
 
 
 def _verify_drafters(name: str) -> list[str]:
