@@ -345,12 +345,16 @@ def test_unsaved(chat, looks_as_before, size, monkeypatch):
             "~/localspec.db could not be read or written, so nothing more is saved: check whether the disk is full."
         )
 
-    talk = chat(["Hello."], ["I am a model."])
+    told = threading.Event()
+    talk = chat(["Hello."], [told, "I am a model."])
 
     async def story(pilot):
         await talked(talk, pilot, "Hi")
         monkeypatch.setattr(Database, "save", no_room)
-        await talked(talk, pilot, "Who are you?")
+        await say(pilot, "Who are you?")
+        await until(pilot, lambda: "This turn is not saved" in talk.screen_text())
+        told.set()  # otherwise a busy machine may show the reply first
+        await until(pilot, talk.idle)
         await pilot.press(*"half typed")
         await until(pilot, lambda: wording("and_what_is_typed") in talk.screen_text())
 
