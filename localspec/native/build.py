@@ -20,8 +20,8 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
 OBJECTS = HERE.parents[1] / "build" / "native"
 
-# Bits follow from the source: fma only where it is written, nothing reordered. The parts of the C++ library for
-# exceptions, guards and `new` are not used, so none is compiled (a minute), linked or exported.
+# The source determines every bit: fma only where it is written, nothing reordered. Without exceptions, guards and
+# `new`, no part of the C++ library is compiled (a minute), linked or exported.
 COMPILE = (
     *("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti"),
     *("-fno-threadsafe-statics", "-fvisibility=hidden", "-fPIC", "-pthread", "-g0", "-Wall", "-Wextra", "-c"),
@@ -40,7 +40,7 @@ class Platform:
     """A platform for which the library is built."""
 
     name: str  # system and machine, as the platform itself names the machine
-    triple: str  # the same in zig's words, with an old glibc, so that one library works on every distribution
+    triple: str  # as zig names it, with an old glibc so that one library works on every distribution
     wheel_tag: str
     library: str
 
@@ -103,7 +103,7 @@ def compiler(target: Platform) -> Compiler:
         raise BuildFailed(
             "There is no compiler; install one with `pip install -c constraints.txt ziglang`, or name one in CXX."
         ) from None
-    # always with a target: without one, zig compiles for this exact processor
+    # Without a target, zig would compile for this exact processor.
     zig = (sys.executable, "-m", "ziglang")
     link = ("cc", "-target", target.triple)  # not c++, which would first compile the whole C++ library
     return Compiler((*zig, "c++", "-target", target.triple), (*zig, *link), f"zig {version}")

@@ -19,9 +19,9 @@ from localspec.machine.hardware import physical_cores
 from localspec.native.cache import NativeCache
 from localspec.native.target import NativeTarget
 
-CONTEXT = 37  # tokens before the tree: within a block of slots, so that branches cross its border
+CONTEXT = 37  # tokens before the tree: not a whole number of blocks of slots, so that branches cross a border
 DEPTH = 6  # tokens of the compared path
-# Numbers of rows, within and across the groups that are computed at once.
+# Numbers of rows: fewer and more than are computed at once.
 WIDTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 33, 64, 65)
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # logits and states of some nodes
 
@@ -112,4 +112,4 @@ def _difference(plain: Rows, ours: Rows) -> float:
     if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
         return 0.0
     largest = float(np.abs(ours[0] - theirs[0]).max() / np.abs(plain[0]).max())
-    return max(float(np.finfo(np.float32).tiny), largest)  # in this order, in case only NaN or a state differs
+    return max(float(np.finfo(np.float32).tiny), largest)  # `tiny` first: it is the result for NaN

@@ -39,7 +39,7 @@ from localspec.native.threads import Threads
 from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 from localspec.weights.recipe import HEAD_BLOCKS
 
-# A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; one or the other for tables.
+# A PackedMatrix or a BlockStack for each linear layer; arrays for norms and biases; either for tables.
 Weights = Mapping[str, Any]
 LINEARS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 INT8_GROUP = 32  # inputs of a drafter's matrix that share a scale

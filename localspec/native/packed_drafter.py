@@ -25,9 +25,9 @@ from localspec.weights.source import fill_panels, is_finite
 from localspec.weights.stored import LazyTensors, StoredTensor
 
 LARGE = 2**20  # weights of a tensor that is packed
-MATTERS = 2**25  # weights of all of them from which a file pays: packing them takes a core a tenth of a second
+MATTERS = 2**25  # weights in all from which a file pays: packing this many takes a core a tenth of a second
 _STORED = ("F32", "F16", "BF16")
-# Tensors that are multiplied with the target's head when loaded, or read by rows: no products.
+# Never packed: multiplied with the target's head when loaded, or read by rows.
 _READ = ("correction.out.weight", "embedding")
 
 

@@ -61,7 +61,7 @@ class ShortHead:
             try:
                 self._put(start, rows[:count])
             except LocalspecError:
-                break  # what was put before stays
+                break  # the rows written so far stay
             self._known -= {*self._tokens[start : start + count].tolist()}
             self._known |= {*fresh[:count]}
             known[start : start + count] = fresh[:count]

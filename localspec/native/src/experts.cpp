@@ -115,7 +115,7 @@ void Experts::group(int rows) {
         if (start_[expert + 1]) with_rows_[num_groups_++] = expert;
         start_[expert + 1] += start_[expert];
     }
-    for (int i = 0; i < rows * used; i++) {  // in the order of rows; each `start_` moves to the end of its expert, and back below
+    for (int i = 0; i < rows * used; i++) {  // in the order of rows; moves `start_` to the end of each expert, undone below
         const int place = start_[chosen_[i]]++;
         place_[i] = place, row_[place] = i / used;
     }

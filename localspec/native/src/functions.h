@@ -11,7 +11,7 @@ namespace ls {
 // double by our own polynomials: libraries differ in the last bit.
 void cos_sin(int position, const float* inv_freq, int count, float scaling, float* cos, float* sin);
 
-// pieces.cpp: the merges that make the pieces of a SentencePiece vocabulary: neighbours, the best pair first, as the tokenizer does.
+// pieces.cpp: the merges that make the pieces of a SentencePiece vocabulary: the best pair of neighbours first, as in the tokenizer.
 int piece_cuts(const char* text, const int32_t* lengths, const double* costs, int64_t count, uint64_t seed, int32_t* cuts);
 
 // pack.cpp: weights of a model -> panels, and back.
@@ -23,7 +23,7 @@ void read_row(const ls_matrix& matrix, int row, int from, int to, float* weights
 int pack_blocks(const ls_blocks_packing& p, uint8_t* target, int from_panel, int to_panel);  // -> a row with a scale that is not finite, or -1
 constexpr int NO_ROOM = -2;
 bool can_round_to(int type);
-// -> a row with a weight that is not finite, -1, or NO_ROOM where there is no memory; of the packing no format, group and halves count
+// -> a row with a weight that is not finite, -1, or NO_ROOM without memory; format, group and interleave of the packing have no effect
 int round_to_blocks(const ls_packing& p, int type, uint8_t* target, int from_panel, int to_panel);
 
 // pick.cpp: tokens from logits: temperature, top-k, top-p, min-p in that order, then argmax(log p + Gumbel noise). The noise is a
@@ -43,7 +43,7 @@ void read_layer_inputs(const ls_model& model, Pool& pool, const int32_t* tokens,
 
 // forward.cpp: rows through all layers, by batches. Arguments were checked by the caller. LS_NO_MEMORY leaves the cache unchanged.
 int forward(const ls_model& model, ls_cache& cache, Pool& pool, const ls_request& request);
-// One row behind the committed tokens of each cache.
+// One row after the committed tokens of each cache.
 int forward_each(const ls_model& model, ls_cache* const* caches, Pool& pool, const ls_request& request);
 int head(const ls_model& model, Pool& pool, int rows, const float* hidden, float* logits, int32_t* argmax);
 

@@ -43,7 +43,7 @@ bool cpu_has(int isa) {
 #elif defined(_WIN32)
     return IsProcessorFeaturePresent(43);  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
 #else
-    return true;  // every Apple processor of this kind
+    return true;  // every ARM processor of Apple has it
 #endif
 }
 #else

@@ -100,7 +100,7 @@ struct Attending {  // one layer, some rows of a forward
     const float *cos, *sin;                // [rows, rotary_dim / 2]
     const float* factors;                  // [rows]: queries are multiplied by them; or NULL
     int gated;                             // 1: a query is followed by the gate of its head's output
-    const float* sinks;                    // [heads]: scores that count in the sum of a row's weights only; or NULL
+    const float* sinks;                    // [heads]: scores that only add to the sum of a row's weights; or NULL
     float* queries;                        // [rows, heads, padded head_dim]
     void *keys, *values;                   // of this layer, see cache.h
     // A row sees slots [0, prefix), then those of its tail, as one logical sequence; from `visible_from` on.

@@ -63,7 +63,7 @@ void Pool::claim() {
             make_locks();
             new (&workspace) Memory(), new (&sequences) Memory(), new (&tails) Memory();  // the parent may have been changing them
             claims_ = 0, done_ = 0, asleep_ = 0, lent_ = false, items_ = 0;
-            start(threads_);  // without more threads of the system, the existing ones do all the work
+            start(threads_);  // if the system has no more threads, the existing ones do all the work
             process_.store(owner = here, std::memory_order_release);
         }
     }

@@ -27,7 +27,7 @@ LS_INLINE v16 chosen(i16 mask, v16 yes, v16 no) { return as_floats((mask & as_bi
 
 #if defined(LS_TARGET_AVX512)
 
-constexpr int REGISTERS = 32;  // of a v16
+constexpr int REGISTERS = 32;  // that hold a v16
 LS_INLINE v16 fma(v16 a, v16 b, v16 c) { return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 LS_INLINE v16 larger_of(v16 a, v16 b) { return (v16)_mm512_max_ps((__m512)a, (__m512)b); }  // b if one is NaN
 LS_INLINE v16 smaller_of(v16 a, v16 b) { return (v16)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -44,7 +44,7 @@ LS_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HI
 
 #elif defined(LS_TARGET_AVX2)
 
-constexpr int REGISTERS = 8;  // pairs of them
+constexpr int REGISTERS = 8;  // pairs that hold a v16
 struct Halves {
     __m256 low, high;
 };
@@ -132,7 +132,7 @@ LS_INLINE void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HI
 
 #elif defined(LS_TARGET_NEON)
 
-constexpr int REGISTERS = 8;  // fours of them
+constexpr int REGISTERS = 8;  // fours that hold a v16
 struct Quarters {
     float32x4_t q[4];
 };
@@ -199,7 +199,7 @@ LS_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // 
 
 #else
 
-constexpr int REGISTERS = 4;  // fours of them
+constexpr int REGISTERS = 4;  // fours that hold a v16
 // a * b + c, rounded once. The product of two floats is exact in double; the sum is rounded to odd, so that rounding it
 // to float is the only rounding that matters (Boldo and Melquiond 2008).
 LS_INLINE float fma(float a, float b, float c) {
