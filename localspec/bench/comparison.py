@@ -121,7 +121,7 @@ def _firsts(
     Engines with the same draft model share it, and the settings found for the pair.
     """
     made: dict[int, Engine] = {}
-    # Fixed sizes come last: they use the window and the phrases that a search finds.
+    # Fixed sizes come last, because they use the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
         same_draft = [one for one in made.values() if one.choice.draft == choice.draft]
         same = [one for one in same_draft if one.choice.drafter == choice.drafter]

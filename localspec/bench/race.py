@@ -35,7 +35,7 @@ class Lane:
     name: str
     moments: list[Moment] = field(default_factory=list)
     seconds: float = 0.0
-    statistics: Statistics | None = None  # once it has finished
+    statistics: Statistics | None = None  # once the reply has finished
     _thinks: bool = False  # whether the last text was a thought
 
     def add(self, event: Text) -> None:

@@ -11,7 +11,7 @@ from localspec.bench.race import Lane
 from localspec.marks import bar, wrapped
 from localspec.quantities import counted
 
-LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # AROUND: lines around the text, six and the sentences at the end
+LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # AROUND: lines outside the text: six, and the sentences at the end
 TEXT_LINES = 16  # most lines of a reply; the last ones are shown
 PAUSE = 1 / 20  # seconds between two frames
 READING = "reading…"  # shown while the prompt is read; it fits into the narrowest column

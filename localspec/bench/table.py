@@ -100,7 +100,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     if not known:
         return f"Plain decoding gave {plain:.1f} tokens/s while other programs disturbed it, so no speedup is reliable."
     best = max(known, key=lambda row: row["speedup"])
-    # Each figure is a separate median, so they need not divide.
+    # Each figure is a separate median, so the speedup need not be the quotient of the two speeds.
     speeds = f"the medians are {best['tokens_per_second']:.1f} and {plain:.1f} tokens/s"
     ratio = speedup(best["speedup"])
     if not ratio.endswith("faster"):

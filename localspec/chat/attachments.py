@@ -19,7 +19,7 @@ PIECE = 20_000  # characters counted at a time, so that other threads get the in
 # After a letter it is an e-mail address.
 _MENTION = re.compile(r'(?<![\w@])(\\?)@(?:"([^"\n]+)"|([^\s"]+))')
 _CLOSING = ".,;:!?)]}'"
-# Written like this it is meant as a file, even if there is none.
+# Text of this form is taken for a file name, even if there is no such file.
 _PATH = re.compile(
     r"(?:~|\.\.?)?/.*|[\w./~-]+\."
     r"(?:c|cpp|css|csv|go|h|html|ini|java|js|json|log|md|py|rs|rst|sh|sql|tex|toml|ts|txt|xml|yaml|yml)"
@@ -156,7 +156,7 @@ def _mentions(text: str) -> Iterator[_Mention]:
         escaped, quoted, bare = found[1] == "\\", found[2], found[3]
         names = [quoted] if quoted else [bare, bare.rstrip(_CLOSING)]
         name = next((name for name in names if name and _is_there(name)), None)
-        # In a line of a program it follows a quote or a bracket.
+        # In program code, an @ follows a quote or a bracket.
         if name is None and not text[: found.start()][-1:].strip() and (quoted or _PATH.fullmatch(names[-1])):
             name = names[-1]
         if name is not None:

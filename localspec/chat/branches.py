@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from localspec.store.history import History
 
 SHOWN = 40  # characters of a prompt or an answer
-CONTEXT = 12  # of them, at most, before the first difference
+CONTEXT = 12  # of these characters, at most, before the first difference
 
 
 class ListedConversation(NamedTuple):
     """A conversation in a list. Its family, a conversation with all its branches, is next to it."""
 
     info: ConversationInfo
-    below: bool = False  # listed below another one of its family
+    below: bool = False  # listed below another branch of its family
     says: str = ""  # its difference from the others of its family
-    named: bool = False  # below another one, with its own title
+    named: bool = False  # listed below another branch, with a title that the user gave
 
     @property
     def name(self) -> str:

@@ -68,12 +68,12 @@ class Conversation:
         self._before: Conversation | None = None  # the conversation it branched from, until it has a new answer
         self._siblings: list[Turn] = []  # other answers in place of its turn number `_branched_at`
         self._branched_at = -1
-        self.same_answer = False  # the last answer equals one of those
+        self.same_answer = False  # the last answer equals one of the siblings
         self._called = ""  # its title when it was resumed
         self._counted_by = model  # the model whose tokens are counted in the figures of the last turn
         self._history, self._notice = history, notice
         self._unsaved_from: int | None = None  # the first turn that could not be saved completely
-        self._trouble = ""  # the last reason
+        self._trouble = ""  # the reason of the last failed save
         self._replaced: int | None = None  # a saved turn without an answer, which the next one replaces
 
     @classmethod

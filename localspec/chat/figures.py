@@ -63,11 +63,11 @@ class Figures:
 
     reading: tuple[int, int] | None = None  # tokens of the prompt read so far, and all, while they are read
     tokens: int = 0  # of the reply
-    reasoning_tokens: int = 0  # of those, the ones before the answer
-    reasoning_seconds: float = 0.0  # seconds of those
+    reasoning_tokens: int = 0  # reply tokens before the answer
+    reasoning_seconds: float = 0.0  # seconds until the answer
     seconds: float = 0.0  # since the request
     tokens_per_second: float | None = None  # only of decoding, from the first token on
-    pieces_per_second: float | None = None  # pieces of text per second, until a server reports tokens
+    pieces_per_second: float | None = None  # pieces of text per second, as long as a server has not reported tokens
     speedup: float | None = (
         None  # over plain decoding, timed during the reply; below 1 if drafts cost more than they save
     )
@@ -79,7 +79,7 @@ class Figures:
     drafts: bool = True  # whether anything may be drafted at all
     no_drafts: bool = False  # nothing is drafted, because the user chose that
     off_reason: str | None = None  # why nothing is drafted any more, as a sentence
-    sources: Mapping[str, int] = field(default_factory=dict)  # tokens of the reply by who proposed them
+    sources: Mapping[str, int] = field(default_factory=dict)  # reply tokens by proposer
     exactness: str = ""  # `Exactness.label` of the rule: a key of `wording.SAMENESS`
     device: str = ""  # the computing device: "cpu", "cuda:0", or the address of a server
     precision: str = ""  # of the weights: "int8", "nf4", "bf16" …
@@ -136,7 +136,7 @@ class LiveStats:
                 self._sources.update(event.sources)
                 self._seconds, self._first = event.seconds, self._first or event.seconds
                 self._pieces += 1
-            case Done(_, statistics) if not self._used:  # a server, which tells at the end
+            case Done(_, statistics) if not self._used:  # a server reports its figures only at the end
                 self._tokens, self._used = statistics.tokens, statistics.prompt_tokens
 
     def figures(self) -> Figures:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from localspec.store.store import Store
 
 KEYS = tuple(name.replace("_", "-") for name in SAMPLING)
-THINK = "think"  # changed in the same way, but not a setting of sampling
+THINK = "think"  # changed like a setting of sampling, but not one
 DEFAULT = "default"  # typed as a value, it restores the default
 TRIES = 1000  # a seed up to this much above the setting belongs to another answer
 WARMER, NARROWER = 0.7, 0.9  # temperature and top-p of another answer if replies are greedy

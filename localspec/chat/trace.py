@@ -59,13 +59,13 @@ class Trace:
     def __init__(self, prompt: str = "", decode: Decode = lambda _: "") -> None:
         self.prompt, self.decode = prompt, decode
         self.turn = 0  # its id in the history, if it is saved
-        self.ended = self.untold = False  # untold: a server answered that does not report this
+        self.ended = self.untold = False  # untold: the server that answered does not report drafts
         self.tokens = array("I")
         self._sources = array("H")  # by token: indices into `_names`
         self._names: list[str] = []
         self._known: dict[str, int] = {}  # the index of each name
         self._ends = array("I", [1])  # by step: the number of tokens after it; the prompt's step gives one
-        # Of all steps, one after the other: nodes of the trees, and nodes on the accepted paths.
+        # Nodes of all trees, one step after the other, and the nodes on accepted paths.
         self._nodes, self._parents, self._proposers = array("I"), array("H"), array("H")
         self._paths = array("H")
         self._corrected = bytearray()  # by step: whether another token was drafted in place of its last one

@@ -196,7 +196,7 @@ def _attempt(
 
     def among(precisions: Sequence[Precision]) -> Attempt:
         ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
-        if draft_device != device:  # a small model takes nothing here
+        if draft_device != device:  # the draft model takes no memory of this device
             ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
         return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)
 
@@ -204,7 +204,7 @@ def _attempt(
     left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
     if not left_out or found.fitting:
         return found
-    # `run_plans` leaves out precisions by plain decoding only. With the named drafter another precision may fit.
+    # `run_plans` drops precisions by the speed of plain decoding. With the named drafter, another one may fit.
     others = among(left_out)
     return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
 
@@ -227,7 +227,7 @@ def _eligible(
     ranked = sorted(ranked, key=lambda plan: usual is not None and plan.precision != usual.precision)
     if predicted := [plan for plan in ranked if _is_of(plan.candidate, drafter)]:
         return predicted
-    precision, extra = ranked[0].precision, 0  # no figures of this drafter: count its bytes, expect plain speed
+    precision, extra = ranked[0].precision, 0  # this drafter has no figures: count its bytes, and expect plain speed
     if drafter.trained:
         planned = min(settings.context or PLANNED, model.shape.context)
         numbers = fit.drafter_numbers(precision.dtype, precision.quantize, precision.device.backend)

@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.3  # the least time to watch other programs before the machine 
 FADING = 0.95  # the sums of earlier replies are multiplied by this for each new one
 LEAST_TOKENS = 100  # tokens of replies before their figures count
 EXPECTATION = 600  # tokens of replies that weigh as much as the prediction: a few texts say little about the next
-# A peak above this many times the bytes of model, drafter and cache counts something else that the process held.
+# A peak above this many times the bytes of model, drafter and cache includes other memory of the process.
 OTHERS = 3
 READINGS = 3  # how often the bandwidth of memory or of a disk is read; the highest reading counts
 T = TypeVar("T")

@@ -76,7 +76,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
     Their drafts become one tree, and phrases lengthen all of them.
     """
     found: dict[str, DrafterSpec] = {}
-    if card.here and (shape := shape_of(card.path)):  # of all first: do not ask users to fetch one in vain
+    if card.here and (shape := shape_of(card.path)):  # all kinds first: do not ask users to fetch one in vain
         for kind in (one for one in kinds() if one in name.split("+")):
             check_layers(kind, card, shape)
     for piece in sorted(name.split("+"), key=kinds().__contains__):  # unknown names first: a typo before "not here"

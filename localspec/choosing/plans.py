@@ -184,7 +184,7 @@ def run_plans(
         replace(plan, cost_effectiveness=cost_effectiveness(plan.speed, plan.memory, base.speed, base.memory))
         for plan in plans
     ]
-    # The sort is stable: of plans with the same M the more accurate precision and the simpler drafter come first.
+    # The sort is stable: of plans with equal M, the more accurate precision and the simpler drafter come first.
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
 

@@ -227,7 +227,7 @@ def recommend(
     no device of this machine computes with.
     """
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
-    tried: list[tuple[Device, RunPlan]] = []  # of each device the best plan that fits, or else the smallest one
+    tried: list[tuple[Device, RunPlan]] = []  # for each device the best plan that fits, or else the smallest one
     for device in machine.devices:
         if not (open_ones := possible_precisions(model, precisions(as_computed(device, model)))):
             continue
@@ -249,7 +249,7 @@ def recommend(
         return Recommendation(model.card, chosen, reason, quality, gain, pace=pace, idle=idle)
     if not tried:
         raise only_packed(model.card.path)
-    _, plan = min(tried, key=lambda one: one[1].bytes - one[0].usable)  # where least is missing
+    _, plan = min(tried, key=lambda one: one[1].bytes - one[0].usable)  # the device that lacks the least memory
     precision, device = plan.precision, plan.precision.device
     disk = ", with half of its experts on the disk" if plan.on_disk else ""
     needed, usable = distinct(gib, plan.bytes, device.usable)

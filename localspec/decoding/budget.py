@@ -31,7 +31,7 @@ class ObservedCosts:
         self._of: dict[int, deque[tuple[int, float]]] = {}
         self._then: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
         self._plain = 0  # plain steps since they were requested
-        self._factors: dict[int, float] = {}  # by size, until the next forward: a tree needs one for each of its nodes
+        self._factors: dict[int, float] = {}  # by size; a tree needs one for each node, so each is computed once
 
     def at(self, rows: int, context: int) -> float:
         """Return the seconds of one forward of `rows` rows after `context` committed tokens."""
@@ -247,7 +247,7 @@ class Budget:
         self.off_reason = self._always_off  # a sentence for the user, from switching off until drafts pay again
         self._catches_up = True  # the first long draft also reads the text before it, so its time is not typical
         self._lost = self._gained = self._paid = (
-            0.0  # plain steps: lost since drafts last paid, and the two sums that they come from
+            0.0  # in plain steps: lost since drafts last paid, and the two sums behind this number
         )
         # Plain steps left until the next try, the length of the wait after it, and the slowness when switched off.
         self._wait, self._interval, self._slowness = 0, self._soonest, 1.0
@@ -255,7 +255,7 @@ class Budget:
 
     def stop(self, reason: str) -> None:
         """Allow no draft for the rest of this reply, even if the size of trees is fixed. Show the `reason`."""
-        self._off, self._wait = True, 0  # so that no wait ends
+        self._off, self._wait = True, 0  # so that the wait never ends
         self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:

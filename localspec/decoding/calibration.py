@@ -8,7 +8,7 @@ from localspec.decoding.logits import Candidate
 
 EDGES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # of the bins of confidence
 DEPTHS, RANKS = 8, 8  # deeper levels and lower ranks count as the last ones
-PRIOR = 4.0  # candidates that the drafter's own confidence counts for
+PRIOR = 4.0  # the drafter's own confidence counts as this many candidates
 REMEMBERED = 400.0  # candidates in a bin; beyond that old ones fade
 
 

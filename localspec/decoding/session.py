@@ -31,9 +31,9 @@ class Tally:
         self.committed = 0
         self.draft_seconds = self.verify_seconds = 0.0
         self.rows: Counter[int] = Counter()  # number of forwards by rows
-        self.step_seconds = 0.0  # of both, and of everything else in a step
+        self.step_seconds = 0.0  # of draft, forward, and everything else in a step
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
-        self._accepted: list[int] = []  # and how often one of its children was accepted
+        self._accepted: list[int] = []  # by depth: how often one of its children was accepted
 
     def add(self, step: Step, taken: int) -> None:
         """Count one decode step. The reply takes only the first `taken` of the tokens that the step committed."""
@@ -191,7 +191,7 @@ class Session:
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            self.forget()  # and everything is read
+            self.forget()  # everything is read again
 
 
 class _Reply:
@@ -212,7 +212,7 @@ class _Reply:
         self.prefill_seconds = self.first_seconds = self.last_seconds = 0.0  # since then: prompt, first, last token
         # Reply tokens that the consumer has, and how many of them come before the answer.
         self.released = self.thought = 0
-        self.thought_seconds = 0.0  # when the last of those came
+        self.thought_seconds = 0.0  # when the last thought came
         self.reused = 0  # prompt tokens that were in the cache
         self.chunk, self.spare = CHUNK, True  # as memory allows
 

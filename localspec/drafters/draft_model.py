@@ -23,7 +23,7 @@ from localspec.errors import LocalspecError
 
 SOURCE = "draft_model"
 PRIOR = 0.8  # assumed acceptance of the next pick at first: 0.7 to 0.97 with published pairs, depending on the text
-REMEMBERED = 12  # picks in its average
+REMEMBERED = 12  # recent picks whose average is taken
 UNUSED = 32  # steps without a draft after which the average is halfway back to the prior: unused, it could not recover
 UNREAD = 2  # tokens that a forward reads if every step is drafted for and a whole draft was accepted
 MANY = 16  # unread tokens that take clearly longer to read than those of a step
@@ -74,8 +74,8 @@ class DraftModel:
         self._tokens: list[int] = []  # the text, then the draft; a prefix of them is in the cache
         self._candidates: list[list[Candidate]] = []  # for the place of each token of the draft
         self._failed = False
-        self._confirmed = 0  # how many of them are known to be text
-        self._levels: list[list[Candidate]] = []  # those of the last draft, by depth
+        self._confirmed = 0  # how many of these tokens are committed
+        self._levels: list[list[Candidate]] = []  # candidates of the last draft, by depth
         self._drafted: list[int] = []  # picks of the last draft
         self._greedy = True
         self._replied = 0  # tokens of this reply
@@ -155,7 +155,7 @@ class DraftModel:
                     self._failed = True
                     break
             pick, level = self._tokens[count + depth], self._candidates[count + depth - self._confirmed]
-            if pick >= self._vocabulary:  # if its vocabulary is padded beyond the target's
+            if pick >= self._vocabulary:  # its vocabulary is padded beyond the target's
                 break
             self._levels.append(level)
             self._drafted.append(pick)
@@ -255,7 +255,7 @@ class DraftModel:
         logits = step.logits if list(rows) == list(range(len(step.logits))) else step.logits.take(rows)
         found = logits.candidates(places, 1 if self._costs is None else WIDTH, sampling)
         for pick, level in zip(picks, found, strict=True):
-            # A pick is the first of its candidates, but for ties and ids that truncation leaves out.
+            # A pick is its likeliest candidate, except for ties and for ids that truncation leaves out.
             level = level if any(token == pick for token, _ in level) else [(pick, 0.5), *level[1:]]
             self._candidates.append([one for one in level if one[0] < self._vocabulary or one[0] == pick])
         self._tokens += picks

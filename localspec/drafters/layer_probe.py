@@ -14,7 +14,7 @@ from localspec.models.s3d_prediction import MeasuredLayers, symmetric
 
 ROWS = 8  # tokens read at once: on a CPU they take little longer than one
 RANKS = 4  # of candidates
-TRIED = 6  # layers whose removal is measured after all were tried once: those that mattered least
+TRIED = 6  # layers whose removal is measured after each layer was tried once: those that mattered least
 LEAST = 4  # at least a quarter of the layers is kept
 LEAST_READS = 4  # reads that compare two sets of layers
 NO_BOUND = 2**31  # reads
@@ -44,7 +44,7 @@ def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
     most `available`, for which the replies are long enough.
     """
     for together in range(1, layers + 1):
-        counts = range(layers, max(1, layers // LEAST), -together)  # of layers at the beginning of a round
+        counts = range(layers, max(1, layers // LEAST), -together)  # numbers of layers at the beginning of each round
         tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
         if tries * LEAST_READS <= most:
             break
@@ -90,11 +90,11 @@ def probing_layers(
         several = tuple(layer for layer in kept if layer not in order[:going])
         outer = symmetric(count, len(kept) - going)
         if going == 1:
-            best = alone[::-1][int(np.argmax(right[::-1]))]  # of equal ones the last
+            best = alone[::-1][int(np.argmax(right[::-1]))]  # of equal layers, the last
             (other,) = yield from measured([outer])
         else:
             best, other = yield from measured([several, outer])
-        found.append(other if other.agreement >= best.agreement else best)  # of equal ones the outer layers
+        found.append(other if other.agreement >= best.agreement else best)  # of equal ones, the set with outer layers
         kept = found[-1].layers
         order = [layer for layer in order if layer in kept] + [layer for layer in kept if layer not in order]
     return found

@@ -49,9 +49,9 @@ class Lookahead(Textless):
             picks = [step.greedy_picks[node] for node in probes[-columns:]]
             if len(self._levels) == self._depth:
                 for guesses in zip(*self._levels, picks, strict=True):
-                    self._pool.take([token for token in guesses if token is not None])  # none is None by now
+                    self._pool.take([token for token in guesses if token is not None])  # no guess is None by now
                 del self._levels[0]
-                advance -= 1  # level 1 was one position further
+                advance -= 1  # level 1 was one position ahead
             self._levels.append([None if token in self._special else token for token in picks])
         for level in self._levels:
             del level[:advance]

@@ -22,7 +22,7 @@ class _Share:
     drafts: int  # since it was last judged
     gain: float  # tokens per draft that no other proposed
     seconds: deque[float]
-    rest: int = 0  # steps from now on in which it does not draft
+    rest: int = 0  # steps for which it does not draft
     interval: int = SOONEST
 
 

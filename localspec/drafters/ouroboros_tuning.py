@@ -28,7 +28,7 @@ CONTEXT = 256  # tokens of text at which forwards are priced
 # Times the cost of one row. With the paper's recipe a window saves 12 to 18 % of a small model's forwards, measured on
 # Qwen2.5-Coder 1.5B and 0.5B. So a search begins with a window whose rows cost less, and tries some that cost more.
 NEARLY_FREE, CHEAP = 1.15, 1.5
-BETTER = 0.99  # of the best seconds so far: a smaller gain is no reason to leave a good start
+BETTER = 0.99  # of the best time so far: a smaller gain is no reason to leave a good start
 
 Exchange = tuple[Sequence[int], Sequence[int]]  # a prompt, and the target's reply to it
 Build = Callable[[Hyperparameters], tuple[Drafter, DraftModel]]  # returns the drafter, and the draft model in it

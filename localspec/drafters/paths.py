@@ -29,7 +29,7 @@ class Levels:
     def __init__(self) -> None:
         self._right: list[float] = []  # by depth, how often the next token was among those proposed
         self._seconds: list[deque[float]] = []
-        self._left_out: list[int] = []  # drafts in a row that ended before it
+        self._left_out: list[int] = []  # by depth, how many drafts in a row ended before it
 
     def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
         """Return whether a level is worth its time and a row; `chance` is the summed chance of all its paths.

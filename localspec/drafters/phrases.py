@@ -231,7 +231,7 @@ class WithPhrases:
         while not self._anywhere and not inner.probe and (left := context.nodes + 1 - builder.size) > 0:
             nodes += left
             before, inner = inner.size, self.inner.draft(replace(context, nodes=nodes))
-            if inner.probe or inner.size <= before:  # a window that is requested again is another window
+            if inner.probe or inner.size <= before:  # another request would return another window
                 break
             builder.grow(inner)
         self._draft, self._stored = builder.build(context.nodes)
@@ -281,7 +281,7 @@ class WithPhrases:
         newest = list(distinct.values())[::-1]
         return sorted(newest, key=lambda follower: -follower[0])[
             : self._max_phrases
-        ]  # stable: of equal ones the newest
+        ]  # stable: of equal ones, the newest comes first
 
 
 class _TreeBuilder:

@@ -23,7 +23,7 @@ from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import MOST_RANK
 
 JOINT = ("balance",)  # options that only joint training has
-CHANGING = ("rank", "lm_head")  # and those of training that changes the target, at the same time or before
+CHANGING = ("rank", "lm_head")  # options of training that changes the target, at the same time or before
 MOST_DRAFT_RANK = 4096  # r_q of the paper (§4.2)
 PAPER_WIDTH = 1024  # of W_p h_p and of W_q h_q (appendix A)
 RECENT_MODELS = ("transformer", "lstm", "none")

@@ -121,7 +121,6 @@ class Engine:
         self._idle_cores: IdleCores = share_with._idle_cores if share_with else IdleCores(LOOK)
         cache = MeasurementCache(store, self._reporter)
         auto = choice.nodes > 0 and not choice.fixed
-        # The target and its measurements.
         settle_kernels(choice.device, cache)
         self.target: Target = share_with.target if share_with else load_target(choice, self._reporter)
         self.profile = ModelProfile.of(choice, cache)
@@ -133,7 +132,6 @@ class Engine:
         self._key = reply_key(choice.drafter, choice.trained, small_model)
         doubted = self._costs is not None and self.profile.lost(self._key, self._costs)
         self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason, doubted)
-        # The drafter.
         self._layers = load_layers(choice, self.target, self.profile, self._costs)
         own: list[Drafter] = [
             *([self._layers] if self._layers else []),
@@ -154,14 +152,12 @@ class Engine:
         self.conversation: int | None = None  # in which replies are saved; its phrases can be deleted by it
         self.wanted: Callable[[], bool] = lambda: True  # called before events, which then come more often
         reader = self.saved_phrases.read if self.saved_phrases else None
-        # The draft model.
         small = self.draft_model
         self.hyperparameters = Hyperparameters()
         if pair and pair.choice.drafter == choice.drafter:
             self.hyperparameters = pair.hyperparameters
         elif small:
             self.hyperparameters = known_hyperparameters(choice, small, self.profile)
-        # All parts together.
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
         drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
         self._reader = reader
@@ -507,7 +503,7 @@ class Engine:
         if statistics is not None and self._costs and self._costs.timed:
             self._spill_watch.look(statistics, len(self.session.tokens))
         if self.saved_phrases and not self.saved_phrases.keep(self.pool, start, self.conversation):
-            return  # one problem is waited for and reported only once
+            return  # the store failed: do not wait for it or report it again
         for quantity, calibration in self._calibrated:
             self.profile.remember(quantity, calibration)
         if statistics is not None and not goes_round(self.target.decode(statistics.token_ids)):

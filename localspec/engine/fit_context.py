@@ -44,7 +44,7 @@ def fit_conversation(
         raise UsageMistake(
             f"The prompt is {length} characters long, but the context holds {target.context} tokens; shorten it."
         )
-    turns = max(0, (len(messages) - first - 1) // 2)  # that can be left out
+    turns = max(0, (len(messages) - first - 1) // 2)  # turns that can be left out
     # Round the room, so that a small change of free memory leaves out the same turns.
     step = max(1, target.context // STEPS)
     steady = room - room % step if room >= step else room

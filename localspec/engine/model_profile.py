@@ -36,7 +36,7 @@ from localspec.weights.fingerprint import Identity
 from localspec.weights.recipe import as_draft
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-# If rows are filled up, one more than such a number costs as much as the next.
+# Where rows are filled up, one more than such a number costs as much as the next larger one.
 FILLED_UP = tuple(sorted({*STATIC_ROWS, *(rows + 1 for rows in STATIC_ROWS[1:-1])}))
 # Also on a GPU, if 64 rows hardly cost more than one. The prefill window of a small draft model has as many rows, and a
 # static shape at most 64.
@@ -44,7 +44,7 @@ WIDE, NEARLY_FREE = (65, 128, 192), 1.3
 NEAR, FAR = 256, 2048  # tokens of context
 MOST_REPETITIONS = 15
 ENOUGH_SECONDS = 1.0  # of repetitions, but at least two
-# After this time one repetition is enough. After a forward that took this long, no more rows are tried.
+# After this many seconds one repetition is enough. After a forward of this length, no more rows are tried.
 PATIENCE_SECONDS = 3.0
 
 
@@ -257,7 +257,7 @@ class ModelProfile:
         """Add one reply to the saved figures of a drafter. `drafter` is its `reply_key`."""
         if statistics.steps and statistics.token_ids:
             sums = with_reply(self.cache.recall(REPLIES, self.replies_subject) or {}, drafter, statistics)
-            # A problem is not worth a sentence: the next reply is as informative.
+            # Do not report a failure: the next reply is as informative.
             self.cache.remember(REPLIES, self.replies_subject, sums, silent=True)
 
 

@@ -66,7 +66,7 @@ def tried(
         time.sleep(LOOK_SECONDS)
     ended = 0 if found is None or found.tried_by in ("", ourselves) else found.ended + 1
     if found is not None and (not found.tried_by or ended >= ENDS):
-        cache.remember(quantity, subject, found, silent=True)  # it is still in use, and old measurements are deleted
+        cache.remember(quantity, subject, found, silent=True)  # in use, so it must not be deleted as an old measurement
         return found
     cache.reporter.progress(f"checking once whether {what} on this GPU")
     cache.remember(quantity, subject, TrialResult(fallback, ENDED, tried_by=ourselves, ended=ended))

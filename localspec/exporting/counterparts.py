@@ -190,7 +190,7 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
         for name in weight_map(sizes):
             own = stored.get(f"model.{stored_name(name)}")
             weights[name] = target.weights[name] if own is None else own.to(target.dtype)
-        if options.form == "model":  # the mask has a separate row next to the embedding
+        if options.form == "model":  # the mask has its own row next to the embedding
             weights["embed_tokens"][content["pard_token"]] = (stored["masks"][0] / sizes.embed_scale).to(target.dtype)
         _write_model(directory, sizes, weights, {**content, "dtype": _name(target.dtype)}, checkpoint, vocab_size)
         if options.form != "model":
@@ -284,7 +284,7 @@ def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, A
         "max_window_layers": count if window is None else 0,
     }
     others["no_rope_layers"] = [int(not sizes.is_local(layer)) for layer in range(count)]
-    windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # it has a pattern without them
+    windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # else its class assumes a pattern
     return said | {name: value for name, value in others.items() if name in content or name in windowed}
 
 

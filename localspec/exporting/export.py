@@ -104,7 +104,7 @@ def _whole(out: Path) -> Iterator[Path]:
     try:
         with private_files():
             out.parent.mkdir(parents=True, exist_ok=True)
-            for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):  # by killed exports, not by running ones
+            for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):  # left by killed exports
                 process = left.name.split(".")[-2]
                 if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
                     shutil.rmtree(left, ignore_errors=True)

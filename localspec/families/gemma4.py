@@ -26,7 +26,7 @@ from localspec.families.reading import by_pattern, check, number, positive, two_
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    # "vision": attention has both directions only within images, which localspec does not read
+    # "vision": attention in both directions only within images, which localspec does not read
     check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))
     width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
     check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))

@@ -49,7 +49,7 @@ def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
         raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
     said = said if isinstance(said, dict) else {}
     if type(said.get("top_k")) is int and said["top_k"] < 0:
-        said["top_k"] = 0  # the Hugging Face code takes this as all tokens
+        said["top_k"] = 0  # the Hugging Face code takes 0 as all tokens
     wrong = [name for name in _SAMPLING if said.get(name) is not None and not possible(name, said[name])]
     left_out = {LEFT_OUT: [f"{name} = {str(said[name])[:40]}" for name in wrong]} if wrong else {}
     return {name: value for name, value in said.items() if name not in (*wrong, LEFT_OUT)} | left_out

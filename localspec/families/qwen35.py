@@ -62,7 +62,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     }
 
 
-# The last but one is the channels of all heads together.
+# The last but one is the number of channels of all heads together.
 _SIZES_IN_GGUF = ("group_count", "time_step_rank", "state_size", "inner_size", "conv_kernel")
 _PLUS_ONE: Mapping[str, Change] = dict.fromkeys(
     (

@@ -72,5 +72,5 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     }
     stated = {name: value for name, value in inner.items() if value is not None}
     ends = {name: outer[name] for name in ("eos_token_id",) if name in outer}  # these include the end of a turn
-    tied = {name: True for name in ("tie_word_embeddings",) if outer.get(name) is True}  # whatever `inner` has
+    tied = {name: True for name in ("tie_word_embeddings",) if outer.get(name) is True}  # whatever `inner` says
     return {**outer, **stated, **ends, **tied, "architectures": [inside[kind]], "model_type": kind}

@@ -20,7 +20,7 @@ from localspec.paths import Paths, owner_only_files, write_anew
 from localspec.quantities import distinct
 from localspec.quantities import size as shown
 
-_IN_VAIN = 3  # times in a row that a file may break off with less than a tenth of it added
+_IN_VAIN = 3  # most attempts in a row that may break off after less than a tenth of the file
 
 
 class Interrupted(KeyboardInterrupt):
@@ -206,7 +206,7 @@ def _private_locks(source: Source) -> Iterator[None]:
         yield
     finally:
         for lock in set(place.glob("*.lock")) - before:
-            with suppress(OSError):  # it belongs to another user, or is gone
+            with suppress(OSError):  # the file belongs to another user, or is gone
                 lock.chmod(stat.S_IMODE(lock.stat().st_mode) & ~0o022)
 
 
@@ -233,7 +233,7 @@ def _finish(part: Part, paths: Paths | None) -> list[str]:
     Return notices.
     """
     _clear_what_the_client_tried(repository(part.source) / "blobs")
-    if part.source.gguf or part.texts_only:  # its registration says where a model is from
+    if part.source.gguf or part.texts_only:  # the registration says where a model is from
         return []
     source, former = part.source, record(part.source, paths)
     if source.revision != part.commit:

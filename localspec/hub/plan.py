@@ -234,7 +234,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
             f"The weights of {source} are packed ({method}), which localspec does not read; choose the model's bf16 or "
             "fp16 weights."
         )
-    # Many models of a supported architecture still name code from before transformers supported them.
+    # Many models of a supported architecture still name code that was needed before transformers supported them.
     return ("The model comes with code (auto_map), which is neither fetched nor run.",) if own_code else ()
 
 

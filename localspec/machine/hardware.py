@@ -134,7 +134,7 @@ class IdleCores:
         passed = now[0] - last[0]
         if passed < self._least:
             return self._found
-        # with fewer permitted cores than the machine has, not all of them must be idle
+        # If fewer cores are permitted than the machine has, not all of the permitted ones must be idle.
         self._last, self._found = now, min(physical_cores(), max(1, _allowed_cores() - round(_others(last, now))))
         return self._found
 
@@ -281,7 +281,7 @@ def disk_bandwidth(file: Path) -> float | None:
     direct = getattr(os, "O_DIRECT", 0)
     try:
         handle = os.open(file, os.O_RDONLY | direct)
-    except OSError:  # it is gone, or its file system has no such reads
+    except OSError:  # the file is gone, or its file system has no direct reads
         return None
     try:
         pieces = os.fstat(handle).st_size // _PIECE
@@ -289,7 +289,7 @@ def disk_bandwidth(file: Path) -> float | None:
             return None
         places = random.sample(
             range(pieces), _PIECES
-        )  # others each time, since a disk may keep the former ones in its cache
+        )  # different pieces each time, since a disk may keep earlier ones in its cache
         done, began = 0, time.perf_counter()
         with mmap(-1, _PIECE) as buffer:  # aligned, as such reads require
             while done < _PIECES and time.perf_counter() - began < _LONGEST:

@@ -18,8 +18,8 @@ from localspec.weights import packed_file
 from localspec.weights.checkpoint import inspect, is_packed
 
 DRAFT_FOLDER = "draft"  # the directory inside a model's own that may hold its small model
-LARGEST_SHARE = 0.5  # of the bytes that a step of the target reads, for a draft model that nobody named
-NEARLY = 0.9  # of them: a model that reads more is of the same size
+LARGEST_SHARE = 0.5  # a draft model that nobody named reads at most this share of the target's bytes per step
+NEARLY = 0.9  # a model that reads more than this share counts as one of the same size
 
 
 @dataclass(frozen=True)

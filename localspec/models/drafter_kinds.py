@@ -221,7 +221,7 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
     """Return the seconds of drafting token by token, each with a layer and the target's head: a share of a forward."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
     read = cost.parameters
-    if shape.experts is not None:  # it reads as many experts as another layer
+    if shape.experts is not None:  # it reads as many experts as a layer of the target
         read = (shape.read(1) - shape.embedding) // shape.num_layers + 2 * shape.hidden_size**2
     return steps * (read + shape.embedding) / shape.read(1) * cost.forward(1)
 
@@ -287,7 +287,7 @@ TABLE = [
     DrafterKind("lookahead", "phrases found by a Jacobi window in spare rows", "nothing", _free),
     DrafterKind(
         "layers", "some of the target's own layers: S3D without training", "probe",
-        # a few forwards through about half of these layers; a probe measures them better
+        # a few forwards through about half of the layers; a probe measures them better
         lambda cost, nodes: min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1), with_experts=False,
     ),
     DrafterKind(

@@ -49,7 +49,7 @@ class PublishedDrafter:
     @property
     def download(self) -> int | None:
         """About how many bytes the download has; None if the registry does not say."""
-        return self.bytes or (2 * self.parameters if self.parameters else None)  # in 16 bits
+        return self.bytes or (2 * self.parameters if self.parameters else None)  # weights in 16 bits
 
 
 @dataclass(frozen=True)

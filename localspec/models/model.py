@@ -25,7 +25,7 @@ from localspec.weights.packed_file import BLOCKS, forms
 from localspec.weights.packed_file import read as read_packed
 from localspec.weights.recipe import draft_bytes, draft_in_words, head_tokens, read_bytes
 
-# bits of a weight outside of the experts, by type of file: there gpt-oss is in Q8_0
+# Bits per weight outside of the experts, by type of file: gpt-oss in MXFP4 has Q8_0 there.
 _WITHOUT_EXPERTS = {"MXFP4": 8.5}
 
 
@@ -82,7 +82,7 @@ def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) ->
     own, passed_over = default_draft(card, every)
     small = None
     if own is not None:
-        with suppress(LocalspecError):  # one to be fetched, with unknown sizes
+        with suppress(LocalspecError):  # an entry to be fetched, with unknown sizes
             small = small_model_of(own.card, drafts=True)
     return replace(
         model,

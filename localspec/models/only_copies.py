@@ -63,7 +63,7 @@ def _move(file: Path, new: Path, reporter: Reporter) -> None:
         reporter.progress(f"moving a model to {new.parent}, once")
         partial = new.with_name(new.name + PARTIAL)
         try:
-            shutil.copy2(file, partial)  # the latest of several imports of one name counts
+            shutil.copy2(file, partial)  # of several imports under one name, the latest counts
             _flush(partial)
             os.replace(partial, new)
         finally:

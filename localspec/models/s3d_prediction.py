@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-MOST = 5  # tokens per draft: the paper's discount holds up to five
+MOST = 5  # tokens per draft: the paper's discount holds for at most five
 LONGEST = 16  # tokens of a draft for which acceptance was measured
 WORTH = 0.01  # least gain of one more token per draft
 

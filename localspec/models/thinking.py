@@ -11,7 +11,7 @@ from localspec.models.messages import Message
 WhenItThinks = Literal["no", "always", "switch"]  # before it answers: never, in any case, or as `--think` asks
 Decode = Callable[[Sequence[int]], str]
 
-_LEAD = 16  # white space that may precede the mark
+_LEAD = 16  # characters of white space that may precede the mark
 _TAIL = 64  # tokens at the end of a prompt that may include the mark
 
 

@@ -86,7 +86,7 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
         raise LocalspecError(why if whole else f"The tokenizer in {path} cannot be used ({why[:200]}); fetch it again.")
     _tried[mark] = template[0].get("error", "")
     if not _tried[mark]:
-        with suppress(OSError):  # it is tried again the next time
+        with suppress(OSError):  # if its result cannot be saved, it is tried again the next time
             private_directory(known.parent)
             known.touch(0o600)
     return Trial(_tried[mark], known)

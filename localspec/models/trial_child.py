@@ -15,7 +15,7 @@ from localspec.models.tokenizer import Tokenizer
 from localspec.models.tokenizer_trial import TOO_LONG
 
 _SECONDS = 60.0  # of CPU time; the largest tokenizers take one
-_TEMPLATE_SECONDS = 10.0  # of CPU time; rendering ends itself after 5 if Python can be interrupted
+_TEMPLATE_SECONDS = 10.0  # of CPU time; rendering stops itself after 5 if Python can be interrupted
 _MEMORY = 4 * 2**30  # bytes of address space; a large tokenizer takes a quarter
 _LONGEST_ERROR = 2000  # characters
 _ONE = re.compile(r"\[[^][\\]+\]")  # an expression for one of several characters
