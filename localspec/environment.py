@@ -10,7 +10,7 @@ ISA = "LOCALSPEC_ISA"
 SERVE_KEY = "LOCALSPEC_SERVE_KEY"
 SERVER_KEY = "LOCALSPEC_SERVER_KEY"
 REAL_MODELS = "LOCALSPEC_REAL_MODELS"  # the directory of the models that tests use; tools/real_models.py
-one_command = False  # whether this process began for the command that it runs, so its start is part of the command's
+one_command = False  # whether this process was started for its command, so that its start counts as part of the command
 TAB_DRIVER = "localspec_tui.tab:TabDriver"  # Textual's driver in a tab of a browser, by its own variable
 
 

@@ -74,7 +74,7 @@ def out_of_memory(error: BaseException) -> bool:
     A thread that cannot be started counts as well: memory for its stack is missing, or there are too many threads.
     """
     torch = sys.modules.get("torch")
-    if isinstance(error, OSError):  # of a mapped file
+    if isinstance(error, OSError):  # from a mapped file
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True

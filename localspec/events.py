@@ -18,7 +18,7 @@ class Memory:
     drafter: int
     cache: int
     peak: int
-    parked: int = 0  # of the caches of texts that may be continued
+    parked: int = 0  # bytes of the caches of texts that may be continued
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Statistics:
     prefill_seconds: float
     first_token_seconds: float
     decode_seconds: float
-    draft_seconds: float  # the drafter's part of the decode seconds
-    verify_seconds: float  # the part of the target's forwards
-    step_seconds: float  # the part of whole steps, without the time of the reader of the text
+    draft_seconds: float  # decode seconds in the drafter
+    verify_seconds: float  # decode seconds in the target's forwards
+    step_seconds: float  # decode seconds of whole steps, without the time that the reader of the text takes
     tokens_per_second: float
     steps: int  # target forwards after prefill
     acceptance_length: float  # τ: tokens committed per target forward, including the bonus token

@@ -57,7 +57,7 @@ def curve(values: Sequence[float], height: int) -> list[str]:
     ]
 
 
-# Each as wide as its original, because layouts do not know the difference.
+# Each is as wide as its original, because layouts assume that width.
 _MARKS = {
     "▁▂▃": ".",
     "▄▅▆▇█▌▐▋▊▉▀▰▮░▒▓■◼▓": "#",

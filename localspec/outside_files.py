@@ -36,7 +36,7 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
             raise OSError(errno.EINVAL, "it is not a regular file", str(file))
         parts, left = [], limit + 1
-        # `read` reserves as many bytes as it is asked for, so ask for the file's size and not for the limit.
+        # `read` reserves as many bytes as requested, so request the file's size rather than the limit.
         while left and (part := stream.read(min(left, max(size + 1, 2**16)))):
             parts.append(part)
             left -= len(part)

@@ -56,7 +56,7 @@ class Paths:
     choice = _Place("data_dir", "model.json")  # the model that was chosen last
     former_names = _Place("data_dir", "former-names.json")  # of imports that conversations and phrases still refer to
     drafters = _Place("data_dir", "drafters")
-    answers = _Place("data_dir", "answers")  # of models to the prompts of localspec, as training data for drafters
+    answers = _Place("data_dir", "answers")  # replies of models to prompts of localspec, to train drafters
     pulled = _Place("data_dir", "pulled")
     imports = _Place("data_dir", "imported")  # packed models that are the only copy of their weights
     serving_key = _Place("data_dir", "serving.key")  # for requests over TCP

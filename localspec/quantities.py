@@ -153,7 +153,7 @@ class Arrival:
     """The progress of one download."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # times, and the bytes that had arrived
+        self._seen: deque[tuple[float, int]] = deque()  # times, and bytes that had arrived by then
 
     def parts(self, done: int, total: int, now: float) -> list[str]:
         """Return the progress, the speed and the remaining time in words, leaving out what is unknown.

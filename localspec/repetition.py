@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 # A warning: `goes_round`.
 TAIL = 4096  # last characters that are examined
-REPEATS, LEAST = 6, 200  # least repetitions, and least characters of them: a refrain is shorter
+REPEATS, LEAST = 6, 200  # least repetitions, and least characters of all repetitions: a refrain is shorter
 REPEATS_IN_ROWS = 20  # least repetitions in code and tables, where a line often appears several times
 WORDS_IN_ROWS = 3  # least different words of such a line: a long row of `0, 0, 0` is normal
 ENDING = 24  # last characters that are searched for to find an earlier repetition
 PLACES = 4  # most earlier places that are tried
 
 # The end of a reply: `is_loop`.
-LOOP = 1000  # least characters of one phrase, repeated at least REPEATS times
+LOOP = 1000  # factor on both numbers for text in which repetition may be intended
 PATIENCE = 5  # factor on both numbers where the repetition may be intended
 LOOP_TAIL = 32_768  # last characters that are examined
 EVERY = 16  # tokens between two checks, counted from the first token, so that drafts do not change where a reply ends

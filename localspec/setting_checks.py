@@ -7,8 +7,8 @@ from typing import Any
 
 from localspec.outside_files import parse_json, parse_toml
 
-HOTTEST = 100  # of temperatures: at lower ones already, all tokens are about equally likely
-COLDEST = 1e-30  # lower ones count as this one: in fp32 every score would be infinite
+HOTTEST = 100  # the highest temperature; far below it, all tokens are already about equally likely
+COLDEST = 1e-30  # lower temperatures count as this one: in fp32 every score would be infinite
 _MOST = 2**63 - 1  # of whole numbers, as the history can store them
 SERVER_URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(?P<path>/[\w./~%-]*)?",

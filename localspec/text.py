@@ -19,7 +19,7 @@ del _TABLE[ord("\n")], _TABLE[ord("\t")]
 
 PASTE_BEGIN, PASTE_END = "\x1b[200~", "\x1b[201~"  # sent by a terminal around a paste
 ALT_ENTER = "\x1b[13;3u"  # as terminals with kitty's protocol send it; most others send Escape and Enter
-LETTERS = 16  # in one piece: nobody types this many at once, so they are a paste without marks
+LETTERS = 16  # letters that arrive at once: nobody types this many, so they are a paste without marks
 LONGEST_SEQUENCE = 32  # characters of a key or an answer that may arrive in two pieces
 # An escape sequence, or a run of letters.
 _KEYS = re.compile(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXEMPT = ROOT / "tools" / "avoided_words.txt"
-# translated idioms, each with the plain words for it
+# Translated idioms, each with plain words instead.
 AVOIDED = {
     "told": "given, reported, or the fact itself", "beside": "next to, with, or in addition to",
     "alike": "the same, or equally", "anew": "again", "of its own": "its own, or separate",
@@ -27,7 +27,7 @@ AVOIDED = {
 }  # fmt: skip
 _AVOIDED = re.compile(rf"(?<!there )\b({'|'.join(AVOIDED)})\b", re.IGNORECASE)
 _CODE = re.compile(r"`[^`\n]*`|\bis None\b")
-# data, messages that are checked where they are made, a test of this, and pictures of the program
+# Not searched: data, messages that another check covers, the test of this tool, and pictures of the program.
 _DATA = (
     "research/demo_data/",
     "tests/messages.toml",

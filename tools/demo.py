@@ -67,7 +67,7 @@ def prepare() -> None:
     if not find(PUBLISHED):
         print(f"Fetching {model.title}, {size(model.bytes)}, {model.license}, into {folder()} ...", flush=True)
     imported = localspec("import", str(fetch(PUBLISHED)), "--json", captured=True)
-    if imported.returncode:  # the reason is on standard error
+    if imported.returncode:  # the child printed the reason on standard error
         raise NotFetched(f"{model.title} could not be imported.")
     made = json.loads(imported.stdout)
     print(f"Imported as {made['name']}: {size(made['bytes'])} in {made['packing']}.")
@@ -105,7 +105,7 @@ def main() -> int:
         code = show()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
         return READER_GONE
     except KeyboardInterrupt:
         print("Interrupted. Run it again to continue.", file=sys.stderr)

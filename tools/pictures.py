@@ -104,7 +104,7 @@ class Scene:
 
     arguments: Sequence[str]
     size: tuple[int, int]
-    steps: Sequence[tuple[str, str]]  # a pattern that must be seen, and the keys that are typed then
+    steps: Sequence[tuple[str, str]]  # a pattern to wait for, and the keys to type then
     end: str
 
 
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--drafter", default="auto")
     arguments = parser.parse_args()
     DRAWN.mkdir(exist_ok=True)
-    os.chdir(DRAWN)  # what is recorded there names no directory
+    os.chdir(DRAWN)  # so that recordings name no directory of this machine
     for name in arguments.names or SCENES:
         take(name, SCENES[name], ["-m", arguments.model, "--drafter", arguments.drafter])
         print(f"docs/figures/pictures/{name}.svg")

@@ -20,7 +20,7 @@ import localspec
 from localspec.native.build import TARGETS, this_machine
 
 ROOT = Path(__file__).resolve().parent.parent
-# The other targets are compiled by the same compiler from the same sources, and were not run.
+# The other targets are compiled from the same sources by the same compiler, and were never run.
 TRIED = {"linux-x86_64": "all tests", "linux-aarch64": "part of the native tests under qemu (make test-aarch64)"}
 
 

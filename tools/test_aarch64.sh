@@ -1,9 +1,8 @@
 #!/bin/sh
-# Tests the native library for ARM on an x86-64 Debian, in an ARM Python that qemu runs: `make test-aarch64`.
-#
-# Needs qemu-aarch64 (apt-get install qemu-user), apt-get, dpkg-deb, the dev extra, and the network once; root is not
-# needed and nothing is installed: all of it lies in build/aarch64. TESTS and CPU (qemu's: max, or cortex-a53, which has
-# no dot products) may be given.
+# Test the native library for ARM on an x86-64 Debian, with an ARM Python under qemu: `make test-aarch64`.
+# It needs qemu-aarch64 (apt-get install qemu-user), apt-get, dpkg-deb, the dev extra, and the network once. It needs
+# no root and installs nothing: all files are in build/aarch64. TESTS names the tests, CPU the machine for qemu (max,
+# or cortex-a53, which has no dot products).
 set -eu
 cd "$(dirname "$0")/.."
 PYTHON="${PYTHON:-python3}" TESTS="${TESTS:-tests/native}" CPU="${CPU:-max}"
@@ -11,7 +10,7 @@ work="$PWD/build/aarch64"
 command -v qemu-aarch64 >/dev/null || { echo "There is no qemu-aarch64; on Debian, apt-get install qemu-user." >&2; exit 1; }
 mkdir -p "$work"
 
-# Debian's own Python for ARM, unpacked beside its libraries
+# Debian's Python for ARM, unpacked
 if ! [ -e "$work/debian/.complete" ]; then
     apt="$work/apt"
     rm -rf "$apt" "$work/debian"
@@ -24,8 +23,8 @@ if ! [ -e "$work/debian/.complete" ]; then
     for package in "$apt"/cache/archives/*.deb; do dpkg-deb -x "$package" "$work/debian"; done
     touch "$work/debian/.complete"
 fi
-# What the tests start as sys.executable is this, too: the kernel would not know how to run a program for ARM. The
-# packages below are found by a .pth, since tests clear PYTHONPATH.
+# Tests start this script as sys.executable, because the kernel cannot run a program for ARM. A .pth file leads to the
+# packages below, because tests clear PYTHONPATH.
 arm="$work/python"
 cat >"$arm" <<END
 #!/bin/sh
@@ -37,7 +36,7 @@ chmod +x "$arm"
 echo "$work/packages" >"$work/debian/usr/lib/python3/dist-packages/packages.pth"
 version="$("$arm" -c 'import sys; print("%d%d" % sys.version_info[:2])')"
 
-# The packages that the tests import, for ARM. Of torch the last version whose wheel for ARM has no CUDA.
+# The packages that tests import, for ARM. This torch is the last one whose wheel for ARM has no CUDA.
 if ! [ constraints.txt -ot "$work/packages/.complete" ]; then
     rm -rf "$work/packages"
     grep -Ev '^(#|(torch|bitsandbytes|accelerate|peft|ruff|mypy|librt|ast_serialize|import-linter|grimp|ziglang)=)' \
@@ -49,7 +48,7 @@ if ! [ constraints.txt -ot "$work/packages/.complete" ]; then
     touch "$work/packages/.complete"
 fi
 
-# The source tree as it is handed to others, with the library for ARM in it
+# The source tree of an sdist, with the library for ARM in it
 rm -rf "$work/sdist" "$work/tree"
 mkdir -p "$work/tree"
 "$PYTHON" -m hatchling build -t sdist -d "$work/sdist" >/dev/null
@@ -60,7 +59,7 @@ cd "$work/tree"
 unset PYTHONPATH
 export OMP_NUM_THREADS=1
 "$arm" -c 'from localspec.machine import compiled; print("instructions:", compiled.instruction_set() or compiled.missing())'
-# of a child that was forked and starts threads, qemu itself makes an end
+# qemu itself ends a forked child that starts threads
 forks=tests/native/test_threads.py::test_a
 exec "$arm" -m pytest -p no:cacheprovider -p no:syrupy -o timeout=0 --deselect "${forks}_forked_child_computes_alone" \
     --deselect "${forks}_child_that_was_forked_while_another_thread_computes_waits_for_nobody" $TESTS

@@ -89,7 +89,7 @@ class ChatAndServer(NamedTuple):
                 return SocketEngine.open(place, card, settings, system, reporter, here, keep)
             if keep:
                 trouble = start_server(settings, card, keep, reporter)
-                with suppress(NoServer):  # also after a failure: another process may have been faster
+                with suppress(NoServer):  # even after a failure: another process may have been faster
                     return SocketEngine.open(place, card, settings, system, reporter, here, keep)
                 trouble = trouble or "The server ended before it had loaded the model."
                 reporter.notice(f"no server was started, so this process answers. {trouble}")
@@ -103,7 +103,7 @@ class ChatAndServer(NamedTuple):
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
     def _here(self, settings: Settings, card: TargetCard) -> "Engine":
-        self.progress.show(f"loading {card.name}")  # not earlier: a server has mostly loaded it already
+        self.progress.show(f"loading {card.name}")  # not earlier: a server has usually loaded it already
 
         from localspec import Engine  # may import torch, which takes a second
 

@@ -56,7 +56,7 @@ def distill(
         card = chosen_model(settings, store, progress.reporter)
         progress.show(f"loading {card.name}")
 
-        # A model may be loaded by torch from here on; importing it takes seconds.
+        # torch may be needed from here on; importing it takes seconds.
         from localspec.training.answering import GenerationSettings, answerer
         from localspec.training.distill import Distiller
 

@@ -76,7 +76,7 @@ def list_models(
             inside = own.card.path == card.path / DRAFT_FOLDER and not own.named
             draft = f"{DRAFT_FOLDER}{os.sep}" if inside else own.card.name
         trained: list[dict[str, Any]] = []
-        with suppress(LocalspecError):  # its files cannot be read
+        with suppress(LocalspecError):  # files that cannot be read
             every_kind = [] if isinstance(found, LocalspecError) else trained_drafters(card)
             trained = [{"kind": one.kind, "shipped": one.shipped} for one in every_kind]
         row |= {

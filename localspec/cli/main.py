@@ -218,7 +218,7 @@ def _run(arguments: list[str]) -> int:
                 "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
             )
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
-            raise  # an open stream failed, and commands write to none but standard output
+            raise  # an open stream failed, and standard output is the only one that commands write to
         if said := no_more_files(error):
             return _say(said)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:

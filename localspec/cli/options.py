@@ -97,7 +97,7 @@ def _with_flags(
 
     wrapped: Any = wraps(command)(with_flags)
     del wrapped.__wrapped__  # typer would follow it
-    keyword = inspect.Parameter.KEYWORD_ONLY  # these may stand in any order
+    keyword = inspect.Parameter.KEYWORD_ONLY  # keyword parameters may have any order
     wrapped.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in parameters])
     wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
     return cast("Callable[..., T]", wrapped)

@@ -375,7 +375,7 @@ class _Talk:
         settings = self._settings.another(before, engine)
         trace = Trace(prompt.typed, engine.decode or str)
         live = LiveStats(engine, settings.accept)
-        watched = sys.stdout.isatty()  # a program gets a repeating reply to its end
+        watched = sys.stdout.isatty()  # for a program, a repeating reply is not stopped
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=prompt.typed if watched else None)
         prompt = prompt.after(self._files, GIVEN)
         sampling, think = engine.sampling(settings), engine.thinking(settings, self.conversation.system)

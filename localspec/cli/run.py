@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from localspec import Statistics
 
 app = typer.Typer()
-# `run` does not measure
 NOT_CHECKED = "not checked yet (a chat checks after its first reply, `--exact` before a reply)"
 
 
@@ -83,7 +82,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
         engine = begun.for_reply(settings, card, keep)
         engine.wanted = lambda: not interrupt.requested
         load_seconds = time.perf_counter() - began
-        watched = isinstance(output, _Plain) and sys.stdout.isatty()  # a program gets a repeating reply to its end
+        watched = isinstance(output, _Plain) and sys.stdout.isatty()  # for a program, a repeating reply is not stopped
         sampling = engine.sampling(settings)
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=question.prompt if watched else None)
         report = engine.report(sampling, load_seconds)

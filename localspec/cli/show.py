@@ -35,9 +35,9 @@ from localspec.weights.packed_file import read
 app = typer.Typer()
 
 Facts = dict[str, str | int | float | list[str] | None]
-# Most models lack them.
+# Most models lack these.
 _ONLY_KNOWN = ("weights", "shipped", "draft", "draft_form", "draft_origin", "passed_over", "auto", "idle")
-_ONLY_JSON = ("rule", "M")  # the line `auto` has them, too
+_ONLY_JSON = ("rule", "M")  # people see them in the line `auto`
 
 
 @app.command()

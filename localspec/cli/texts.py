@@ -23,7 +23,7 @@ def valid_text(argument: str) -> str:
 
 def checked_prompt(argument: str) -> str:
     """Return a prompt unchanged. Raises UsageMistake for the name of a GGUF file, which was meant as a model."""
-    from localspec.weights.packed_files import is_gguf  # takes a twentieth of the time before the chat's first paint
+    from localspec.weights.packed_files import is_gguf  # takes a twentieth of the time before the first paint
 
     prompt = valid_text(argument)
     if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):

@@ -53,7 +53,7 @@ BATCH, RATE = 4096, 1e-3  # if neither was given
 HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
 STEADY, STEADY_SECONDS = 0.1, 5.0  # share or seconds of a training after its first step, from which its pace is known
-LONGEST_START = 60.0  # seconds that Python may take to start
+LONGEST_START = 60.0  # seconds that the start of Python may take
 FEW = 1000  # tokens below which a share is known only to about two percent
 
 

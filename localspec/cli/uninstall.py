@@ -110,7 +110,7 @@ def uninstall(
     Conversations, phrases, settings and secrets are overwritten first.
     """
     paths = Paths(home())
-    for root in places_of(paths):  # what cannot be read would seem to be missing
+    for root in places_of(paths):  # raise for a place that cannot be read, which would seem to be missing
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in os.listdir(root):
                 os.lstat(root / name)
@@ -206,7 +206,7 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.kernels, "compiled kernels"),
     ]
     found: dict[Path, list[OwnedPath]] = {}
-    for place in places:  # two of their directories may be the same
+    for place in places:  # two places may be the same directory
         root = place.path.parent
         unfinished = (OwnedPath(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
         found.setdefault(root, []).extend([place, *unfinished])
@@ -228,7 +228,7 @@ def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
 def _delete(place: OwnedPath) -> None:
     """Delete a file or a directory, except files of other programs. Private files are overwritten. Raises OSError."""
     path = place.path
-    if not os.access(path.parent, os.W_OK):  # before private files are overwritten
+    if not os.access(path.parent, os.W_OK):  # check before private files are overwritten
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     if path.is_symlink() or not path.is_dir():
         if place.private and path.is_file() and not place.stays:

@@ -73,7 +73,7 @@ def _verify_unfetched(name: str) -> list[str]:
         return _verify_imported(name, path, paths)
     typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are complete, judged by their headers."))
     changed = _looked(name, found.weight_files, paths)
-    if changed:  # it may have been packed from other weights; the present ones count from now on
+    if changed:  # the model may have been packed from other weights; the present ones count from now on
         forget(found.weight_files, (mark for _, mark in fingerprints(found.weight_files).values()), paths)
         for file in packed_of(path, "", paths):
             if file.parent == paths.packed:

@@ -112,7 +112,7 @@ class _Comparison:
         if all(torch.equal(ours, theirs) for ours, theirs in zip(rows, plain, strict=True)):
             return 0.0
         largest = float((rows[0].float() - plain[0].float()).abs().max() / self.plain[0].float().abs().max())
-        return max(torch.finfo(torch.float32).tiny, largest)  # in this order, in case only NaN or no logit differs
+        return max(torch.finfo(torch.float32).tiny, largest)  # `tiny` first: it is the result for NaN
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
         """Return a tree of `width` rows, without nodes that cannot be exact, and the nodes of the path in it."""

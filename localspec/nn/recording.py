@@ -82,7 +82,7 @@ class _Studio:
     device: torch.device
     stream: Any
     pool: Any
-    first: Any  # a recording that stays: once all that share the memory are gone, torch does not reuse it
+    first: Any  # this recording stays: torch does not reuse the shared memory once all of its recordings are gone
 
 
 @cache
@@ -114,8 +114,8 @@ def _record(graph: Any, function: Callable[[], Any], device: torch.device, strea
             raise
 
 
-# Per function; the least recently used one is dropped first. A level of a tree has up to five numbers of rows below as
-# many.
+# Per function; the least recently used recording is dropped first. A level of a tree takes up to five numbers of
+# rows, and so does the level below it.
 MOST_RECORDINGS = 32
 
 

@@ -87,7 +87,7 @@ def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[t
     numbers = [*output.logits.argmax(), output.logits.finite(), output.hidden.finite()]
     numbers += [picks[row] for picks in picked for row in {0, rows - 1}]
     model, layers = target.compute.target, len(target.transformer.layers)
-    # If layers read more than embeddings they cannot draft; and eager drafts are not padded.
+    # If layers read more than embeddings, they cannot draft. Eager drafts are not padded.
     if target.branches and not model.sizes.per_layer_inputs[0] and rows in STATIC_ROWS:
         states = model.read_rows(model.embed(tokens), cache, sorted({0, layers - 1}))
         found += [states, cache.rows(range(rows))]

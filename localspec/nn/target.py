@@ -146,7 +146,7 @@ class Target:
         rows = len(positions)
         padding = 0 if cache is None else -rows % self.row_multiple
         if isinstance(cache, StateCache) and rows + padding > AT_ONCE:
-            padding = 0  # a prompt, which is always read in the same way and from which no row can be taken back
+            padding = 0  # a prompt is always read in the same way, and none of its rows can be taken back
         if cache is not None and padding:
             tokens, positions = F.pad(tokens, (0, padding)), torch.cat([positions, positions[:1].expand(padding)])
             own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
@@ -299,7 +299,7 @@ class Target:
 
 def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
     """Return the result of a step, with the logits of all rows or of the last one."""
-    if last:  # the rows of a prompt are not copied, and the next step would overwrite them
+    if last:  # the rows of a prompt are not copied, so the next step would overwrite them
         rows = rows.copied()
     assert rows.logits is not None and rows.summary is not None
     numbers = StepNumbers(rows.summary)

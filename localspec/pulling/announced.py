@@ -85,7 +85,7 @@ def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Ann
         downloads = [_download(source, card) for source in chosen.sources]
         fits, memory = _memory(card, downloads, options, machine, measurements, chosen)
         instead = None if options.original else _instead(card, options, machine, measurements)
-    if instead:  # it is here if the model came from it
+    if instead:  # if the model came from this download, it is here
         form = instead.form
         here = source_here(entry) == form.source
         downloads[0] = Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
@@ -94,7 +94,7 @@ def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Ann
     hours = None
     if kind and entry.shape:  # estimated without torch; `training/estimate.py` measures the rate
         device = machine.as_torch_has_it().devices[0]
-        # Gradients of S3D pass half of the target's layers.
+        # For S3D, gradients pass half of the target's layers.
         drawn = entry.shape.parameters / 2 if kind == "s3d" else kind_of(kind).parameters(entry.shape)
         product = Rates.of(device, device.dtypes[0], "none").computed
         hours = training_hours(TRAINING_TOKENS, entry.shape.parameters, 3 * drawn, product)

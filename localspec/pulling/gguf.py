@@ -32,8 +32,8 @@ from localspec.weights.checkpoint import inspect
 from localspec.weights.packed_file import BLOCKS, Origin, PackedFile
 from localspec.weights.packed_files import FILED, packed_files
 
-_LEAST = 0.55  # share of a mixture in memory, at least: nine tenths are experts, of which half may stay on the disk
-# Bits per weight in memory, at least, for types without kernels: those of the types that they are rounded to.
+_LEAST = 0.55  # least share of a mixture in memory: nine tenths are experts, of which half may stay on the disk
+# Least bits per weight in memory of types without kernels: the bits of the types that they are rounded to.
 _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
@@ -88,14 +88,14 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     experts = has_experts(part.config.get("architecture"), shape)
     instead = f"; {others} computes it in bf16{'' if experts else ' or int8'}" if others else ""
     bits = float(_bits(part.source.gguf))
-    bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # at most: some parts of a file have types of more bits
+    bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # an upper bound: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
     asked, usable = named_packing(settings), machine.devices[-1].usable
     sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
     if asked is None:
         rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
         blocks = int(weights * rounded / 8) if rounded else part.weights
-        sizes = {BLOCKS: blocks} if experts else {BLOCKS: blocks, **sizes}  # experts are not packed again unasked
+        sizes = {BLOCKS: blocks} if experts else {BLOCKS: blocks, **sizes}  # experts are packed again only on request
     share = _LEAST if experts else 1.0
     packing = next((one for one in sizes if share * sizes[one] <= usable), min(reversed(sizes), key=sizes.__getitem__))
     held = "" if packing == BLOCKS else f" packed in {packing}"
@@ -245,7 +245,7 @@ def with_smaller_form(
     form = suited_form(entry, packing, packed=is_packed(settings))
     if form is None or packing is None or entry.source is None or original.heads or original.whole:
         return found, None
-    if source_here(entry) == entry.source:  # it is updated
+    if source_here(entry) == entry.source:  # the original is here, and is updated
         return found, None
     try:
         (smaller,) = plan((form.source,)).parts

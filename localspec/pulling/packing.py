@@ -90,7 +90,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         config = ModelConfig.of(model.config)
         TransformerConfig.of(config)
         Rope.of(config, config.contexts[0])
-        if least_parameters(config) > model.weights:  # each takes a byte at least
+        if least_parameters(config) > model.weights:  # each parameter takes a byte at least
             trouble = f"config.json describes more weights than {model.weights} bytes can hold"
     except (ValueError, LocalspecError) as error:
         trouble = str(error).rstrip(".")
@@ -146,7 +146,7 @@ def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Report
 
     try:
         packed = _pack(part, snapshot(part.source, part.commit), packing, machine, reporter, only_copy=True)
-        NativeTarget.open(packed.path, packing=packing)  # with its tokenizer: nothing else will remain
+        NativeTarget.open(packed.path, packing=packing)  # including its tokenizer, because no other file will remain
     except LocalspecError as error:
         raise type(error)(
             f"{str(error).rstrip('.')}; what was fetched stays until `localspec rm {part.source}`."

@@ -30,7 +30,7 @@ from localspec.serving.replies import ReplyForm, broken_off, error
 from localspec.serving.room import Answer, Ended, EngineRoom, Mailbox, StartedReply, Ticket, TooMany
 from localspec.serving.socket_requests import OpenRequest, ReplyRequest
 
-SIGN_SECONDS = 5.0  # a stream gets a comment after this time without an answer, so that its client does not give up
+SIGN_SECONDS = 5.0  # a stream without an answer for this long gets a comment, so that its client does not give up
 COMMENT = b": waiting\n\n"  # a comment of server-sent events, which clients ignore
 INSIDE = "Internal error; the details are in the output of the server."
 STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
@@ -113,7 +113,7 @@ class Serving:
             started = None if isinstance(first, Silent) else _first_answer(first)
             if parsed.stream:
                 pieces = _pieces(parsed, started, box, left)
-                streams = True  # the stream now cancels `left` when it ends
+                streams = True  # from here on, the stream cancels `left` when it ends
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
@@ -137,7 +137,7 @@ class Serving:
         """Put a request in the queue, and return a mailbox that receives its answers. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(parsed, client, size, box.deliver)
-        left.add_done_callback(lambda _: ticket.disconnected.set())  # also if the request itself is cancelled
+        left.add_done_callback(lambda _: ticket.disconnected.set())  # even if the request itself is cancelled
         self._room.ask(ticket)
         return ticket, box
 

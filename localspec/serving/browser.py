@@ -39,7 +39,7 @@ COOKIE = "localspec"
 _CHAT = "/chat/"
 _HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 _NO_KEY = "This address works only once. Open the last one shown in the terminal of `localspec serve --ui`."
-# Nothing from elsewhere, no frame around it, and no new windows: a link in a reply is shown but not opened.
+# Nothing from other sites, no frame around it, and no new windows: a link in a reply is shown but not opened.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; font-src 'self'; img-src data:; "
     "connect-src ws://{host}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -174,14 +174,14 @@ def _sentence(status: int, sentence: str) -> Response:
 
 
 MOST_TABS = 8  # at once: each is a process
-END_SECONDS = 2.5  # for one to end by itself when its tab is gone, which is within what uvicorn waits
+END_SECONDS = 2.5  # within which a process should end when its tab is gone; less than uvicorn waits
 LARGEST = 1000  # columns or lines
 LAST_WORDS = 4096  # bytes of standard error that are shown when it has ended
 
-_BEGUN = b"__GANGLION__\n"  # Textual's driver says so before the first packet
+_BEGUN = b"__GANGLION__\n"  # Textual's driver sends this before the first packet
 _DRAWN, _FACT = b"D", b"M"
 _CLEARED = "\x1b[?1049l\x1b[0m\x1b[2J\x1b[H"
-# What says of the terminal in which the server was started how things look there.
+# Variables that describe the terminal in which the server was started.
 _OF_A_TERMINAL = ("COLORFGBG", "LINES", "STY", "TMUX")
 
 
@@ -190,7 +190,7 @@ class Tabs:
 
     def __init__(self, url: str, key: str, model: str, *, log: bool) -> None:
         self._open, self._key = 0, key
-        # -P: what lies in this directory is no module of ours.
+        # -P: do not import modules from the current directory.
         self._command = [sys.executable, "-P", "-m", "localspec", "chat", "--server", url, "-m", model]
         self._command += [] if log else ["--no-log"]
 
@@ -262,7 +262,7 @@ async def _draw(process: Process, websocket: WebSocket) -> None:
             if head[:1] == _DRAWN:
                 await websocket.send_bytes(content)
             elif head[:1] == _FACT and json.loads(content).get("type") == "exit":
-                return  # of addresses to open and files to send there are none here
+                return  # here are neither addresses to open nor files to send
 
 
 async def _type(websocket: WebSocket, process: Process) -> None:

@@ -40,10 +40,10 @@ class Loaded:
     engine: Engine
     load_seconds: float
     used: float
-    notices: tuple[str, ...] = ()  # from loading
-    new_notices: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))  # since then
+    notices: tuple[str, ...] = ()  # notices while loading
+    new_notices: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))  # notices since then
     looked: float = float("-inf")  # when another drafter was last considered
-    doubted: bool = False  # whether it was used since then
+    doubted: bool = False  # whether the drafter was used since then
 
     def touch(self) -> None:
         """Set the time of the last use to now."""

@@ -22,8 +22,8 @@ from localspec.events import Done, Draft, Event, Memory, Prefill, Statistics, Te
 LOOK = 0.2  # seconds between checks whether an answer is still wanted
 CONNECT_SECONDS = 1.0
 HEAD_SECONDS = 8.0  # until the server takes a request, and from a line's first byte to its last
-SIGN_SECONDS = 10.0  # after which a busy or loading server reports again who is first
-SILENT_SECONDS = 120.0  # without even such a report: a loading server may be slow to send it
+SIGN_SECONDS = 10.0  # after this time, a busy or loading server reports again whose request comes first
+SILENT_SECONDS = 120.0  # without any such report: a loading server may be slow to send it
 LONGEST_HEAD, LONGEST_LINE = 2**16, 2**26  # bytes
 _SOL_LOCAL, _LOCAL_PEERPID = 0, 2  # macOS
 

@@ -103,7 +103,7 @@ class ClientQueue(Generic[One]):
             one, size = queue.popleft()
             self._count, self._bytes = self._count - 1, self._bytes - size
             if queue:
-                self._queues[client] = queue  # after the others
+                self._queues[client] = queue  # this client is now the last one in turn
             return one
 
     @property

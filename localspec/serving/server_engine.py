@@ -31,8 +31,8 @@ from localspec.text import one_line
 from localspec.weights.checkpoint import revision
 
 FIRST_SECONDS = 600.0  # until the first text: it may be loading its model, or answering others
-NEXT_SECONDS = 120.0  # from one piece to the next
-FIRST_NOTICE, NEXT_NOTICE = 2.0, 10.0  # seconds of silence until they are reported, and reported again
+NEXT_SECONDS = 120.0  # between two pieces
+FIRST_NOTICE, NEXT_NOTICE = 2.0, 10.0  # of silence before the first notice, and between two notices
 
 
 SAMPLED = ("temperature", "top_p", "top_k", "min_p")  # fields of a request
@@ -76,7 +76,7 @@ class ServerEngine:
     def _decode(self, tokens: Sequence[int]) -> str:
         assert self._path is not None
         reported = str(self.reported.get("revision"))
-        if reported not in self._decoders:  # only now: most replies are never inspected so closely
+        if reported not in self._decoders:  # only on demand, because few replies are inspected so closely
             same = revision(self._path) == reported
             self._decoders[reported] = decoder(os.fspath(self._path) if same else None)
         return self._decoders[reported](tokens) or ""

@@ -43,7 +43,7 @@ _REPORTED = (
     "accept",
     "lossless",
     "seed",
-)  # of localspec
+)  # fields of localspec's own reports
 
 
 class ServerReply:
@@ -60,7 +60,7 @@ class ServerReply:
         self._left_out = self._dropped = dropped  # turns left out here, and including those that the server left out
         self._pieces = self._length = 0  # pieces with text, and characters
         self._began = time.perf_counter()
-        self._first = self._last = 0.0  # seconds until then
+        self._first = self._last = 0.0  # when the first and the last text arrived
         self._tokens: list[int] = []
         self._sources: dict[str, int] = {}
         self._thoughts, self._said = 0, False

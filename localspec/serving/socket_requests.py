@@ -21,8 +21,8 @@ from localspec.serving.client_request import RequestRefused
 from localspec.serving.loaded import LoadedModels
 
 NAMED_SECONDS = 1.0  # for the conversation to be named, which happens with the first event
-FIGURES_SECONDS = 0.1  # between figures of a running reply: a chat shows no more of them
-THIS = os.urandom(16).hex()  # this server and no later one, which may load models differently
+FIGURES_SECONDS = 0.1  # between two reports of a running reply: a chat draws no more often
+THIS = os.urandom(16).hex()  # identifies this server: a later one may load models differently
 
 
 class Differs(LocalspecError):
@@ -39,8 +39,8 @@ class OpenRequest:
     path: str
     settings: Settings
     system: str | None
-    keep: float | None = None  # seconds for which the server is to stay
-    chat: bool = False  # a chat works out its sampling itself, because that changes during it
+    keep: float | None = None  # seconds for which the server stays
+    chat: bool = False  # a chat computes its sampling itself, because users change it
 
     @classmethod
     def of(cls, body: object) -> "OpenRequest":
@@ -177,7 +177,7 @@ class EventLines:
 
     def _figures(self) -> dict[str, Any]:
         now = time.monotonic()
-        if now - self._figured_at < FIGURES_SECONDS:  # to work them out takes half as long as a step of a small model
+        if now - self._figured_at < FIGURES_SECONDS:  # computing them takes half as long as a step of a small model
             return {}
         self._figured_at, found = now, self._engine.session.so_far
         if found is None:

@@ -46,8 +46,8 @@ def make_conversations(connection: sqlite3.Connection) -> None:
     connection.execute(
         "CREATE VIEW turn_indexed AS SELECT id, prompt, reply FROM turn WHERE reason IS NOT NULL AND reply <> ''"
     )
-    # detail=none stores which turns have a trigram but not where, in a fifth of the size; the text itself is searched
-    # anyway.
+    # detail=none stores which turns have a trigram, but not its places, in a fifth of the size. The text is searched
+    # afterwards anyway.
     connection.execute(
         """CREATE VIRTUAL TABLE trigram USING fts5 (prompt, reply, content='turn_indexed', content_rowid='id',
             tokenize='trigram', detail=none, columnsize=0)"""

@@ -8,7 +8,7 @@ from functools import cached_property
 from localspec.store.database import Database, StoreTrouble
 
 _Row = tuple[int, float, str, str | None, int | None]  # process, began, text, server, conversation
-CLOCK = 2.0  # seconds by which the start time of a process may seem to move when the clock is set
+CLOCK = 2.0  # by this many seconds the start of a process may seem to move when the clock is set
 
 
 def make_drafts(connection: sqlite3.Connection) -> None:

@@ -371,7 +371,7 @@ class History:
         numbers = [(number,) for number in dict.fromkeys(conversations)]
 
         def delete(connection: sqlite3.Connection) -> int:
-            for number in numbers:  # branches of a branch become branches of its origin
+            for number in numbers:  # branches of a deleted branch become branches of its origin
                 connection.execute(ADOPT, number * 3)
             removed = (
                 connection.executemany("DELETE FROM conversation WHERE id = ?", numbers).rowcount if numbers else 0

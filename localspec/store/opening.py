@@ -339,7 +339,7 @@ def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
 
 
 def _lock(lock: sqlite3.Connection, path: Path, notice: Notice | None) -> None:
-    deadline = 0.0  # once the wait was reported
+    deadline = 0.0  # set once the wait was reported
     while True:
         try:
             lock.execute("BEGIN EXCLUSIVE")
@@ -363,10 +363,10 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path
         number += 1
     aside = Path(f"{path}.{suffix}-{number}")
     try:
-        os.link(path, aside)  # a second name, so that there is always a file of the first one
+        os.link(path, aside)  # a second name, so that the first name always has a file
     except OSError:  # not supported by every disk
         _rename(path, aside, connection)
-    for part in PARTS:  # first: the new file must not find the log of the old one
+    for part in PARTS:  # before the new file gets the name: it must not find the log of the old one
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{path}{part}", f"{aside}{part}")
     _rename(new, path, connection)
@@ -377,7 +377,7 @@ def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
     """Rename a file. On Windows close it first, because open files cannot be renamed there."""
     try:
         os.replace(old, new)
-    except PermissionError:  # not earlier: closing writes the log into the file
+    except PermissionError:  # only after a failure: closing writes the log into the file
         connection.close()
         os.replace(old, new)
 

@@ -45,7 +45,7 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
     query = """SELECT conversation, min(asked), max(asked) FROM turn
         WHERE conversation NOT IN (SELECT id FROM conversation) GROUP BY conversation"""
     for conversation, first, last in target.execute(query).fetchall():
-        if any(low <= conversation <= high for low, high in gaps):  # otherwise it was deleted
+        if any(low <= conversation <= high for low, high in gaps):  # otherwise the conversation was deleted
             insert = "INSERT INTO conversation (id, model, created, used) VALUES (?, '', ?, ?)"
             target.execute(insert, (conversation, first, last))
     if target.execute("DELETE FROM turn WHERE conversation NOT IN (SELECT id FROM conversation)").rowcount:

@@ -178,7 +178,7 @@ def user_store(notice: Callable[[str], None], create: bool) -> Iterator[Store | 
     Yield None if the store does not exist and `create` is False, because reading must not make a file.
     """
     database = Paths(home()).database
-    if not create and not os.path.exists(database):  # nor if no file can have such a name
+    if not create and not os.path.exists(database):  # this also covers names that no file can have
         yield None
         return
     with Store.open(database, notice) as store:

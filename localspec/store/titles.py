@@ -5,7 +5,7 @@ import re
 from localspec.text import one_line
 
 LONGEST = 60
-SHORTEST = 3  # letters that must remain: "please" by itself is a title, too
+SHORTEST = 3  # letters of a title, at least: "please" by itself is a title, too
 
 # If only these remain, the whole prompt is the better title.
 _EMPTY = frozenset(
@@ -39,7 +39,7 @@ def title_of(prompt: str) -> str:
             return cut(whole)
     if _EMPTY.issuperset(re.findall(r"[\w']+", title.lower())):
         return cut(whole)
-    if asked:  # the rest is not a question
+    if asked:  # the rest of “What is …?” is not a question
         title = title.rstrip("?! .")
     title = title[:1].upper() + title[1:] if title != whole else whole
     return cut(title.removesuffix(".") if title[-2:] != ".." else title)

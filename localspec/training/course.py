@@ -50,10 +50,10 @@ HISTORY: Source = "history"
 
 NO_PAST = Past((), (), ())
 HOURS = 6.0  # a night, by default
-TOKENS = 1_000_000  # of text to learn from, if no hours were given
+TOKENS = 1_000_000  # tokens of text to learn from, if no hours were given
 PASSES = 3.0  # over that text: at most if no hours were given; at least when time is divided
 REPLY = 256  # tokens of an answer, at most; a quarter of a small context
-LEAST = 16  # answers, needed to learn anything
+LEAST = 16  # answers from which anything can be learned
 CHUNK = 64  # prompts of all kinds that are answered together, if that is possible
 DRAWN = 0.7  # the temperature of second and further answers to the same prompts
 BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time

@@ -15,7 +15,7 @@ READINGS = "readings"  # the target's output for texts
 FILES = ("losses.jsonl", "losses.svg", PLAN, ANSWERS)
 DIRECTORIES = ("checkpoint", "drafter", "target", READINGS)
 LOCK = "training.lock"
-OWN_WORDS = ("prompts", "history")  # of a course: text that the model answered, or learns from
+OWN_WORDS = ("prompts", "history")  # of a course: prompts that the model answers, or the user's history
 
 
 def usable(directory: Path) -> None:

@@ -35,9 +35,9 @@ from localspec.training.trainable import TrainableDrafter, make_drafter
 
 LENGTH = 1024  # tokens of a row by default, or the model's context
 STATES = 6  # vectors of hidden_size around a drafter's own layer: its joined inputs, and the compared states
-LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, their logarithms, the gradient
+LOGITS = 6  # copies of a few rows' logits: the drafter's, the teacher's, both logarithms, the gradient
 PRODUCT_ROWS, WIDTH, MEASURED_SECONDS = 512, 2048, 0.5  # of a timed product
-LEAST_PRODUCTS = 3  # a single product may take all the time if the program was stopped meanwhile
+LEAST_PRODUCTS = 3  # with a single product, a stop of the program could take all of the time
 COARSE = 16  # bytes per number in bf16 during its step in fp32, one tensor after the other
 PROGRAM = 300 * 2**20  # libraries and other memory of a process
 
@@ -140,7 +140,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     read = item * (
         8 * shape.hidden_size + 3 * shape.intermediate_size + 2 * heads + shape.num_heads // shape.num_kv_heads * length
     )
-    if shape.delta is not None:  # in fp32, whatever the precision of the weights
+    if shape.delta is not None:  # computed in fp32, whatever the precision of the weights
         read = max(read, item * 8 * shape.hidden_size + 4 * in_a_recurrent_layer(shape.delta))
     passed = _in_a_layer(shape, item, drafter.adapters, choice.device)
     layers = shape.num_layers if drafter.changes_target else 0
@@ -153,7 +153,7 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     rows = drawn.layers * row, width * drawn.layers * shape.hidden_size + row
     if not drawn.layers:  # heads compute in the precision of the states
         rows = (item * drawn.vectors * shape.hidden_size,) * 2
-    # As they were read, and before the new rows of each layer; first each state, then all side by side.
+    # Two copies: keys and values as read, then before the new rows of a layer; states one by one, then side by side.
     prefix = 2 * item * 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
     prefix += 4 * 2 * shape.hidden_size * len(drafter.reads_inner)
     token, recomputed = (read + one + round(drawn.rows * more + prefix) for one, more in zip(learnt, rows, strict=True))

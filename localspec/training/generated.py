@@ -57,7 +57,7 @@ def measure_generated(
     leaves room for a reply.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
-    tokens = steps = replies = 0  # committed ones, the forwards for them
+    tokens = steps = replies = 0  # committed tokens, and the forwards for them
     for prompt in prompts:
         if len(prompt) < 2 or len(prompt) + TOKENS + nodes > target.context:
             continue

@@ -206,7 +206,7 @@ class Job:
         self.training = Training(
             self.drafter, corpus, plan, request.directory, self.processes, identity, self.divided, readings
         )
-        if clock is not None:  # what was computed before the first step has taken its time
+        if clock is not None:  # less the time of what was computed before the first step
             self.training.plan = replace(plan, hours=clock.training())
         if corpus.refused:
             self._tell(

@@ -40,7 +40,7 @@ def begin(choice: Choice) -> Accelerator:
     """
     dense = choice.quantize == "none"
     precision = choice.dtype if dense and choice.dtype != "fp32" else "no"
-    with _unset(FSDP):  # accelerate would divide the trained part, which is small, and not the target
+    with _unset(FSDP):  # accelerate would divide the small trained part instead of the target
         return Accelerator(cpu=choice.device == "cpu", mixed_precision=precision)
 
 
@@ -76,7 +76,7 @@ def layer_divider(processes: Accelerator) -> Callable[[nn.Module], None]:
     mesh = init_device_mesh(processes.device.type, (processes.num_processes,))
 
     def give_back(layer: Any, *_: Any) -> None:
-        layer.reshard()  # torch itself would keep a layer whole that is in no other divided module
+        layer.reshard()  # torch itself would leave a layer undivided that is in no other divided module
 
     def divide(layer: nn.Module) -> None:
         fully_shard(layer, mesh=mesh)

@@ -73,7 +73,7 @@ def write_result(
                 "localspec": __version__,
                 "python": python_version(),
                 "torch": torch.__version__,
-                **{name: version(name) for name in ("transformers", "accelerate")},  # to import transformers takes long
+                **{name: version(name) for name in ("transformers", "accelerate")},  # importing them would take long
             },
         }
         save_drafter(drafter, directory / "drafter", about)

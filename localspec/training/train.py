@@ -208,7 +208,7 @@ class Training:
             yield StepReport(
                 state.step, state.loss, done, state.tokens, seconds, round(state.step + to_go), left, accuracy
             )
-            if first:  # it is slower than others, and held-out text was measured before it
+            if first:  # the first step is slower than others, and held-out text was measured before it
                 first, since = False, (state.step, done, seconds)
             if asked and done < 1:
                 self.stopped = True

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from localspec.errors import LocalspecError, cannot_read
 from localspec.outside_files import MIB
 
-Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of anything about it, inode
+Stamp = list[int]  # bytes, nanoseconds of the last change of its content and of its metadata, inode
 SETTLED = 2 * 10**9  # nanoseconds: file times are coarse, so a file changed this recently may change again unnoticed
 DIGITS = 40  # of a fingerprint; a SHA-256 has 64
 HEADER = 24 * MIB  # bytes from the start of a file that are read entirely: the largest headers of GGUF have 20 MiB

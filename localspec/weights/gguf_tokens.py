@@ -228,7 +228,7 @@ def _added(
 ) -> list[dict[str, Any]]:
     """Return the tokens that the tokenizer looks for in a text before it splits the text."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
-    swallow = marks >= _OF_PHI_3  # as its own files have it; llama.cpp looks for "phi-3" in the name
+    swallow = marks >= _OF_PHI_3  # as in the publisher's files; llama.cpp looks for "phi-3" in the name
     kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
     return [
         {

@@ -62,7 +62,7 @@ from localspec.weights.recipe import Recipe
 from localspec.weights.source import PackingSource
 
 PAUSE = 1.0  # seconds between two reports of packing progress
-_ROOM = 320 * MIB  # the most address space that threads and the tokenizer take; without it the process ends, or hangs
+_ROOM = 320 * MIB  # most address space that threads and the tokenizer take; without it the process would end or hang
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 

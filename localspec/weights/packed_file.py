@@ -222,7 +222,7 @@ class Header:
     def encoded(self) -> bytes:
         """Return the bytes of the file before the first section. Digests do not change how many there are."""
         said = asdict(self)
-        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with more fields
+        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with this field
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
             for key in ("change", "every"):
                 if not part[key]:

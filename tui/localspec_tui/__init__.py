@@ -34,7 +34,7 @@ def chat(
     and of loading its model, and UsageMistake for invalid colours or keys in the settings. Internal errors are raised
     after the terminal is restored and the conversation saved.
     """
-    gc.disable()  # until the first paint, which would come a tenth of a second later
+    gc.disable()  # until the first paint, which a collection would delay by a tenth of a second
     with background.queried(settings.theme) as answer:
         return _chat(settings, prompt, files, resume, answer, hint)
 
@@ -52,7 +52,7 @@ def _chat(
     from localspec_tui.engine_thread import EngineThread
 
     def opening(at_the_end: ExitStack, notice: Callable[[str], None]) -> "StartedChat":
-        gc.freeze()  # existing objects stay to the end, and need not be scanned again
+        gc.freeze()  # existing objects stay to the end, so later collections need not scan them
         gc.enable()
         if hint:
             notice(hint)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from localspec import environment
 
 QUESTION = b"\x1b]11;?\x1b\\"  # OSC 11; terminals that do not know it ignore it
-AWAITED = 5.0  # seconds to wait for an answer; later ones are useless, and would be keys
+AWAITED = 5.0  # seconds to wait for an answer; a later one is useless, and would be taken for keys
 LINGER = 1.0  # seconds for the answer if a chat fails at once: otherwise it would appear at the shell's prompt
 BRIGHT = 0.5  # of the way from black to white, as perceived
 

@@ -250,7 +250,7 @@ class BlockView(LaidOutOnce, Widget):
         start, end = selection.start or Offset(0, 0), selection.end or Offset(sys.maxsize, sys.maxsize)
         chosen = []
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
-            text = block.text[: end.x].rstrip() if y == end.y else block.text  # an end may be right of the text
+            text = block.text[: end.x].rstrip() if y == end.y else block.text  # a selection may end right of the text
             whole = y > start.y or selection.start is None
             marks = "".join(one.text for one in block.lead if whole and not one.is_quote)
             chosen.append(marks + block.written(0 if whole else start.x, len(text)))
@@ -298,7 +298,7 @@ class PlainText(BlockView):
 
 
 LONGEST_CODE = 8192  # characters; longer code is not highlighted
-COLOUR_SECONDS = 0.1  # after this time, the rest of the code is not highlighted
+COLOUR_SECONDS = 0.1  # code that is not coloured after this time stays plain
 
 
 @lru_cache(maxsize=32)

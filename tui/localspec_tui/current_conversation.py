@@ -143,7 +143,7 @@ class CurrentConversation:
 
     def _latest(self) -> "ConversationInfo | None":
         """Return the chat that was used last, if one is saved."""
-        with suppress(LocalspecError):  # the user is not waiting for it
+        with suppress(LocalspecError):  # the user does not wait for this
             found = self.store.history.conversations(1, lambda info: info.by_chat) if self.store else ()
             return next(iter(found), None)
         return None

@@ -67,7 +67,7 @@ def edit_prompt(app: App[Any], prompt: TypedText) -> None:
         return
     try:
         with _interrupts_ignored(), app.suspend():  # `suspend` would not take the terminal back after an exception
-            interpreter.borrow_core(None)  # nothing is drawn for minutes, and a reply may continue
+            interpreter.borrow_core(None)  # nothing is drawn until the editor ends, and a reply may continue
             try:
                 text = edited(text, environment.editor(), lambda: cast("ChatApp", app).leaving)
             except LocalspecError as error:

@@ -19,9 +19,9 @@ class FetchThread(threading.Thread):
     """A thread that fetches one model after the user has agreed to the plan. Every public method returns at once."""
 
     def __init__(self, model: str, settings: Settings, post: Callable[[Message], object]) -> None:
-        super().__init__(name="fetch", daemon=True)  # a server that does not answer does not keep the program running
+        super().__init__(name="fetch", daemon=True)  # a silent server must not keep the program running
         self.model = model  # a registered name, or a repository
-        self.bytes: tuple[int, int] | None = None  # that are here, and in all
+        self.bytes: tuple[int, int] | None = None  # bytes that are here, and bytes in all
         self.stage = ""  # work other than fetching, in words
         self._settings, self._post_message = settings, post
         self._agreed, self._given_up = threading.Event(), threading.Event()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localspec.store.conversations import Turn
     from localspec.store.store import Store
 
-SHOWN_SECONDS = 0.5  # least time between two updates of the progress of measuring
+SHOWN_SECONDS = 0.5  # between two updates of the progress of measuring, at least
 
 
 def load(
@@ -112,7 +112,7 @@ class LoadedModel:
     def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
         """Unload the present model, because two may not fit, and load another. Return the reason if that failed."""
         self.engine = self.live = None
-        gc.unfreeze()  # it was expected to stay to the end
+        gc.unfreeze()  # these objects were expected to stay to the end
         gc.collect()
         try:
             self.load(card, conversation, store)

@@ -37,9 +37,9 @@ class ConversationShown(Message):
     system: str | None
     title: str
     last: "ConversationInfo | None" = None  # the previous one, if this one is new
-    number: int | None = None  # its id in the history
-    left: Sequence[str] = ()  # unsent drafts of earlier chats in it
-    waiting: str = ""  # the title of another one with a draft of an earlier chat
+    number: int | None = None  # the id of this one in the history
+    left: Sequence[str] = ()  # unsent drafts of earlier chats in this conversation
+    waiting: str = ""  # the title of another conversation with a draft of an earlier chat
 
 
 @dataclass

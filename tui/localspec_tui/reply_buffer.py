@@ -11,7 +11,7 @@ from localspec.text import safe
 if TYPE_CHECKING:
     from localspec.chat.figures import LiveStats
 
-FIGURES_SECONDS = 0.1  # more often is not visible
+FIGURES_SECONDS = 0.1  # between two updates; more often would not be visible
 
 
 class ReplyBuffer:

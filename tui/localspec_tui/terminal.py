@@ -115,7 +115,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
     """
     handlers: dict[int, Any] = {}
 
-    def ours(number: int) -> bool:  # an editor that has the terminal has Ctrl+C, too
+    def ours(number: int) -> bool:  # an editor that has the terminal also gets Ctrl+C
         return number in handlers and signal.getsignal(number) is handlers[number]
 
     with ExitStack() as afterwards:

@@ -141,7 +141,7 @@ class ChatScreen(StableLayout, Screen[None]):
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         await self._conversation.forget(self._refused)
         self._refused = None
-        if not self.has_class("-panel"):  # there the keys cover the reply
+        if not self.has_class("-panel"):  # without that panel, the keys cover the reply
             await self.query(KeysPanel).remove()
         try:
             line = read(sent.text)
@@ -316,7 +316,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.settings.toggle_thinking()
 
     def action_again(self) -> None:
-        self.call_later(self.turns.again)  # after a prompt that was sent before this key and is on its way
+        self.call_later(self.turns.again)  # after a prompt that was sent before this key and has not arrived yet
 
     def action_edit(self) -> None:
         self.call_later(self.turns.edit)  # likewise

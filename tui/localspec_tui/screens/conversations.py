@@ -30,7 +30,7 @@ from localspec_tui.screens.dialogs import DIALOG_KEYS, AskingScreen
 from localspec_tui.widgets.typed_text import OneLine
 
 LISTED = 100
-PATIENCE = 0.5  # seconds without a message
+PATIENCE = 0.5  # seconds of a search without a message
 RETRY = 1.0  # seconds after a failed look
 OLD = "30d"  # the proposed age
 
@@ -138,7 +138,7 @@ class ConversationsScreen(AskingScreen[int | None]):
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if self._asking.asking:
             return
-        if submitted.value != self._listed:  # the last letters were typed just before
+        if submitted.value != self._listed:  # the last letters may not have been searched yet
             await self._list(submitted.value)
         if (entry := self._highlighted()) is not None:
             self.dismiss(entry.info.id)

@@ -190,7 +190,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             options.action_page_down()  # type: ignore[no-untyped-call]
         else:
             options.action_page_up()  # type: ignore[no-untyped-call]
-        if options.highlighted is None:  # there was no other one in this direction
+        if options.highlighted is None:  # there is no other line in this direction
             (options.action_last if step > 0 else options.action_first)()
 
     def _see_the_rest(self, step: int) -> bool:
@@ -206,7 +206,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         return False
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
-        self._list()  # the last letters were typed just before
+        self._list()  # the last letters may not have been searched yet
         self._choose(self._at(self._options.highlighted))
 
     def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:

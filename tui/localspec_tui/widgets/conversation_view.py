@@ -63,7 +63,7 @@ TOASTS = 1  # line that two toasts cover
 class ConversationView(MountedTurns):
     """The view of the messages, the newest at the bottom. The view follows the end until the user scrolls up."""
 
-    BLANK = True  # behind the messages; otherwise everything is drawn again whenever they grow
+    BLANK = True  # draws nothing behind messages; otherwise everything is drawn again whenever they grow
 
     def __init__(self, show_below: Callable[[int], None]) -> None:
         """Begin empty. `show_below` is called with the number of lines that arrived below the visible ones."""

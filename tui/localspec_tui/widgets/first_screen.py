@@ -53,7 +53,7 @@ class FirstScreen(Vertical):
 
     def keeps(self, place: Path | None) -> None:
         """Show where conversations are saved. None means that they are not saved."""
-        kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut the path off
+        kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut off the path
         self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ class FirstScreen(Vertical):
     def _offer(self, starters: Sequence[str]) -> None:
         self._known = starters
         self._starters = () if self._drafted else tuple(map(one_line, starters[:3]))
-        offered = (*self._starters, *[""] * len(self._choices))  # a toy has fewer
+        offered = (*self._starters, *[""] * len(self._choices))  # a tiny model has fewer starters
         for choice, prompt in zip(self._choices, offered, strict=False):
             choice.offer(prompt)
 

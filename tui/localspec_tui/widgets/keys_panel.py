@@ -131,7 +131,7 @@ class FooterLine(NamedTuple):
         key, display, description, action, disabled, tooltip, palette = self
         classes = "-command-palette -compact" if palette else ""
         found = FooterKey(key, display, description, action, disabled, tooltip, classes)
-        found.set_reactive(FooterKey.compact, palette)  # with its class, so that it need not be styled a second time
+        found.set_reactive(FooterKey.compact, palette)  # set together with its class, so that it is styled only once
         return found
 
 

@@ -124,7 +124,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         return True
 
     async def action_complete(self) -> None:
-        await self._suggestions.fetched()  # Tab may come before the list
+        await self._suggestions.fetched()  # Tab may be pressed before the list arrives
         self._complete_by_the_list()
 
     def _complete_by_the_list(self) -> None:

@@ -53,7 +53,7 @@ class Suggestions(OptionList, can_focus=False):
         """Wait a moment until the list of names that the typed text needs has been read."""
         if needed(self._before) in (None, *self._known):
             return
-        if self._fetched.is_set():  # text that was not typed by hand opened nothing
+        if self._fetched.is_set():  # if text was not typed by hand, nothing opened
             self._dismissed = False
             self._choose()
         with suppress(TimeoutError):

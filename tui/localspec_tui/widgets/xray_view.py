@@ -278,7 +278,7 @@ class XRayView(ScrollView, can_focus=True):
     def _marks(self, run: Run) -> Segment:
         mark = self._mark(run.piece)
         blanks = len(run.text) - len(run.text.lstrip(" "))
-        blanks = blanks if blanks < run.width else 0  # so that neighbours are distinguishable
+        blanks = blanks if blanks < run.width else 0  # so that neighbouring pieces stay distinguishable
         shape = " " * blanks + mark.first + mark.rest * (run.width - blanks - 1) if run.width else ""
         return Segment(shape, self.get_component_rich_style(mark.style))
 
