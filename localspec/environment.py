@@ -90,7 +90,7 @@ def kernel_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 @dataclass(frozen=True)
 class HubPlaces:
-    """The directories of the Hugging Face client, from the variables that all programs with this cache share."""
+    """The cache, the server and the offline mode of the Hugging Face client, by variables that other programs share."""
 
     cache: Path
     """The common cache of models."""
@@ -105,7 +105,7 @@ _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 def network_variables(ending: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the set variables that name proxies or certificates, or with the ending `_proxy` only proxies."""
+    """Return the variables that are set and name proxies or certificates; only proxies if `ending` is `_proxy`."""
     names = [name for name in (*_PROXIES, "ssl_cert_file", "ssl_cert_dir") if name.endswith(ending)]
     if ending:
         names.remove("no_proxy")
@@ -113,7 +113,7 @@ def network_variables(ending: str = "", environ: Mapping[str, str] = os.environ)
 
 
 def hub_places(environ: Mapping[str, str] = os.environ) -> HubPlaces:
-    """Return the client's directories from these variables. The client reads them once, when it is imported."""
+    """Return the Hugging Face client's places by `environ`. The client reads these variables once, when imported."""
 
     def place(*names: str, default: str) -> str:
         found = next((environ[name] for name in names if environ.get(name)), default)

@@ -118,7 +118,7 @@ def _firsts(
 ) -> list[Engine]:
     """Return an engine for each choice.
 
-    Engines with the same draft model share it, and the settings found for the pair.
+    Engines with the same draft model share it, and the hyperparameters found for target and draft model.
     """
     made: dict[int, Engine] = {}
     # Fixed sizes come last, because they use the window and the phrases that a search finds.
@@ -163,9 +163,9 @@ def run_rows(
     """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
 
     No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns an
-    upper bound of the remaining seconds. The first reply of each row does not count and has the limits `warm_up`, or
-    else `limits`. Each reply comes from a new engine, because text learned in one reply would make the next one faster.
-    After each turn the `timer` measures the costs of rows. `before_turn` runs before each turn.
+    upper bound of the seconds until the last turn ends. The first reply of each row does not count; its limits are
+    `warm_up`, if given. Each reply comes from a new engine, because text learned in one reply would make the next one
+    faster. After each turn the `timer` measures the costs of rows. `before_turn` runs before each turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):

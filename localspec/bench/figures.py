@@ -18,7 +18,7 @@ ROUNDS = 3  # at each look
 
 @dataclass(frozen=True)
 class RowCosts:
-    """The seconds of forwards by their rows, in units of a forward of one row, which takes `one` seconds."""
+    """The costs of forwards by their number of rows: multiples of a forward of one row, which takes `one` seconds."""
 
     rows: tuple[int, ...]
     costs: tuple[float, ...]
@@ -149,12 +149,11 @@ def _speedup(ours: Statistics, theirs: Statistics) -> float:
     return ours.tokens_per_second / theirs.tokens_per_second
 
 
-def _costs(ours: Statistics, theirs: Statistics) -> tuple[float, float, float]:
-    """Return the seconds of drafting, of verification and of the rest of a step in `ours`, in units of a step of
-    `theirs`."""
-    unit = theirs.decode_seconds / theirs.steps * ours.steps
-    draft, verify = ours.draft_seconds / unit, ours.verify_seconds / unit
-    return draft, verify, ours.decode_seconds / unit - draft - verify
+def _costs(reply: Statistics, plain: Statistics) -> tuple[float, float, float]:
+    """Return the durations of drafting, verification and the rest of a step of `reply`, in steps of `plain`."""
+    unit = plain.decode_seconds / plain.steps * reply.steps
+    draft, verify = reply.draft_seconds / unit, reply.verify_seconds / unit
+    return draft, verify, reply.decode_seconds / unit - draft - verify
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:

@@ -39,7 +39,7 @@ class Lane:
     _thinks: bool = False  # whether the last text was a thought
 
     def add(self, event: Text) -> None:
-        """Add the text of a step. Thoughts come before the answer."""
+        """Add the text of a step: first the model's thoughts, then its answer."""
         self._thinks = self._thinks or bool(event.reasoning)
         text = event.reasoning
         if event.text:

@@ -77,7 +77,7 @@ def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[
 
 
 def _figures(tokens: int, decoding: float | None) -> str:
-    """Return the number of tokens, and the seconds of decoding, which the speedup compares."""
+    """Return a line with the number of tokens and the seconds of decoding, or `READING` before decoding begins."""
     return READING if decoding is None else f"{counted(tokens, 'token')}, {_seconds(decoding)}"
 
 

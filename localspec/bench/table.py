@@ -39,7 +39,7 @@ def of(report: dict[str, Any], width: int = WIDTH, details: bool = False) -> str
 
 
 def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
-    """Yield the sentences without which the figures above would be misleading."""
+    """Yield the sentences without which the report's figures would be misleading."""
     rows, machine = report["rows"], report["machine"]
     for row in rows:
         if row["off_reason"]:
@@ -256,8 +256,7 @@ def _depths(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 
 def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
-    """Return the table of speedup and tokens per step by kind of text, for the first drafters; empty if there is
-    none."""
+    """Return a table of speedup and tokens per step by kind of text, for the first drafters; [] if no row drafts."""
     drafting = [row for row in rows if _drafts(row)][:MOST_COLUMNS]
     if not drafting:
         return []
@@ -301,7 +300,7 @@ def wrapped(text: str, width: int = WIDTH) -> list[str]:
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """Return a figure, or a dash."""
+    """Return a figure with this many digits, or a dash for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 

@@ -55,5 +55,5 @@ def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: floa
 
 
 def remaining_words(seconds: float) -> str:
-    """Return how long the rest will take."""
+    """Return the remaining time in words: `12 s left`."""
     return f"{seconds:.0f} s left" if seconds <= 90 else f"{seconds / 60:.0f} min left"

@@ -269,8 +269,8 @@ class Budget:
         """Return the part of a tree that saves more time than it costs, after `context` committed tokens. The root
         stays.
 
-        A probe has no chance of acceptance. It stays or goes with the node that it belongs to, and its row counts as a
-        cost of that node. A tree of only probes is returned unchanged.
+        A probe node (`DraftTree.probe`) is never accepted. It stays or goes with the node that it belongs to, and its
+        row counts as a cost of that node. A tree of only probes is returned unchanged.
         """
         if self._costs is None:
             return self._computable(tree)
@@ -299,8 +299,8 @@ class Budget:
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
     def observe(self, step: Step, overhead: float = 0.0) -> None:
-        """Judge the last draft, including pruned nodes, by the committed tokens, down to the first depth where they
-        differ.
+        """Judge the last draft, including pruned nodes, by the committed tokens, down to the first depth where the
+        draft differs from these tokens.
 
         `overhead` are the seconds of the step outside of draft and forward.
         """
@@ -343,7 +343,7 @@ class Budget:
                 self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
-        """Compare what a step gained with what it cost, both in plain steps, and switch speculation off or on."""
+        """Switch speculation off or on by the time that a step saved (`gained`) and cost (`paid`), in plain steps."""
         if self._off:
             self._wait -= 1
             changed = max(slowness, self._slowness) > CHANGE * min(slowness, self._slowness)

@@ -155,7 +155,7 @@ class RowAttention(Protocol):
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
-        """Reserve room for the keys and values of new rows. Return the arguments `seats` of `__call__`.
+        """Reserve room for the keys and values of new rows. Return the arguments that `__call__` takes after `qkv`.
 
         Each row sees itself and, without `seen`, all rows before it. With `seen` it sees the first `seen[row][0]` rows
         and the rows listed after that number. With a `window` it sees only rows less than `window` positions before it.
@@ -210,8 +210,7 @@ class Compute(Protocol):
         """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Return a small transformer, whose weights are named as in `weight_map`. Without `rope` it rotates like the
-        target.
+        """Return a small transformer, from weights by localspec's names. Without `rope` it rotates like the target.
 
         With `vocab_size` 0 it has neither embedding nor head.
         """
@@ -229,8 +228,8 @@ class Compute(Protocol):
         """Return `function` in a form that the device computes in one call, if the backend records steps.
 
         The function may read only its arguments and the keys and values of `attentions`. It must have no control flow
-        that depends on their values. Each row of a result depends on one row of each argument, on a row that all share,
-        or on rows that another argument lists by number. A result has as many rows as the first argument. The next call
+        that depends on their values. A row of a result depends on one row of each argument, on an argument's only row,
+        or on rows whose numbers are in another argument. A result has as many rows as the first argument. The next call
         overwrites it.
         """
 
@@ -253,7 +252,7 @@ class Compute(Protocol):
         """Return σ(x), the logistic function."""
 
     def tanh(self, x: Rows) -> Rows:
-        """tanh(x)."""
+        """Return tanh(x), the hyperbolic tangent."""
 
     def rms_norm(self, x: Rows, eps: float = EPS) -> Rows:
         """Return rows divided by the root of their mean square, to which `eps` is added."""
@@ -278,7 +277,7 @@ class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
 def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Return bool [rows, first + rows]: which rows each of `rows` new rows sees, if `first` rows are stored already.
+    """Return bool [rows, first + rows]: the rows that each new row sees, `first` stored rows before `rows` new ones.
     The other arguments are those of `RowAttention.seats`."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)

@@ -114,7 +114,7 @@ class Drafter(Protocol):
         """
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from the state of the text `tokens`, which `hand_over` returned, or from a copy.
+        """Continue from `held`, the state of the text `tokens`: a result of `hand_over`, or a copy of one.
 
         The drafter must hold no text.
         """

@@ -1,4 +1,4 @@
-"""The exactness of a model: is its speculative decoding equal to plain decoding, bit for bit? It is measured, not
+"""The exactness of a model: whether speculative decoding equals plain decoding, bit for bit. It is measured, not
 assumed."""
 
 import math

@@ -35,7 +35,7 @@ class TokenCache(Protocol):
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit some rows of the last forward: `path` lists their numbers after `length`, in order."""
+        """Commit the rows `path` of the last forward, in this order. Row numbers count from 0."""
 
     def truncate(self, length: int) -> None:
         """Discard everything after the first `length` tokens, or more if necessary.
@@ -184,8 +184,7 @@ def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two texts, which is the number of reusable tokens in a
-    cache."""
+    """Return the length of the longest common prefix of two texts: how many tokens of a cache can be reused."""
     start, most = 0, min(len(ours), len(theirs))
     while start < most and ours[start : start + _AT_ONCE] == theirs[start : start + _AT_ONCE]:
         start += _AT_ONCE

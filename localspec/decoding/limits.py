@@ -1,4 +1,4 @@
-"""The limits that end a reply, which a warm server's client needs without numpy."""
+"""The limits that end a reply. Clients of a warm server import this file, so it does not import numpy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Handles of a forward's results, logits and hidden states, which hide where a backend stores them."""
+"""Logits and hidden states of a forward, as handles: only the backend knows where the numbers are."""
 
 import math
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ class Hidden(Protocol):
 
 
 class Picks(Protocol):
-    """The picked token of each row, which may be computed only when it is requested."""
+    """The picked token of each row. A backend may compute a pick only when it is requested."""
 
     def __getitem__(self, row: int, /) -> int: ...
 
@@ -56,8 +56,8 @@ class Logits(Protocol):
         """Return whether all logits are finite numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Return how many of a drafter's rows come before the first that cannot be sampled, because of NaN, inf or no
-        token."""
+        """Return how many of a drafter's rows come before the first row that cannot be sampled: its largest logit at
+        this temperature is NaN or infinite."""
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row."""
@@ -75,9 +75,9 @@ class Logits(Protocol):
 
         Each row has pairs (token, confidence), the most confident first. In greedy decoding these are the likeliest
         tokens, otherwise the tokens with the highest log q + noise. The noise is the target's own at this position. So
-        a drafter whose q equals the target's p proposes exactly that pick, and sampled text is accepted almost as often
-        as greedy text. `ids` are the tokens of the columns if the logits are not those of the whole vocabulary. Rows
-        with NaN propose nothing: damaged weights cost speed but never change the text.
+        a drafter whose q equals the target's p proposes exactly the target's pick, and sampled text is accepted almost
+        as often as greedy text. `ids` are the tokens of the columns if the logits are not those of the whole
+        vocabulary. Rows with NaN propose nothing: damaged weights cost speed but never change the text.
         """
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:

@@ -371,8 +371,8 @@ class _Reply:
             )
 
     def _compare(self, step: Step, taken: int, seconds: float) -> None:
-        """Compare the seconds since the previous step with the seconds that plain decoding would have taken for its
-        tokens."""
+        """Compare the seconds since the previous step with the seconds that plain decoding would have taken for the
+        `taken` tokens of this step."""
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds

@@ -200,8 +200,8 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
 def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
     """Build the tree of the most valuable `nodes` nodes of `found`, and of its root.
 
-    `found` has (worth, parent, token, chance) of each node: the root first, and parents before their children, which
-    are worth no more. `sources` has the source of each node.
+    `found` has (worth, parent, token, chance) of each node: the root first, and parents before their children. No child
+    is worth more than its parent. `sources` has the source of each node.
     """
     best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}

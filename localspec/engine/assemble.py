@@ -126,9 +126,9 @@ def tuning(
 ) -> Measuring[Hyperparameters | None]:
     """Search for the best hyperparameters of this pair of models, whose forwards were timed, and save them.
 
-    Return None if the context has no room for a reply. Each trial starts with the phrases of earlier sessions, as
-    replies to users do. Phrases of the replayed replies themselves are left out, because they would predict these
-    replies perfectly.
+    Return None if the context has no room for a reply. Each trial replays greedy replies of the target. It starts with
+    the phrases of earlier sessions, as replies to users do, but without phrases of the replayed replies, which would
+    predict these replies perfectly.
     """
     said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
     if not said:
@@ -188,8 +188,8 @@ class SavedPhrases:
     ) -> Self | None:
         """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` identifies the tokenizer and the weights. `earlier` is the identifier of the same two in an earlier
-        version of localspec; without it, only a pool with the model's name or path is found. Problems with the store
+        `tokenizer` identifies the tokenizer and the weights. `earlier` is the identifier that an earlier version of
+        localspec gave to both; without it, only a pool with the model's name or path is found. Problems with the store
         are reported.
         """
         try:

@@ -78,15 +78,14 @@ def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def saved_damage(file: Path) -> str | None:
-    """Return a clause about the damage of weights that were saved packed for a GPU; None if all agree with their
-    digest."""
+    """Return a clause about the damage of weights that were saved packed for a GPU; None if there is no damage."""
     from localspec.nn.nf4_file import damage
 
     return damage(file)
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest way to compute a torch target's steps with the same bits, and why no faster way works."""
+    """Return the fastest form of a torch target's steps with the eager form's bits, and why no faster form works."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 

@@ -94,8 +94,8 @@ class Engine:
 
     With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved there
     unless `phrases` is "readonly" or "off". The `reporter` gets problems that do not affect the text, such as a
-    read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`,
-    as far as both choices agree; the target must be the same, and only one of them may answer at a time.
+    read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`, as
+    far as both choices agree; the target must be the same, and only one of the engines may answer at a time.
 
     Unknown costs are estimated until `measure` measures them; with `measured` the constructor measures them. With
     `tune` the constructor also searches hyperparameters; otherwise `measure` searches them. With `park`, texts that
@@ -282,7 +282,7 @@ class Engine:
     def hold_threads(self) -> None:
         """Measure the load of the machine now.
 
-        All engines that share this count of idle cores then use the same number of threads until the next call.
+        Until the next call, this engine and all engines that share its models use the same number of threads.
         """
         self._idle_cores.hold()
 

@@ -114,7 +114,7 @@ def _register(
 ) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Return the registration, the model, and whether it is new.
 
-    `answers` is the default packing. Raises the errors of `import_gguf`.
+    `answers` is the packing in which the model answers by default. Raises the errors of `import_gguf`.
     """
     from localspec.weights.gguf_model import GgufModel  # numpy
     from localspec.weights.gguf_weights import gguf_source, registration
@@ -178,7 +178,7 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
 
 
 def _rounding(header: Header, paths: Paths) -> list[str]:
-    """Return notices about a registration: types without kernels, and blocks that are written once to a packed file."""
+    """Return notices that a registered model's weights are copied once to a packed file, and why; [] if not."""
     from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
@@ -227,7 +227,7 @@ def _checked(file: Path) -> Path:
 def _name(
     file: Path, held: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return the name of a new model: the name of the entry that lists its files, if any.
+    """Return the name of a new model: that of localspec's entry for a published model with these files, or a new name.
 
     A notice names models that were imported from these files before their content changed. Their registrations stay,
     but copies of their weights are deleted: such a model cannot answer while the file has other content.
@@ -257,7 +257,7 @@ def _name(
 
 
 def _copies_of(registered: PackedFile) -> list[PackedFile]:
-    """Return the files to which the weights of a registered model were copied in blocks."""
+    """Return the files to which the weights of a registered model were copied as GGUF blocks."""
     same = map(read, of_same_weights(registered.path))
     return [one for one in same if one.header.packing == BLOCKS and not one.header.registered]
 

@@ -56,8 +56,8 @@ def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
     """Return how exactly this target computes trees of this choice.
 
-    If it is unknown, it is measured now, except for the native engine without `choice.exact`: that result is
-    `unchecked` and is checked later. Torch needs the measurement to decide how rows are computed. Raises UsageMistake
+    If it is unknown, it is measured now, unless the engine is native and `choice.exact` is not set: then the result is
+    `unchecked`, and is checked later. Torch needs the measurement to decide how rows are computed. Raises UsageMistake
     if `choice.exact` is impossible.
     """
     widest = widest_tree(choice)
@@ -89,7 +89,7 @@ def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
-    """Return the quantity of a drafter's calibration; None stands for the drafter of the target's own layers."""
+    """Return the `Quantity` of a drafter's calibration; without `card`, of the drafter of the target's own layers."""
     return _calibration(f"{card.kind} {card.bytes} {card.path}" if card else "layers")
 
 
@@ -163,9 +163,10 @@ class _Flat:
 
 
 def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLayers]]:
-    """Find the layers that draft best in replies of the target, with at most `MOST_READS` reads, and save the result.
+    """Find the layers that draft best in replies of the target, and save the result.
 
-    Yield after each read. The result is empty if the context is too short for a reply.
+    Yield after each forward through some of the layers; there are at most `MOST_READS`. The result is empty if the
+    context is too short for a reply.
     """
     replies = yield from replying(target, PROMPTS)
     found = (yield from probing_layers(target, replies, MOST_READS)) if replies else []

@@ -145,7 +145,7 @@ STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
-    """Let a model on a GPU replay recordings of its steps if a self-check finds their bits right.
+    """Let a model on a GPU replay recordings of its steps if a self-check finds that recordings change no bit.
 
     The verdict is valid for `subject` and the driver.
     """

@@ -273,10 +273,10 @@ _LONGEST = 0.5  # seconds of a measurement
 
 
 def disk_bandwidth(file: Path) -> float | None:
-    """Return the bytes per second of reads at random places of a file, as experts are read from it; None if unknown.
+    """Return the bytes per second of reads at random places of a file, the way experts are read; None if unknown.
 
     The reads are about as long as the matrix of an expert. They are made one after another, and bypass the page cache,
-    which only Linux permits. Takes at most half a second.
+    which only Linux permits. The measurement takes at most half a second.
     """
     direct = getattr(os, "O_DIRECT", 0)
     try:

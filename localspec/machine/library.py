@@ -118,7 +118,7 @@ class ExpertSizes(ctypes.Structure):
 
 
 class LayerInputs(ctypes.Structure):
-    """ls_layer_inputs: the layers' inputs by token, in addition to their states."""
+    """ls_layer_inputs: the weights of an additional input of each layer, which depends on the token."""
 
     _fields_ = (
         ("width", c_int32), ("tokens", c_int32), ("table_scale", c_float), ("projection_scale", c_float),

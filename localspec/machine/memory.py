@@ -1,4 +1,4 @@
-"""Memory: free bytes, peaks, and releasing it."""
+"""The memory of devices: free bytes, peaks, and the release of unused memory."""
 
 import sys
 from contextlib import suppress

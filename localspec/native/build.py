@@ -127,7 +127,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def replace(made: Path, place: Path) -> None:
-    """Rename the file `made` to `place`. A process that has an old file there open can still read it."""
+    """Rename the file `made` to `place`. Processes that have opened the former file can still read it."""
     place.parent.mkdir(parents=True, exist_ok=True)
     made.replace(place)
 

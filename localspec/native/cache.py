@@ -54,9 +54,9 @@ class NativeCache:
         self._capacity = self._library.ls_cache_slots(self.handle)
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commit some rows of the last forward: `path` lists their numbers after `length`, ascending.
+        """Commit the rows `path` of the last forward, in ascending order. Row numbers count from 0.
 
-        With recurrent layers, they must be the first rows. Raises LocalspecError for rows that the forward did not
+        With recurrent layers, `path` must be the first rows. Raises LocalspecError for rows that the forward did not
         write.
         """
         count = len(path)
@@ -74,7 +74,7 @@ class NativeCache:
             self._length = self._library.ls_cache_length(self.handle)
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave, which may be less with recurrent layers."""
+        """Return the length that `truncate(length)` would leave: `length`, or less with recurrent layers."""
         return int(self._library.ls_cache_reachable(self.handle, length))
 
     def copy(self, length: int, slots: int) -> "NativeCache":

@@ -1,4 +1,4 @@
-"""The self-test of the compiled library: is a row in a tree bit-identical to the same row in plain decoding?
+"""The self-test of the compiled library: whether a row in a tree is bit-identical to the same row in plain decoding.
 
 The library is built so that rows do not affect each other. The self-test checks that this holds with this CPU's
 instructions, when a model is loaded for the first time. Recurrent layers read only chains; for them half of a chain is

@@ -97,7 +97,8 @@ class NativeLogits(NumpyLogits):
         return self._of_all(chances, 0.0)
 
     def _of_all(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-        """Return numbers by column as numbers of the whole vocabulary, with `missing` for other tokens."""
+        """Return one number per token of the whole vocabulary, from one per column. Tokens without a column get
+        `missing`."""
         if self._tokens is None:
             return given
         whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)

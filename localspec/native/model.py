@@ -156,7 +156,7 @@ class NativeModel:
         return layer
 
     def _router_norm(self, prefix: str) -> int | None:
-        """Return the address of the norm before a router, divided by the root of its width; None if there is none."""
+        """Return the address of the norm before a router, divided by √hidden_size; None if there is no norm."""
         if (norm := self._vector(prefix + "router_norm", self.sizes.hidden_size)) is None:
             return None
         self._arrays.append(norm * np.float32(self.sizes.hidden_size**-0.5))
@@ -263,8 +263,8 @@ class NativeModel:
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> tuple[NativeLogits, Floats]:
         """Read one token after each cache. Return a row of logits and a row of states for each.
 
-        Each row is bit-identical to the row of a forward for that text only. Raises LocalspecError for recurrent layers
-        and more than `MOST_TEXTS` caches.
+        Each row is bit-identical to the row of a forward over its cache only. Raises LocalspecError for recurrent
+        layers and more than `MOST_TEXTS` caches.
         """
         count, ids = len(tokens), int32(tokens)
         for cache in caches:
@@ -307,7 +307,8 @@ class NativeModel:
     def read_borrowed(self, inputs: Floats, cache: TokenCache, position: int) -> Floats:
         """Read inputs [rows, hidden_size], each as the token at this position after the text in another model's cache.
 
-        Return states after the final norm [rows, hidden_size]. Raises LocalspecError for a cache without such layers.
+        Return states after the final norm [rows, hidden_size]. Raises LocalspecError for a cache without the layers
+        that this model reads.
         """
         assert isinstance(cache, NativeCache)
         rows = self._rows(inputs)

@@ -66,9 +66,9 @@ def packed_tensors(
 ) -> Mapping[str, Array]:
     """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` if that pays.
 
-    The packed file is made once. `of` is the revision of its target: the file is deleted with the target's packed
-    forms. If there is no room or permission to write, a notice says so, and the tensors are packed at each load. A
-    packed file that is damaged or has other tensors is made again, with a notice. Raises LocalspecError for weights
+    The packed file is made once. `of` is the revision of the drafter's target: the file is deleted with the target's
+    packed forms. If there is no room or permission to write, a notice says so, and the tensors are packed at each load.
+    A packed file that is damaged or has other tensors is made again, with a notice. Raises LocalspecError for weights
     that are NaN or inf.
     """
     large = _large(file)

@@ -1,5 +1,5 @@
-"""The head of a draft model with logits of only some tokens: the first ids, those that end a reply, and those that it
-read."""
+"""The head of a draft model with logits of only some tokens: the first ids, those that end a reply, and those that the
+model read."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -19,8 +19,8 @@ class ShortHead:
     """A matrix with the rows of a whole head for some tokens, rounded to HEAD_BLOCKS.
 
     The last READ_TOKENS rows are for tokens that the model reads, so that the words of a prompt can be drafted in any
-    language. If all are in use, the tokens that were added first are replaced. A missing token ends a draft and changes
-    no text.
+    language. If all these rows are in use, the tokens that were added first are replaced. A missing token ends a draft
+    and changes no text.
     """
 
     def __init__(self, rows_of: RowsOf, inputs: int, vocab_size: int, ends: Collection[int]) -> None:

@@ -117,8 +117,8 @@ class NativeTarget:
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
         """Read one token after each cache. There may be up to `MOST_TEXTS` caches.
 
-        Each row is bit-identical to the row of a forward for that text only. Models with recurrent layers read one text
-        after the other. Raises LocalspecError for ids that the model does not have.
+        Each row is bit-identical to the row of a forward over its cache only. Models with recurrent layers read one
+        text after the other. Raises LocalspecError for ids that the model does not have.
         """
         if self.branches:
             logits, hidden = self.model.forward_each(tokens, caches)
@@ -195,7 +195,8 @@ class NativeTarget:
 
 
 def _short_head(packed: PackedModel, ends: Collection[int]) -> ShortHead | None:
-    """Return the short head of a draft model; None if it has few tokens, or a width that blocks do not divide."""
+    """Return the short head of a draft model; None if the model has few tokens, or a `hidden_size` that is not a
+    multiple of 32."""
     sizes, head = packed.sizes, packed.tensors.get("lm_head.weight")
     if not head_tokens(sizes.vocab_size) or sizes.hidden_size % 32:
         return None
