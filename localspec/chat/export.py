@@ -4,16 +4,12 @@ import os
 import re
 from pathlib import Path
 
+from localspec.chat.wording import ending
 from localspec.errors import UsageMistake
 from localspec.store.conversations import Saved
 from localspec.text import one_line, safe
 
-_ENDS = {
-    "stop": "",
-    "length": "\n\n*(cut off at the limit)*",
-    "repetition": "\n\n*(stopped: the reply repeated itself)*",
-}
-_INTERRUPTED, _UNANSWERED = "\n\n*(stopped)*", "*(no reply)*"
+_UNANSWERED = "*(no reply)*"
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _LONGEST_NAME = 60
 
@@ -27,7 +23,8 @@ def as_markdown(found: Saved) -> str:
         parts.append(f"## You\n\n{_with_closed_fence(turn.prompt)}")
         said = [_quoted(turn.reasoning)] if turn.reasoning else []
         said += [_with_closed_fence(turn.reply)] if turn.reply else []
-        reply = "\n\n".join(said) + _ENDS.get(turn.reason or "", _INTERRUPTED) if said else _UNANSWERED
+        how = ending(turn.reason, turn.figures)
+        reply = "\n\n".join([*said, *([f"*({how})*"] if how else [])]) if said else _UNANSWERED
         parts.append(f"## localspec ({one_line(found.info.model)})\n\n{reply}")
     return "\n\n".join(parts)
 

@@ -235,19 +235,14 @@ def why_empty(turn: Turn, settings: Settings, model: "Answerer", system: str | N
         return f"The model's thoughts repeated themselves, so there is no answer; ask again{otherwise}."
     if turn.reason == "stop":
         return f"The model stopped after its thoughts, so there is no answer; ask again{otherwise}."
-    if filled_context(turn, settings):
+    if turn.figures.get("context_full") is True:
         longer = "begin a new conversation, or give a longer --context where the model allows one"
         return f"The model's thoughts filled the context, so there is no answer; {longer}{otherwise}."
-    tokens = turn.figures["completion_tokens"] or settings.max_tokens or 0
+    tokens = turn.figures.get("completion_tokens") or settings.max_tokens or 0
     return (
         f"The model's thoughts took the whole limit of {counted(tokens, 'token')}, so there is no answer; allow "
         f"more tokens{otherwise}."
     )
-
-
-def filled_context(turn: Turn, settings: Settings) -> bool:
-    """Return which limit ended a reply: True for the full context, False for the limit of tokens."""
-    return settings.max_tokens is None or 0 < turn.figures["completion_tokens"] < settings.max_tokens  # 0: unknown
 
 
 def parse_think(rest: str) -> str:

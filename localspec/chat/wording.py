@@ -21,6 +21,12 @@ SAMENESS = {
     "not lossless": "text may differ from the text without drafts",
     "unchecked": "not checked yet",  # the self-test runs after the first reply
 }
+ENDINGS = {
+    "interrupted": "stopped",
+    "length": "the reply reached its token limit",
+    "repetition": "stopped: it repeated itself",
+    None: "cut off: localspec was stopped while it wrote this",
+}
 
 
 def source_name(source: str) -> str:
@@ -105,6 +111,13 @@ def summary(kept: Mapping[str, Any]) -> str:
     if ratio and (tokens is None or tokens >= TOKENS):  # earlier versions saved chance figures, too
         parts.append(gain(ratio))
     return " · ".join(filter(None, parts))
+
+
+def ending(reason: str | None, kept: Mapping[str, Any]) -> str:
+    """Return how a reply with these saved figures ended; "" if the model ended it, or if the reason is unknown."""
+    if reason == "length" and kept.get("context_full") is True:
+        return "the reply ended because the context was full"
+    return ENDINGS.get(reason, "")
 
 
 def repeated(kept: Mapping[str, Any], warmer: str) -> str:

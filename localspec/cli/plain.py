@@ -20,7 +20,6 @@ from localspec.chat.sampling import (
     SHOW,
     THINK,
     ChatSettings,
-    filled_context,
     first_sampled,
     parse_think,
     state,
@@ -30,7 +29,7 @@ from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
 from localspec.chat.trace import UNTOLD, Trace, step_by_step
-from localspec.chat.wording import in_words, repeated, same_answer, saved_thought
+from localspec.chat.wording import ending, in_words, repeated, same_answer, saved_thought
 from localspec.cli.beginning import ChatAndServer, begin
 from localspec.cli.console import Progress, WordWrap, at_a_terminal, is_terminal, piped, tell, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
@@ -410,12 +409,10 @@ class _Talk:
                             ended = text[-1:] or ended
                         case Done(reason):
                             turn = self.conversation.turns[-1]
-                            full = filled_context(turn, settings)
-                            where = "where the context ends" if full else "at the limit of tokens"
-                            how = f"(cut off {where})" if reason == "length" else ""
+                            how = ending(reason, turn.figures)
                             if reason == "repetition":
-                                how = f"({repeated(turn.figures, WARMER)})"
-                            how = why_empty(turn, settings, engine, self.conversation.system) or how
+                                how = repeated(turn.figures, WARMER)
+                            how = why_empty(turn, settings, engine, self.conversation.system) or (how and f"({how})")
                     if interrupt.requested:
                         raise KeyboardInterrupt
         finally:  # the error gets a separate line

@@ -1,5 +1,6 @@
 """Messages about thinking, and how `/think` is read."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -80,8 +81,9 @@ def test_a_reply_without_text_has_a_reason():
     cut, mark = (turn(reasoning=text, reason="length", completion_tokens=1, reasoning_tokens=1) for text in ("hm", ""))
     took = wording("thinking_took_whole_limit_1_token")
     assert said(cut, 1) == said(mark, 1) == f"{took}{other}." and said(cut, 1, None) == f"{took}."
+    full = replace(cut, figures={**cut.figures, "context_full": True})
     for limit in (None, 2):
-        assert said(cut, limit).startswith(wording("thinking_filled_context_there"))
+        assert said(full, limit).startswith(wording("thinking_filled_context_there"))
     assert said(turn(reasoning="hm")) == wording("model_thought_ended_there_there", other=other)
     assert said(turn(completion_tokens=12, reason="length"), 12) == wording("reply_is_empty_12_tokens")
     for whole in (turn("Yes."), turn("Yes.", "hm"), turn("Yes.", "hm", "length"), turn("", "hm", "interrupted")):

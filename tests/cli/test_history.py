@@ -181,9 +181,9 @@ def test_show_is_safe_text(database: Path) -> None:
         "# evil␛[2J �31m line <b>\n\n"
         f"## System\n\nBe {evil}\n\n"
         f"## You\n\n{evil}\n\n## localspec (de␛mo)\n\nall of it\n\n"
-        "## You\n\nsecond\n\n## localspec (de␛mo)\n\nat the end\n\n*(cut off at the limit)*\n\n"
+        "## You\n\nsecond\n\n## localspec (de␛mo)\n\nat the end\n\n*(the reply reached its token limit)*\n\n"
         f"## You\n\nthird\n\n## localspec (de␛mo)\n\nhalf {evil}\n\n*(stopped)*\n\n"
-        "## You\n\nfourth\n\n## localspec (de␛mo)\n\nkilled\n\n*(stopped)*\n\n"
+        "## You\n\nfourth\n\n## localspec (de␛mo)\n\nkilled\n\n*(cut off: localspec was stopped while it wrote this)*\n\n"
         "## You\n\nfifth\n\n## localspec (de␛mo)\n\n*(no reply)*\n"
     )
 

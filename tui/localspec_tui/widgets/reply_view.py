@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from localspec.chat.wording import saved_thought, summary
+from localspec.chat.wording import ending, saved_thought, summary
 from localspec.repetition import goes_round
 from localspec.text import one_line, safe
 from localspec_tui.block_view import BlockView, PlainText
@@ -156,14 +156,7 @@ class ReplyMarkdown(BlockView):
                 self._grow("")  # with the text that came meanwhile
 
 
-ENDINGS = {
-    "interrupted": "(stopped)",
-    "length": "(the reply reached its token limit)",
-    "repetition": "(stopped: it repeated itself)",
-    None: "(cut off: localspec was stopped while it wrote this)",
-}
 LONG = f"(longer than {LONGEST // 1024} KB, so it is shown as plain text)"
-CONTEXT_FULL = "(the reply ended because the context was full)"
 
 
 class ReplyView(MessageView):
@@ -247,7 +240,8 @@ class ReplyView(MessageView):
 
 def _below(source: str, reason: str | None, figures: Mapping[str, Any]) -> str:
     """Return the line below a reply: how it ended if not as usual, whether it repeats itself, and its figures."""
-    ended = CONTEXT_FULL if reason == "length" and figures.get("context_full") is True else ENDINGS.get(reason, "")
+    how = ending(reason, figures)
+    ended = f"({how})" if how else ""
     circles = "(it repeats itself)" if reason != "repetition" and goes_round(source) else ""
     long = LONG if is_long(source) else ""
     return " · ".join(filter(None, (ended, long, circles, summary(figures))))
