@@ -22,7 +22,7 @@ _LONG_KEY = re.compile(rb"(?<![\w.'\"-])(?:" + _PART + rb"){%d}" % _MOST_DOTS)
 
 
 def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> bytes:
-    """Return the content of a regular file, or with `pipe` of a pipe, at most `limit` bytes.
+    """Return the content of a regular file of at most `limit` bytes. With `pipe`, the file may be a pipe, too.
 
     Raises OSError with a clause for the user in `strerror`. Longer content and other kinds of files are errors too:
     opening a pipe would wait for its writer, and a device may have no end.
@@ -60,7 +60,7 @@ def decoded(content: bytes) -> str:
 
 
 def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
-    """Return parsed JSON, with objects as `pairs` makes them.
+    """Return parsed JSON. `pairs`, if given, makes an object from its pairs of name and value.
 
     Raises ValueError for invalid JSON, for deep nesting, and for a number with too many digits.
     """

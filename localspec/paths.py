@@ -71,7 +71,7 @@ class Paths:
     kernels = _Place("cache_dir", "kernels")  # code compiled for GPUs
 
     def answers_of(self, model: str) -> list[Path]:
-        """Return the directories with the answers of a model for trainings, one for each packing."""
+        """Return the directories of a model's saved answers, one for each packing. Drafters are trained on them."""
         stem = file_stem(model)
         return [one for one in self.answers.glob(f"{stem}-*") if re.fullmatch("-[0-9a-f]{12}", one.name[len(stem) :])]
 

@@ -61,7 +61,7 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
 def why_not_read(config: Mapping[str, Any]) -> str | None:
     """Return the end of a sentence that says why a published drafter is not supported, and what to use instead.
 
-    None for anything else.
+    Return None for anything else.
     """
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
@@ -76,7 +76,7 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 def why_not_in_gguf(architecture: str) -> str | None:
     """Return the end of a sentence that names the drafter in a GGUF file, and what to fetch instead.
 
-    None for anything else.
+    Return None for anything else.
     """
     if architecture not in _ASSISTANTS_IN_GGUF:
         return None

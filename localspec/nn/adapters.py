@@ -13,10 +13,10 @@ from localspec.nn.transformer import Transformer
 
 
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
-    """Adapters of some layers and of the head. Those of layers are found by layer and by linear layer, as
-    `Transformer.forward` takes them.
+    """LoRA adapters of some layers, by layer and name of the linear layer as `Transformer.forward` takes them, and of
+    the head.
 
-    In training a share `dropout` of their inputs is set to zero.
+    In training a share `dropout` of the adapters' inputs is set to zero.
     """
 
     head: LoraAdapter | None

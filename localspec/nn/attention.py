@@ -1,4 +1,4 @@
-"""Two forms of attention over cached keys: the fastest form, and a form for GPUs whose rows are independent.
+"""Two forms of attention over cached keys: the fastest form, and for GPUs a form with independent rows.
 
 queries [1, num_kv_heads, rows, head_dim]; keys and values [1, num_kv_heads, slots, head_dim]; the mask is additive,
 [rows, slots]; scores are multiplied by `scale`, by default one over the root of head_dim.
@@ -37,7 +37,7 @@ def fastest(
 def invariant(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute attention so that a row's result has the same bits by itself and in any tree, at any slots.
+    """Compute attention so that a row's result has the same bits in any tree, whatever slots its ancestors have.
 
     Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
     weights must be taken in the same order, so it is a third product, with ones. localspec's own kernels sum within

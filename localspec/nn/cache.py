@@ -98,7 +98,7 @@ class KVCache:
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        """Commit some rows of the tree: `path` lists their numbers after `length`, in order:
+        """Commit the rows `path` of the tree, in this order. Row numbers count from 0:
 
         slots   … p p│0 1 2 3 4      keep([0, 3, 4])      … p p 0 3 4│
         """

@@ -67,7 +67,7 @@ def _passed(argument: Argument) -> Any:
 
 @cache
 def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kernel:
-    """Return a function of a source, compiled for a GPU with these constants. Raises RuntimeError if that fails."""
+    """Return a function of a source, compiled for a GPU with `defined` constants. Raises RuntimeError if that fails."""
     return Kernel(_module(device, file, **defined), name)
 
 

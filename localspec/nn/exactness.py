@@ -27,7 +27,7 @@ DEPTH = 6  # tokens of the path that is compared if it is not a chain of all row
 
 
 def measure(target: Target, widest: int, exact: bool) -> Exactness:
-    """Compare trees with plain decoding, row by row. Set `target.row_multiple` to the value that `bitwise` needs.
+    """Compare trees with plain decoding, row by row. Set `target.row_multiple` to the padding that gives equal bits.
 
     In the invariant form (`exact`) rows are filled up to a multiple of the smallest number for which all bits are
     equal. This number does not depend on the width of a run, because plain and speculative runs must use the same
@@ -144,9 +144,9 @@ def plain_rows(target: Target, cache: KVCache, context: int, path: Sequence[int]
 
 
 def tree_rows(target: Target, cache: KVCache, tree: DraftTree, nodes: Sequence[int]) -> Rows:
-    """Return logits, keys and values of these nodes, and their inputs of each linear layer.
+    """Return logits, keys and values of these nodes, and the nodes' inputs to each linear layer.
 
-    The inputs are compared because a quantized layer rounds most of their differences away. Differences that remain
+    The inputs are included because a quantized layer rounds most differences of inputs away. Differences that remain
     change long texts, but would rarely change the few rows of this test.
     """
     inputs_seen = []

@@ -145,8 +145,8 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A product with the gradient of the rounded weight: kernels for packed weights compute no gradient, and report
-    no error."""
+    """A product with a packed weight. The backward pass is here because the kernels compute no gradient, and report no
+    error."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:
@@ -162,7 +162,7 @@ class _StraightThrough(torch.autograd.Function):
 class PackedWeight:
     """A weight [out, in] that was packed elsewhere into `nbytes` bytes. `unpack` returns its numbers in fp32.
 
-    `rows` returns only some rows. It is for weights whose rows have a special order.
+    `rows` returns only some rows, for weights with a special order of rows.
     """
 
     shape: torch.Size

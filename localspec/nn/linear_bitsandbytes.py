@@ -106,7 +106,7 @@ class NF4Linear(QuantizedLinear):
         return product
 
     def _as_packed(self) -> tuple[torch.Tensor, Any]:
-        """Return the matrix in the order of bitsandbytes."""
+        """Return the packed matrix and its scales in the order of bitsandbytes."""
         if self.tiled is None:
             return self.packed, self.state
         state = copy(self.state)
@@ -152,7 +152,7 @@ def adamw_8bit() -> Any:
 
 @contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Hide a module from imports. With `kernels`, bitsandbytes would fetch code from the network and run it."""
+    """Hide a module from imports. Through `kernels`, bitsandbytes would fetch code from the network and run it."""
     missing = object()
     modules: dict[str, Any] = sys.modules
     before = modules.get(module, missing)

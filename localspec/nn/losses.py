@@ -34,7 +34,7 @@ class DepthLoss:
 class Guess:
     """The prediction of one depth: states [rows, hidden_size], and the head that computes logits from them.
 
-    `labels` [rows] are the row numbers of the labels that the states predict, each once.
+    `labels` [rows] has for each state the row number of its label. No number occurs twice.
     """
 
     states: torch.Tensor
@@ -105,15 +105,15 @@ def cross_entropies(
     ends = torch.arange(size, len(used) + size, size, device=device).clamp(max=len(used)) - 1
     bounds = [torch.searchsorted(guess.labels, used[ends], right=True).tolist() for guess in guesses]
     for piece in range(len(ends)):
-        about = used[piece * size : (piece + 1) * size]
+        label_rows = used[piece * size : (piece + 1) * size]
         some = [
-            _rows(guess, slice(bound[piece - 1] if piece else 0, bound[piece]), about)
+            _rows(guess, slice(bound[piece - 1] if piece else 0, bound[piece]), label_rows)
             for guess, bound in zip(guesses, bounds, strict=True)
         ]
         if recompute:
-            found = checkpoint(_piece, some, labels[about], teacher, kept, use_reentrant=False)
+            found = checkpoint(_piece, some, labels[label_rows], teacher, kept, use_reentrant=False)
         else:
-            found = _piece(some, labels[about], teacher, kept)
+            found = _piece(some, labels[label_rows], teacher, kept)
         losses = [total + loss for total, (loss, _, _) in zip(losses, found, strict=True)]
         hits = [total + right for total, (_, right, _) in zip(hits, found, strict=True)]
         for whole, order, bound, (_, _, likeliest) in zip(first, orders, bounds, found, strict=True):
@@ -124,15 +124,15 @@ def cross_entropies(
     ]
 
 
-def _rows(guess: Guess, rows: slice, about: torch.Tensor) -> Guess:
-    """Return some rows of a guess. Their labels become indices into `about`."""
-    return Guess(guess.states[rows], guess.head, torch.searchsorted(about, guess.labels[rows]))
+def _rows(guess: Guess, rows: slice, label_rows: torch.Tensor) -> Guess:
+    """Return some rows of a guess, with labels as indices into `label_rows`, sorted row numbers of labels."""
+    return Guess(guess.states[rows], guess.head, torch.searchsorted(label_rows, guess.labels[rows]))
 
 
 def _piece(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None, kept: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Return loss, hits and first hits of each guess for a few labels."""
+    """Return `loss`, `hits` and `first` of a `DepthLoss` for each guess, for a few labels."""
     chances: Labels | None = None
     if isinstance(labels, Likeliest):
         chances = Likeliest(labels.ids if kept is None else _head_rows(labels.ids, kept), labels.chances)

@@ -1,4 +1,4 @@
-"""New rows after a cache's committed tokens, at a position that is a number on the device."""
+"""New rows after a cache's committed tokens in static shapes: their position is a number on the device."""
 
 from itertools import count
 
@@ -61,7 +61,8 @@ class PlacedChain(PlacedRows):
         self._real, self._held, self._layers = real, held, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] of the next recurrent layer after its state, and return their output."""
+        """Read rows [n, numbers] after the state of a recurrent layer, one layer after the other. Return their
+        output."""
         place = next(self._layers)
         self._held.rows[place, : len(rows)].copy_(rows)
         return self._held.read(place, len(rows), advance, self._real)

@@ -49,7 +49,7 @@ class Recording:
             raise RuntimeError("recorded steps are not bit-identical to unrecorded ones")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Replay the recording on tensors like the first ones, or on fewer rows, without waiting for the GPU."""
+        """Replay the recording on inputs of the recorded shapes, or of fewer rows, without waiting for the GPU."""
         for place, tensor in zip(self._inputs, inputs, strict=True):
             place[: len(tensor)].copy_(tensor)
         self._graph.replay()

@@ -133,7 +133,7 @@ def attention(
 
 
 def heads_fit(head_dim: int) -> bool:
-    """Return whether the kernel supports heads of this many channels."""
+    """Return whether `attention` supports heads of this many channels."""
     return head_dim % 8 == 0 and head_dim <= 2 * THREADS
 
 

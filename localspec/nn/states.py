@@ -39,7 +39,7 @@ class Advance(Protocol):
 
 
 class HeldStates(NamedTuple):
-    """States of all recurrent layers before and after a forward, and the rows it read, at constant addresses."""
+    """States of all recurrent layers before and after a forward, and the rows of the forward, at constant addresses."""
 
     matrices: torch.Tensor  # [layers, …] of `State.matrices`
     tails: torch.Tensor
@@ -159,7 +159,8 @@ class LayerStates:
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """Drop states while there are too many, always the state whose loss leaves the smallest gap for its age.
+        """Drop states while there are too many, first the state that leaves the smallest gap for its distance from the
+        end.
 
         The first state, the last two, and the state before the stored rows stay.
         """
@@ -223,7 +224,7 @@ class StateCache(KVCache):
         return held
 
     def took(self, count: int, advances: Sequence[Advance]) -> None:
-        """Store the first `count` rows that a forward read after `held`, and the states after them."""
+        """Store the first `count` rows that a forward read after `hold`, and the states after these rows."""
         held = self._held
         assert held is not None
         after = self._after(held, count)

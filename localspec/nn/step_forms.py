@@ -74,8 +74,8 @@ def _cases(cache: KVCache) -> list[tuple[int, int]]:
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Return all outputs that decoding uses, for a tree of `rows` rows after `length` tokens and a draft by two
-    layers."""
+    """Return all outputs that decoding uses, of a tree of `rows` rows after `length` tokens, and of a draft through two
+    of the model's layers."""
     cache.fill(torch.Generator().manual_seed(rows))  # an earlier check may have overwritten some tokens
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]

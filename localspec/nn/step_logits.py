@@ -122,7 +122,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each value the numbers of `before` at the first and at the last of the values that equal it."""
+    """Return for each value the entry of `before` at the first equal value, and at the last. The values are sorted."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]
@@ -141,8 +141,8 @@ def _best(
 
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the noise of `gumbel` for ids [rows, n] in fp32, exact to a few units in the last place of the noise or of
-    1."""
+    """Return the noise of `gumbel` for ids [rows, n] in fp32. The error is a few units in the last place of the noise
+    or of 1, whichever is larger."""
     bits = _shifted(_mixed(ids * signed(host.STEP) + keys[:, None]), 11)
     below = (bits.float() + 0.5) * 2.0**-53
     above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding error
@@ -248,7 +248,7 @@ class StepLogits(TorchLogits):
     ) -> list[list[Candidate]]:
         """Return the tokens to propose for the position of each row.
 
-        If text is sampled, they are the picks' contenders.
+        For sampled text, these are the contenders for the row's pick.
         """
         if sampling.proposes_likeliest or not findable(sampling) or count > SHOWN or ids is not None:
             return super().candidates(positions, count, sampling, ids)

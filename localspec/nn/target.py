@@ -194,7 +194,7 @@ class Target:
 
     @property
     def page(self) -> int:
-        """The number of slots that exact attention sums at once; 1, so that no branch fits, if that is unknown."""
+        """The number of slots that exact attention sums at once; 1 if unknown, so that `aligned` returns chains."""
         config = self.transformer.config
         fit = all(row_kernels.heads_fit(config.sizes_of(index).head_dim) for index in range(config.num_layers))
         return row_kernels.PAGE if fit and kernel_checks.trouble(torch.device(self.device)) is None else 1

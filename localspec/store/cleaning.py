@@ -1,8 +1,8 @@
 """Overwrites deleted text: the search index is merged, the file is rewritten and the write-ahead log is emptied.
 
 SQLite overwrites deleted rows, but two things remain in the file: copies of rows that SQLite moved to another page, and
-the words of deleted turns in the index. So each deletion adds a row to `deletion` in the same transaction. That row is
-removed after the file was rewritten. If that was interrupted, the next start does it again.
+the words of deleted turns in the index. So each deletion adds a row to `deletion` in the same transaction. The row is
+removed after the file was rewritten. If the rewriting was interrupted, the next start repeats it.
 """
 
 import math

@@ -199,7 +199,7 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 
 
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
-    """Return the first turns in which two conversations differ; None stands for a conversation that ends before.
+    """Return the first turns in which two conversations differ; None stands for the end of a conversation.
 
     Return their last turns if they are the same, and None if one of the conversations does not exist (any more).
     """

@@ -24,7 +24,7 @@ PROBES = ("SELECT process, began, text, server, conversation FROM draft LIMIT 1"
 
 
 class Drafts:
-    """The saved drafts, which are unsent prompts: one per process. Any thread may use it; all calls may raise
+    """The saved drafts, which are unsent prompts: one per process. Any thread may use this object; all calls may raise
     StoreTrouble.
 
     `server` is the address that a draft would be sent to. A draft for one server is never offered for another server. A
@@ -41,7 +41,7 @@ class Drafts:
         return os.getpid(), psutil.Process().create_time()
 
     def keep(self, text: str, server: str | None = None, conversation: int | None = None) -> None:
-        """Save this text as the draft of this process, in place of the previous one. An empty text deletes that."""
+        """Replace the draft of this process by this text, or delete the draft if the text is empty."""
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM draft WHERE process = ? AND began = ?", self._owner)

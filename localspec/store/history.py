@@ -48,7 +48,7 @@ class Presence:
     def __init__(self, database: Path | None) -> None:
         """Begin without an open conversation.
 
-        `database` is the file of conversations; None without a file, which other windows could share.
+        `database` is the file of conversations; None if other windows cannot share them.
         """
         self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
         self._file = -1
@@ -356,7 +356,7 @@ class History:
     def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
         """Delete these conversations, and their bytes in the files. Return how many there were.
 
-        With `everything`, also delete rows that belong to no conversation or turn, which another program left. Raises
+        With `everything`, also delete rows without a conversation or turn, left by another program. Raises
         StoreTrouble, whose sentence says what was deleted, and what the user must still do.
         """
         removed = self._delete(conversations, everything)

@@ -208,7 +208,7 @@ def _begun(new: Path, schema: Schema) -> sqlite3.Connection:
 
 
 def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
-    """Migrate and check an open database. Report a notice if that takes long."""
+    """Migrate and check an open database, and return its connection. Report a notice if that takes long."""
     version, newest = _version(connection), schema.newest
     if version > newest:
         raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {newest})")
@@ -237,8 +237,8 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
 
 
 def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
-    """Write a database that is in memory to a new file. Raises sqlite3.Error, and OSError if the file already
-    exists."""
+    """Write a database in memory to a new file; return the file's connection. Raises sqlite3.Error, and OSError if the
+    file exists."""
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

@@ -22,7 +22,7 @@ class Phrase(NamedTuple):
     """A phrase: the tokens `after` a context. `key` packs the last two tokens of the context, `before` up to six
     earlier ones.
 
-    The phrase was used `uses` times, last in `conversation` (None: not a saved one), and accepted as a draft in
+    The phrase was used `uses` times, last in `conversation` (None if that was not saved), and accepted as a draft in
     `served` replies. `look_up` does not set `conversation` and `served`. If `uses` is 0, the phrase comes from a
     refused draft in that conversation.
     """
@@ -221,7 +221,7 @@ class Phrases:
         refused: Sequence[tuple[int, bytes, bytes]] = (),
         conversation: int | None = None,
     ) -> None:
-        """Save the phrases (key, before, after) of one reply, the oldest first, or none. Raise the uses of known
+        """Save the phrases (key, before, after) of one reply, if any, the oldest first. Raise the uses of known
         phrases.
 
         Phrases from `refused` drafts are saved with 0 uses. The `used` phrases were accepted in this reply: they count

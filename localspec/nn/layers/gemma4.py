@@ -63,9 +63,9 @@ def layer_inputs(
     projection: Callable[[torch.Tensor], torch.Tensor],
     projection_norm: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the layers' inputs by token, in addition to states, [batch, n, layers, channels].
+    """Return each layer's additional input for each token, [batch, n, layers, channels].
 
-    They are the tokens' rows of a table plus a projection of their embeddings x.
+    The inputs are the tokens' rows of a table plus a projection of the tokens' embeddings x.
     """
     assert not tokens.is_floating_point(), "layers of this model have inputs by token id, so embeddings are not enough"
     width, layers = config.per_layer_inputs[0], config.num_layers
