@@ -50,7 +50,7 @@ LOST = {"nf4": 28, "int4": 5}  # per cent of perplexity, from Q4_1 on a GPU (doc
 
 @dataclass(frozen=True)
 class Attempt:
-    """A set of plans for one device. `ranked` holds every plan there, the best M first.
+    """A set of plans for one device. `ranked` holds every plan for the device, the best M first.
 
     `eligible` holds the plans that the settings allow, the preferred one first. If the device cannot meet the settings,
     or the model is not here in a form that the device can load, there are no plans, and `refused` gives the reason.
@@ -212,7 +212,7 @@ def _attempt(
 def _eligible(
     ranked: Sequence[RunPlan], drafter: DrafterSpec, settings: Settings, model: Model, draft: LoadSpec | None
 ) -> list[RunPlan]:
-    """Return the plans that the settings allow, the preferred one first. They include the bytes of a named drafter."""
+    """Return the plans that the settings allow, the preferred one first. Their bytes include a named drafter."""
     if drafter.drafter == "auto":
         if settings.accept == "rejection":  # this rule needs drafts that are sampled
             sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]
@@ -249,9 +249,9 @@ def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:
 
 
 def _most_nodes(settings: Settings) -> int | None:
-    """Return the largest number of nodes that a draft may have; None lets the cost of rows decide.
+    """Return the largest number of nodes that a draft may have; None lets the costs of forwards decide.
 
-    With `--exact` the number is fixed, since wide forwards are exact less often.
+    With `--exact` the number is fixed, since forwards over many nodes are exact less often.
     """
     if settings.draft_max != "auto":
         return settings.draft_max or AUTO_NODES

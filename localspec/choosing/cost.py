@@ -106,13 +106,13 @@ class StepCosts:
         return self.forwards.at(rows, context) + STEP
 
 
-def training_hours(tokens: int, read: float, drawn: float, product: float) -> float:
+def training_hours(tokens: int, read: float, trained: float, product: float) -> float:
     """Return about how many hours a training on this many tokens takes.
 
-    Each token is multiplied by `read` weights without a gradient and by `drawn` weights with a gradient; a weight used
-    twice counts twice. `product` is the seconds for one weight and one row.
+    Each token is multiplied by `read` weights without a gradient and by `trained` weights with a gradient. A weight
+    used twice counts twice. `product` is the seconds for one weight and one row.
     """
-    return OVERHEAD * tokens * (read + drawn) * product / 3600
+    return OVERHEAD * tokens * (read + trained) * product / 3600
 
 
 def step_seconds(drafting: float, forward: float, nodes: int) -> float:
@@ -194,7 +194,7 @@ class Rates:
     """The seconds for reading a weight, for multiplying it by one row, for a layer, and for a row in a layer.
 
     `attended` is the seconds in which one row attends to one number of a key or value. If it is 0, keys and values cost
-    as much as weights. `overlap` is the exponent p of `product`.
+    as much as weights. `overlap` is the exponent p in `product`: (reading^p + multiplying^p)^(1/p) seconds.
     """
 
     read: float
@@ -236,8 +236,8 @@ class Rates:
 class Estimate:
     """The estimated cost of a model's forwards.
 
-    `reads`, if known, is (weights that every step reads, weights of all experts). Both are bytes divided by the model's
-    average bytes per weight, because `rates` are the seconds for a weight of average size.
+    `reads`, if known, is (weights that every step reads, weights of all experts). Each is a number of bytes divided by
+    the model's average bytes per weight, because `rates` are the seconds for a weight of average size.
     """
 
     shape: Shape

@@ -210,7 +210,7 @@ class DraftModelEstimate:
     """A draft model: its card, its bytes as loaded, and the costs of its forwards.
 
     `share` is the bytes that its step reads, relative to a step of the target. `named` says whether models.toml names
-    this pair, so that the published figures there belong to this pair.
+    it as the target's draft model, so that the published figures there apply.
     """
 
     card: TargetCard
@@ -294,9 +294,9 @@ def _free(name: str, at: CostInputs) -> DrafterCandidate:
 
 
 def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
-    """Return a drafter that is here.
+    """Return the candidate for a drafter that is here: its bytes, its acceptance, and the seconds of its drafts.
 
-    Its acceptance was measured on held-out text in its training, or else is the published one.
+    The acceptance was measured on held-out text in training, or else is the published one.
     """
     levels = drafter.about.get("accuracy_by_depth", [])
     acceptance = expected(drafter.kind)
@@ -317,8 +317,8 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
     """Return the bytes that a drafter takes with a target of this shape.
 
-    They include its cache for `planned` tokens, and the target's states of a forward that it reads. `numbers` are
-    `fit.drafter_numbers`.
+    They include its cache for `planned` tokens, and for one forward the states of the target that the drafter reads.
+    `numbers` is the result of `fit.drafter_numbers`.
     """
     kind, cache = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
     held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, drafter.options))
@@ -362,7 +362,7 @@ def _draft_seconds(
     small: DraftModelEstimate | None = None,
     tokens: int = 0,
 ) -> Callable[[int], float]:
-    """Return a function from nodes to the seconds of their draft. Only `tokens` tokens may be drafted; 0 means all."""
+    """Return the seconds of a draft as a function of its nodes. `tokens` is the draft vocabulary's size (0: all)."""
     costs = cost.StepCosts(small.costs) if small else at.costs  # a draft model's forwards are whole steps
     tokens = tokens or at.shape.vocab_size
     inputs = DraftCost(

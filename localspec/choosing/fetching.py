@@ -53,8 +53,8 @@ def pull_set(
 
     A drafter without a stated license is fetched only if it is named. `settings` say how the model is loaded, and by
     which rule drafters are compared. For a model without a repository, such as the embedded one, only the drafter is
-    fetched. An MTP layer is in the model's own files. Raises UsageMistake for a drafter that nobody publishes for the
-    model, and for a packing that this machine does not offer.
+    fetched. An MTP layer is never fetched, since it is in the model's files. Raises UsageMistake for a drafter that
+    nobody publishes for the model, and for a packing that this machine does not offer.
     """
     entry = card.entry
     assert entry is not None
@@ -145,10 +145,10 @@ def fit(
 ) -> tuple[bool | None, str]:
     """Return whether a model with this shape and these bytes of weights fits here, and a clause about it.
 
-    The settings decide how the model is loaded, as far as a device allows. `drafter_bytes` are those of a drafter that
-    is fetched too. `chosen` is the recommendation of `pull_set` for the same model, whose reason is shown elsewhere. If
-    the user `named` a drafter, the speed with another drafter is not shown. The first value is None if config.json
-    gives no sizes (`shape` is None), or sizes that do not match the weights.
+    The settings decide how the model is loaded, as far as a device allows. `drafter_bytes` is the size of a drafter
+    that is fetched too. `chosen` is the recommendation of `pull_set` for the same model; the clause leaves out its
+    reason. If the user `named` a drafter, the clause does not give the speed with another drafter. The first value is
+    None if config.json gives no sizes (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "it is unknown whether the model fits: its config.json does not say how large it is"

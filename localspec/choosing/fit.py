@@ -58,10 +58,10 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of keys and values of `tokens` tokens (including the tree, in whole buckets), and of
-    recurrent states.
+    """Return the bytes of keys and values of `tokens` tokens, including those of a tree, and of recurrent states.
 
-    Layers with a window hold all tokens, too, so that a text can be continued from any of its tokens.
+    The number of tokens is rounded up to a multiple of `BUCKET`. Layers with a window hold all tokens, too, so that a
+    text can be continued from any of its tokens.
     """
     return shape.cached(-(-tokens // BUCKET) * BUCKET, ITEM[dtype]) + states(shape, dtype)
 
@@ -85,13 +85,13 @@ def parking(left: int) -> int:
 
 
 def tokenizer(shape: Shape, backend: str) -> int:
-    """Return the bytes of a loaded tokenizer. On CUDA they are 0, because it is in main memory."""
+    """Return the bytes of a loaded tokenizer; 0 on CUDA, because the tokenizer is in main memory."""
     return 0 if backend == "cuda" else TOKEN * shape.vocab_size
 
 
 def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int]:
-    """Return the bytes of numbers in a trained drafter: of a weight in a matrix, including its scale, and of other
-    numbers."""
+    """Return the bytes that a trained drafter needs for a weight of a matrix, including its scale, and for any other
+    number."""
     if backend == "native":  # if the target is packed, a drafter's matrices are in int8 with a scale for 32 weights
         return (ITEM[dtype] if quantize == "none" else 1 + 2 / 32), 4
     if (backend, quantize, dtype) == ("cuda", "nf4", "bf16"):  # like the target's; cards without bf16 keep them dense
@@ -151,8 +151,8 @@ def _row(shape: Shape) -> int:
 def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     """Return the bytes for recorded steps (CUDA graphs), and for finding picks on the GPU.
 
-    Each recording has separate memory for its results, so their rows add up: 1 + 2 + 4 + …. All recordings share the
-    other memory. With NF4, reading a prompt also needs room for one dense matrix.
+    Each recording has separate memory for its results, so the rows of all add up: 1 + 2 + 4 + …. The memory for
+    everything else is shared. With NF4, reading a prompt also needs room for one dense matrix.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item

@@ -148,7 +148,7 @@ class MeasurementCache:
     def measuring(
         self, quantity: Quantity[T], subject: str, measure: Callable[[int], Generator[Step, None, T]]
     ) -> Generator[Step, None, T]:
-        """Call `measure` with the number of idle cores. Save its result if all cores were idle before and after."""
+        """Return the result of `measure(idle cores)`. Save the result if all cores were idle before and after."""
         cores = self._idle_cores()
         found = yield from measure(cores)
         if cores == self._idle_cores() == physical_cores():
@@ -239,8 +239,8 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
 
 
 def _file_of_experts(path: Path) -> Path | None:
-    """Return the file that experts are read from: the packed copy, or a file on the same disk before there is one; None
-    if there is neither.
+    """Return the file that experts are read from: the packed copy, or before packing an original file on the same disk;
+    None for originals on another disk.
 
     Raises LocalspecError and OSError for a model whose files cannot be read.
     """
@@ -257,7 +257,7 @@ class Measurements(MeasurementSource):
     """A source of this machine's measurements. It measures the bandwidth of memory if that is unknown.
 
     That takes half a second per device; with `quiet` it is left out. `exact` and `context` say how models will be
-    loaded. Without measurements of both, those of `exact` with the default context are used, or else those of neither.
+    loaded. Costs measured with both are preferred to costs with only `exact`, and those to costs with neither.
     """
 
     def __init__(

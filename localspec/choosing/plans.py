@@ -189,7 +189,8 @@ def run_plans(
 
 
 def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
-    """Return the plans in the default packing of a model in GGUF files if that fits, or else the other plans.
+    """Return the plans in the default packing of a model in GGUF files, or the other plans if that packing does not
+    fit.
 
     Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more. A
     mixture of experts is packed again only on request: that writes many gigabytes, and its experts may stay on the disk
@@ -204,7 +205,7 @@ def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
 
 
 def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:
-    """Leave out int8 or int4 on a CPU if both are possible.
+    """Return the plans, without int8 or int4 on a CPU if both are possible there.
 
     int4 loses more of a model's quality, so int8 is preferred. int4 is taken if it fits, and int8 does not fit or is
     slower than a comfortable speed.
@@ -349,8 +350,8 @@ def step_bytes(model: Model, precision: Precision) -> float:
 def read_bytes(model: Model, precision: Precision) -> tuple[float, float]:
     """Return (bytes that every step of a model reads, bytes of all its experts) of the weights in this precision.
 
-    A step also reads the experts that its rows choose. In blocks the bytes are the sizes of the tensors. Otherwise they
-    are shares of all bytes, in proportion to the number of weights.
+    A step also reads the experts that its rows choose. For a model in GGUF blocks, both are sums over its tensors. For
+    other packings both are shares of all bytes, in proportion to the number of weights.
     """
     if precision.quantize == BLOCKS and model.block_reads:
         return model.block_reads
@@ -428,11 +429,11 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return a key that sorts plans by complexity: rank, bytes, and whether it lacks phrases that cost nothing.
+    """Return a key that sorts plans by complexity: rank, bytes, and whether the plan lacks phrases that cost nothing.
 
-    Phrases rank before plain decoding, since nothing is drafted while they do not pay; but after it if replies showed
-    that looking them up takes time. Of two drafters with the same bytes, the one with phrases comes first, since the
-    gain of phrases grows with use.
+    Phrases rank before plain decoding, since nothing is drafted while phrases do not pay. If replies showed that
+    looking up phrases takes time, they rank after plain decoding. Of two drafters with the same bytes, the one with
+    phrases comes first, since the gain of phrases grows with use.
     """
     if plan.candidate.name == "phrases":
         free = plan.candidate.draft_seconds(max(plan.nodes, 1)) * plan.speed < NEXT_TO_NOTHING

@@ -47,8 +47,8 @@ _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a
 
 
 def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
-    """Return the smallest form by the model's publisher that `pull` may fetch instead of the original weights; None for
-    the original.
+    """Return the smallest of the publisher's other forms of a model, such as a GGUF type, that `pull` may fetch instead
+    of the original weights; None for the original.
 
     `packing` is the packing to keep; None keeps the original. `packed` says that the file would be packed again instead
     of being read as it is. The original is taken if no form suits, if the model has terms to accept, or if a drafter of
@@ -221,7 +221,7 @@ def recommend(
     precisions: Callable[[Device], Sequence[Precision]] = natural_precisions,
     rule: DrafterRule = "auto",
 ) -> Recommendation:
-    """Return the recommendation for one model: with what can be loaded now (`here`), or also with parts to fetch.
+    """Return the recommendation for one model. With `here`, only plans that can be loaded now count.
 
     `precisions` returns the candidates on a device. Raises NotHere for a model that is here only in a packed form that
     no device of this machine computes with.

@@ -5,9 +5,9 @@
     position           2     2     2        All rows have the root's position. They see the text, but no drafts.
 
 The layers have queries only. A layer with a window reads the keys and values of the target's last layer with a window.
-The other layers read those of its last layer without one. Layers of the target that borrow keys themselves do not
-count. Since no row sees another, each node of a tree costs one row. Small assistants score only the tokens of the
-clusters nearest to the state.
+Any other layer reads those of the target's last layer without a window. Target layers that read another layer's keys
+are not used. Since no row sees another, each node of a tree costs one row. Small assistants score only the tokens of
+the clusters nearest to the state.
 
 This is the arithmetic of transformers' `gemma4_assistant` and of its candidate generator, with two differences: a row
 never sees the slot of a refused token, and windows count positions as the target's do. It was not compared with a
@@ -157,7 +157,7 @@ class Drafter(TrainedDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft along the committed text, and store the state of the last row that was read."""
+        """Calibrate the drafter's confidence, and store the target's state of the last row that the target has read."""
         self._trees.calibrate(step)
         rows = step.hidden.rows
         if len(rows):

@@ -122,8 +122,8 @@ class Layer:
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
     def __call__(self, x: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `seats` is the result
-        of `RowAttention.seats`."""
+        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `seats` are the rows'
+        places in the cache, from `attention.seats`."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
         x = x + self._o(self.attention(qkv, *seats))
@@ -221,7 +221,7 @@ class Drafter(ParallelDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft, and store features of the rows now in the target's cache."""
+        """Calibrate the drafter's confidence, and store features of the rows now in the target's cache."""
         self.calibrate(step)
         self._features.observe(step)
 
@@ -268,7 +268,8 @@ class Drafter(ParallelDrafter):
         return logits[: self.depth], states[: self.depth]
 
     def _block_logits(self, ids: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return logits and states from row `FIRST` on, for ids [rows, 1] and the `seats` of all layers."""
+        """Return logits and states from row `FIRST` on, of ids [rows, 1] at the places `seats` in all layers'
+        caches."""
         target, each = self.compute.target, len(seats) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
         for place, layer in enumerate(self._layers):

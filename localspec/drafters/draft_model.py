@@ -50,7 +50,7 @@ class DraftModel:
 
         context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens. Drafting continues if, for
                   └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are
-                                      worth more than these forwards and rows cost; q is how often picks are right.
+                                      worth more than the further picks cost; q is how often a pick is right.
 
     If `inner` proposes phrases, the small model reads them in one forward, and a draft needs fewer forwards. The small
     model may first have to read many tokens, for example a prompt. It then rests as long as phrases predict the reply,

@@ -5,10 +5,10 @@ rows                    t     t'    t''        does too, so d rows propose d tok
 
 The logits after a token x are those of its row plus W₂ W₁[x], a Markov head of low rank: W₁ is the tensor `embedding`,
 W₂ is `markov.weight`. The confidence is σ(w · [s, W₁[x]] + b), where s is the row's state. It was trained to predict
-1 - the total variation distance between the drafter's distribution and the target's (DSpark, arXiv 2607.05147;
+one minus the total variation distance between the drafter's distribution and the target's (DSpark, arXiv 2607.05147;
 DeepSpec, `modeling/dspark`). The published code ends a chain at the first confidence below a threshold. Here the
-confidence multiplies the chances of a row's candidates, and a tree ends where another level would not pay. Drafters
-with a gated or recurrent head, and those with Gemma's layers, are not computed.
+confidence multiplies the chances of a row's candidates, and a tree ends where another level would not pay. localspec
+does not compute drafters with a gated or recurrent head, or with Gemma's layers.
 """
 
 from collections.abc import Mapping, Sequence

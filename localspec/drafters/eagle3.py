@@ -40,9 +40,9 @@ class Eagle3Options:
 
     The other options exist only for published drafters. `config` is the config.json of the drafter's layer (empty: a
     layer as wide as the target's, without biases). With `embedding` the drafter has its own embedding. `norms` says
-    which states are normed before they are joined: each of them, or all together. With `residual` the layer adds to its
-    normed feature instead of the feature itself. With `output` states are normed before they are fed back (EAGLE-3.1).
-    Raises UsageMistake for impossible values.
+    which states are normed before they are joined: each of them, or all together. With `residual` the layer adds its
+    attention's output to the normed feature, not to the feature itself. With `output` states are normed before they are
+    fed back (EAGLE-3.1). Raises UsageMistake for impossible values.
     """
 
     depth: int = 5
@@ -104,7 +104,7 @@ def usual_places(num_layers: int) -> tuple[int, int, int]:
 def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) -> tuple[TransformerConfig, Rope | None]:
     """Return the sizes and the rotation (None: the target's) of the drafter's layer, for texts of `context` tokens.
 
-    Raises UsageMistake for a config of another kind of layer, LocalspecError for one that cannot be computed.
+    Raises UsageMistake for a config of another kind of layer, LocalspecError if localspec cannot compute the layer.
     """
     if not options.config:
         return _plain_layer(target), None
@@ -118,7 +118,7 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
 
 
 def _plain_layer(target: TransformerConfig) -> TransformerConfig:
-    """Return the sizes of a layer as wide as the target's, without the other peculiarities of its family."""
+    """Return the sizes of a Llama layer as wide as the target's, whatever the target's family."""
     return TransformerConfig(
         family="llama",
         vocab_size=0,
@@ -143,7 +143,7 @@ class Layer:
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope | None, tensors: Mapping[str, Array], normed: bool
     ) -> None:
-        """Build the layer. With `normed`, it adds to its normed feature instead of the feature itself."""
+        """Build the layer. With `normed`, it adds its attention's output to the normed feature, not to the feature."""
         self._compute, self._eps, self._adds_to_normed = compute, sizes.rms_norm_eps, normed
         self._norms = {
             name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
@@ -163,8 +163,8 @@ class Layer:
         return sum(int(one.nbytes) for one in held)
 
     def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` is the result
-        of `RowAttention.seats`."""
+        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` are the rows'
+        places in the cache, from `attention.seats`."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
         x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *seats))
@@ -277,7 +277,7 @@ class Drafter(TrainedDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft along the committed text; store features of the rows now in the target's cache."""
+        """Calibrate the drafter's confidence, and store features of the rows now in the target's cache."""
         self._trees.calibrate(step)
         self._features.observe(step)
 
@@ -336,7 +336,7 @@ class Drafter(TrainedDrafter):
         return (self._layer(self._embed(ids[:, 0]), features, *seats),)
 
     def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return states and logits of nodes [rows, 2]: their tokens, and the row of each parent's state in `above`."""
+        """Return states and logits of nodes. nodes [rows, 2] has each node's token, and its parent's row in `above`."""
         features = self._normed(above) if self.options.output else above
         states = self._layer(self._embed(nodes[:, 0]), features[nodes[:, 1]], *seats)
         return states, *self._root_logits(states)

@@ -15,8 +15,8 @@ MOST = 20  # of each hyperparameter
 class Hyperparameters:
     """The hyperparameters of a small model's drafts: γ, W, β and K of Ouroboros.
 
-    Without a window only the pool speeds up the draft. The defaults are the paper's recipe for models that agree (table
-    11), except for the window: its best width depends on the machine.
+    Without a window only the pool speeds up the draft. The defaults are the paper's recipe for two models that mostly
+    agree (table 11), except for the window, whose best width depends on the machine.
     """
 
     draft: int = 14  # most tokens that the small model drafts
@@ -30,7 +30,7 @@ class Hyperparameters:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self | None:
-        """Return the stored values; None for anything else, because a search can find values again."""
+        """Return the stored values; None for invalid values, because a new search can replace them."""
         least = {"draft": 1, "window": 0, "phrase": 2, "phrases": 1}
         names = {field.name for field in fields(cls)}
         if not isinstance(stored, dict) or stored.keys() != names:
@@ -44,9 +44,9 @@ class Hyperparameters:
 class Ingredients:
     """The ingredients of a drafter. `with_phrases` says that phrases of the pool will lengthen its drafts.
 
-    For a kind that needs a draft model, `small` is this model, with its hyperparameters, and `parts` are the parts of
-    the kind to use. `costs` are the costs of the small model's forwards; without them the small model's trees are never
-    resized. A `fixed` draft is as long as the tree has room for, whatever it costs.
+    For a kind that needs a draft model, `small` is this model, with its hyperparameters, and `parts` names the parts of
+    the kind that are active. `costs` are the costs of the small model's forwards; without them the small model's trees
+    are never resized. A `fixed` draft is as long as the tree has room for, whatever it costs.
     """
 
     target: ForwardModel[Any]

@@ -40,8 +40,8 @@ def probe(
 def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
     """Return the most thorough schedule of a probe with at most `most` reads, each a forward of up to `ROWS` tokens.
 
-    Return the number of comparisons in all rounds, of layers that a round removes, and of reads in a comparison: at
-    most `available`, for which the replies are long enough.
+    Return the number of comparisons in all rounds, of layers that a round removes, and of reads in a comparison. The
+    replies are long enough for `available` reads.
     """
     for together in range(1, layers + 1):
         counts = range(layers, max(1, layers // LEAST), -together)  # numbers of layers at the beginning of each round
@@ -101,7 +101,7 @@ def probing_layers(
 
 
 def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
-    """Return the beginning of the replies that takes this many reads."""
+    """Return as many of the first replies as this many reads cover; the last one may be cut."""
     taken: list[Text] = []
     for prompt, reply in replies:
         if (left := reads - reads_in(taken)) <= 0:

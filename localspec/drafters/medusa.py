@@ -161,7 +161,7 @@ class Drafter(ParallelDrafter):
         return self._draft_heads.nbytes + self._vocabulary.nbytes
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft, and store the last row's state, which predicted the new root."""
+        """Calibrate the heads' confidence, and store the last row's state, which predicted the new root."""
         if step.tree is not None and step.tree.source and self._candidates:
             nodes = zip(step.tree.depth, step.tree.source, strict=True)
             self._reached.append(max(depth for depth, source in nodes if depth == 0 or source == self.kind))

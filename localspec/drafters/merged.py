@@ -203,7 +203,7 @@ class _Proposals:
             node = self._children[node].get(token)
 
     def reached(self, committed: Sequence[int], drafters: int) -> int:
-        """Return how many committed tokens these drafters together proposed, counted from the first without a gap."""
+        """Return how many committed tokens precede the first that none of these drafters proposed."""
         node = count = 0
         for token in committed:
             below = self._children[node].get(token)

@@ -109,7 +109,7 @@ class Drafter(TrainedDrafter, OfModel):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft along the committed text, and store states of the rows now in the target's cache."""
+        """Calibrate the layer's confidence, and store states of the rows now in the target's cache."""
         self._trees.calibrate(step)
         self._features.observe(step)
 

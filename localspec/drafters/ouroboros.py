@@ -62,8 +62,8 @@ def ouroboros(
 
     The phrases are below the draft's last node, so they matter only if the whole draft is accepted. Phrases from
     verification and from history (§3.3, §3.4) are in the pool. With the part `beside`, which is not in the paper,
-    phrases may also start at the root, which helps if the small model errs at once. With `costs`, there may be as many
-    phrases as pay, of any length.
+    phrases may also start at the root, which helps if the small model errs at once. With `costs`, that part adds any
+    number of phrases of any length, as long as they pay.
     """
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
     if "lengthening" not in parts:

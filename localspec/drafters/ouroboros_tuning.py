@@ -216,7 +216,7 @@ def values(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hy
 
 
 def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
-    """Return how many times longer a forward of the small model takes with the window than one of a single row."""
+    """Return the seconds of the small model's forward with the window, relative to a forward of a single row."""
     return costs.at(1 + chosen.window * (chosen.phrase - 1), CONTEXT) / costs.at(1, CONTEXT)
 
 

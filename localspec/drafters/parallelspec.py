@@ -45,8 +45,8 @@ class ParallelSpecOptions:
     Medusa ("medusa", eq. 3), tokens and the target's features as in EAGLE ("eagle", eq. 5), or tokens of a small
     language model ("model").
 
-    The forms "medusa" and "eagle" have `layers` layers, which begin as the target's "last" or "first" ones or "fresh"
-    (`begin`). They may have a `correction` of this rank (0: none).
+    The forms "medusa" and "eagle" have `layers` layers. By `begin` they start as the target's "last" or "first" layers,
+    or "fresh". `correction` is the rank of a correction (0: none).
 
     In training, depth d is weighted by `decay`ᵈ (λ, eq. 3), and mask d is left out of a share 1 - (1 - `drop`)ᵈ of the
     groups (PARD's conditional drop). `model` is the directory of the small language model, which is read once; `config`
@@ -210,7 +210,7 @@ class Drafter(ParallelDrafter, OfModel):
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
         If it has a map of the target's states (PARD-2), it is made for one target, and the mapped states are added to
-        embeddings. `depth` is the number of tokens of a draft; by default, the number of the published figures. Raises
+        embeddings. `depth` is the number of tokens of a draft; by default, as in the published figures. Raises
         UsageMistake if its tokens are not the target's, or if its map is for another target. Raises LocalspecError if
         it is damaged or not such a model.
         """
@@ -270,7 +270,7 @@ class Drafter(ParallelDrafter, OfModel):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Calibrate the last draft, and store the target's features at the rows that are now in the target's cache."""
+        """Calibrate the confidence, and store features of the rows now in the target's cache."""
         (self._trees if self._correction else self).calibrate(step)
         if self._features is not None:
             self._features.observe(step)
@@ -314,7 +314,7 @@ class Drafter(ParallelDrafter, OfModel):
         return self._read_rows(committed[self._cache.length :], masks)[new - 1 :]
 
     def _read_rows(self, tokens: Sequence[int], masks: int) -> Rows:
-        """Return states [tokens + masks, hidden_size] of tokens after the cache, which then has them too."""
+        """Return states [tokens + masks, hidden_size] of new tokens and masks; add the tokens to the cache."""
         start, count = self._cache.length, len(tokens)
         features = None if self._features is None else self._features.of_tokens(start, count)
         states = self._model.read_rows(self._embed(tokens, masks, features), self._cache)
@@ -353,7 +353,7 @@ class Correction:
     """The change of a mask's logits by the token before it: W B SiLU(N e + b + F s), where W is the target's head.
 
     e is the token's normalised embedding, and s the mask's state. W B [draft vocabulary, rank] is computed once, so
-    that a depth does not read the head.
+    that drafting does not read the head for each depth.
     """
 
     def __init__(self, compute: Compute, tensors: Mapping[str, Array], head: Callable[[Rows], Rows]) -> None:

@@ -23,8 +23,8 @@ OverlapsOf = Callable[[Sequence[int], int], Sequence[float]]  # (nodes' tokens, 
 
 
 class Levels:
-    """A policy that decides whether another level of a tree is expected to save more than it costs, by the results
-    of earlier levels."""
+    """A policy that decides from the results of earlier levels whether another level of a tree is expected to save more
+    than it costs."""
 
     def __init__(self) -> None:
         self._right: list[float] = []  # by depth, how often the next token was among those proposed
@@ -32,7 +32,7 @@ class Levels:
         self._left_out: list[int] = []  # by depth, how many drafts in a row ended before it
 
     def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
-        """Return whether a level is worth its time and a row; `chance` is the summed chance of all its paths.
+        """Return whether a level is worth the time of drafting and verifying it; `chance` is its paths' summed chance.
 
         All numbers of further levels, up to `left`, are considered, because row cost is a staircase: the first row of a
         block costs as much as the whole block.
@@ -125,7 +125,7 @@ class PathTrees:
         worths, chances = [1.0 - sum(context.covered[:1])], list[dict[int, float]]()
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
-            """Return the candidates after nodes at `depth`. `parents` are numbers of nodes in the previous call."""
+            """Return the candidates below nodes at `depth`. `parents` are the parents' indices in the last call."""
             nonlocal paths, worths, chances
             if depth:
                 paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
@@ -163,8 +163,8 @@ class PathTrees:
         """Sample several chains below one root for the rule `rejection`, each token given those above it.
 
         Remaining nodes become children of the root, unless only one chain is wanted. `logits_of` gives logits of the
-        whole vocabulary. The shape does not depend on the samples, except that it ends at a depth whose logits have NaN
-        or inf.
+        whole vocabulary. The tree's shape does not depend on the samples, except that the tree ends at a depth whose
+        logits have NaN or inf.
         """
         compute, depths, position = self._drafter.compute, min(depths, context.nodes), len(context.committed)
         count = depths if self._chain else context.nodes

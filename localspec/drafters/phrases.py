@@ -187,7 +187,7 @@ class WithPhrases:
         known: dict[Path, Followers] = {}
 
         def followers_of(path: Path) -> Followers:
-            """Look up the continuations of a path only once: the root needs them before and after the inner draft."""
+            """Return a path's continuations, looked up once: the root needs them before and after the inner draft."""
             if path not in known:
                 known[path] = self._followers([*recent, *path], context.nodes) if context.nodes else []
             return known[path]

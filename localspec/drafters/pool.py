@@ -26,7 +26,7 @@ StoredPhrase = tuple[int, bytes, bytes]  # key, before, after, as in the store
 
 
 class PhraseReader(Protocol):
-    """Reads the phrases of earlier sessions, a few keys at a time."""
+    """A reader of the phrases of earlier sessions, a few keys at a time."""
 
     def __call__(self, keys: Sequence[int]) -> Sequence[Phrase]: ...
 

@@ -117,7 +117,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: S3DOptions) -> dict[str, TensorSpec]:
-        """List the mask token, and the adapters under peft's names. The layers of the full form are in its target.
+        """List the mask token, and the adapters under peft's names. With `full` the trained layers are in the target.
 
         Raises UsageMistake for layers that the target does not have, or that cannot draft without the others.
         """

@@ -35,10 +35,10 @@ class SemiOptions:
     or "none", only the embedding of the last token (the zero-layer ablation of figure 4). `depth` is the number of
     levels of a tree, and the largest number of tokens that h_q sees.
 
-    With `shared` the drafter's head leads to the target's head; otherwise it has its own vocabulary matrix. Either
+    With `shared` the drafter's head ends in the target's head; otherwise it ends in its own vocabulary matrix. Either
     covers the `vocabulary` most frequent tokens of the training text (0: all; -1: 8,192 if the model has more than
-    32,768). `layers` is the head's number of hidden layers: two as in §4.2, or one as in appendix A, which only adds
-    h_p and h_q. With `paper_widths` it has 1024 + 1024 channels for every hidden_size of the target.
+    32,768). `layers` is the head's number of hidden layers: two as in §4.2, or one that only adds h_p and h_q, as in
+    appendix A. With `paper_widths` it has 1024 + 1024 channels for every hidden_size of the target.
 
     One batch learns from the share `share` of a text's positions. With `joint` the target is trained too (r_p, §4.2),
     through adapters of this `rank` on its layers and, with `lm_head`, on its head. `balance` is λ of eq. 8, the weight
@@ -102,7 +102,7 @@ class SemiOptions:
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths of the drafter's parts: of h_q, of each half of σ(…), and of the input of the last matrix."""
+    """The numbers of channels of h_q (`recent`), of W_p h_p and of W_q h_q (`wide`), and of the output of W_3."""
 
     recent: int
     wide: int
@@ -281,9 +281,9 @@ class Drafter(TrainedDrafter):
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _read(self, depth: int, nodes: Rows, far: Rows, above: Rows) -> tuple[Rows, ...]:
-        """Read one more token of nodes `depth` positions after the root. Return states and draft logits.
+        """Read the tokens of nodes `depth` positions after the root. Return states and draft logits.
 
-        nodes [rows, 2] are tokens and the row of each parent's state in `above`. far [1, wide] is W_p h_p.
+        nodes [rows, 2] has each node's token, and its parent's row in `above`. far [1, wide] is W_p h_p.
         """
         # Normalised, because with embeddings as small as in many targets the tiny model would learn very slowly.
         x = self.compute.rms_norm(self.compute.target.embed(nodes[:, 0]))
@@ -301,7 +301,7 @@ class Drafter(TrainedDrafter):
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
-        """Store the state that predicted the new root, and calibrate the last draft along the committed text."""
+        """Store the state that predicted the new root, and calibrate the drafter's confidence."""
         self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk in memory
         self._trees.calibrate(step)
 

@@ -23,7 +23,7 @@ _READ_AS = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The shape and type of a tensor. The type has numpy's name, or the file's name if no drafter uses it."""
+    """The shape and type of a tensor. The type has its name in numpy, or in the file if no drafter uses this type."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"

@@ -231,7 +231,7 @@ class TrainedDrafter(ABC):
 
 
 class OfModel(ABC):
-    """A drafter that is a published language model or part of one: MTP, and kinds with a `mask_key`."""
+    """A drafter that is a published language model or part of one: MTP, and kinds with a mask token."""
 
     @classmethod
     @abstractmethod

@@ -250,8 +250,8 @@ def _write_model(
     checkpoint: Checkpoint,
     vocab_size: int,
 ) -> None:
-    """Write a model with the target's tokenizer, whose tokens are the same, because SGLang compares whole
-    vocabularies."""
+    """Write a model with the target's tokenizer in place of the model's. Both have the same tokens, but SGLang compares
+    whole vocabularies."""
     write_model(sizes, weights, content, vocab_size, directory)
     Tokenizer.open(checkpoint.path).save(directory)
 

@@ -69,7 +69,7 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
 
 
 def _target_of(drafter: str, model: str | None) -> TargetCard:
-    """Return the named model, or the model that a directory of `train` belongs to."""
+    """Return the named model, or else the model for which the drafter in a directory was trained."""
     if model is not None:
         return resolve(model)
     path = Path(os.path.expanduser(drafter))

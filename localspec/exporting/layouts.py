@@ -30,8 +30,8 @@ Named = tuple[str, torch.Tensor]
 def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor, directory: Path) -> None:
     """Write the Medusa heads in a drafter's file; `vocabulary` [vocab_size, hidden_size] is the target's matrix.
 
-    The heads get the precision of that matrix. Heads that change the matrix each get a separate matrix, because no
-    engine supports changes. Rows outside a draft vocabulary are the target's.
+    The heads get the precision of that matrix. A head with a low-rank change of the matrix gets the changed matrix,
+    because no engine reads changes. Rows outside a draft vocabulary are the target's.
     """
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.change_rank

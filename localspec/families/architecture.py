@@ -131,7 +131,7 @@ class TransformerConfig:
 
     @property
     def cache_shapes(self) -> tuple[tuple[int, int] | None, ...]:
-        """(Heads, channels of a head) of each layer's keys and values; None for a layer that stores none."""
+        """The (heads, channels of a head) of each layer's keys and values; None for a layer that stores none."""
         sizes = [self.sizes_of(layer) for layer in range(self.num_layers)]
         keeps = [one.keys_of is None and not self.is_recurrent(layer) for layer, one in enumerate(sizes)]
         return tuple((one.num_kv_heads, one.head_dim) if kept else None for one, kept in zip(sizes, keeps, strict=True))
@@ -169,8 +169,8 @@ def named_parts(
 ) -> dict[str, list[tuple[str, int]]]:
     """Return (name, rows) of the tensors that make up each parameter, by parameter.
 
-    `rows` are the rows of each parameter's parts. `names` are the tensors' names, without the `prefix` of a layer,
-    which includes the layer's number. A name with braces stands for one tensor for each of the `experts`.
+    `rows` are the rows of each parameter's parts. `names` are the tensors' names without the layer's `prefix`, in which
+    braces stand for the layer's number. A name with braces stands for one tensor for each of the `experts`.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():

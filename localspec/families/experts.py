@@ -52,7 +52,7 @@ class MixtureSizes:
 def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
     """Return the sizes in a config.json, `found`, under the keys `count`, `used` and `size`.
 
-    Raises ValueError for impossible sizes, and NotComputed for numbers and widths that the CPU engine does not compute.
+    Raises ValueError for impossible sizes, and NotComputed if the CPU engine does not compute such experts.
     """
     for name in (count, used, size):
         check(found, name, positive)

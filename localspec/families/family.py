@@ -4,7 +4,7 @@ Each family has one file with such a description and one row in `table.py`. A fa
 already have needs nothing else.
 
 Parameters have the names of the Hugging Face code of Llama. Query, key and value are stacked as `qkv_proj`, gate and up
-as `gate_up_proj`. `o_norm` and `down_norm` are norms of the outputs of attention and MLP, before these are added.
+as `gate_up_proj`. `o_norm` and `down_norm` norm the outputs of attention and MLP before they are added to the state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,9 +86,9 @@ class Gguf:
     """A family in GGUF: its `general.architecture`, and how its files differ from the Hugging Face layout.
 
     `config` receives the config.json that follows from the metadata shared by all families, and returns entries to add
-    or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that in
-    this family only `config` reads. `changes` has the change of a tensor by its name, without the prefix of its layer
-    and without `.weight` or `.bias`.
+    or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that
+    the shared code leaves to `config` in this family. `changes` has the change of a tensor by its name, without the
+    prefix of its layer and without `.weight` or `.bias`.
     """
 
     architecture: str
@@ -123,8 +123,8 @@ class Family:
     `read` receives a config.json with the defaults filled in. It returns the fields of ModelConfig that this family
     states in another way than Llama. It raises ValueError for impossible values; the message is a clause. `arithmetic`
     are the fields of TransformerConfig in which the family always differs from Llama. `classes` are the Hugging Face
-    classes that a config.json names, with the model_type of each. `nearest` is the registered model to suggest for a
-    refused model, by the beginning of its class's name.
+    classes that a config.json names, with the model_type of each. `nearest` is the registered model to suggest if a
+    class is refused, by the beginning of the class's name.
     """
 
     model_type: str

@@ -4,9 +4,9 @@ The factor of a norm is one plus its weight. Embeddings are multiplied by the sq
 divided by the square root of a number in config.json. One in six layers attends to the whole text; the others have a
 window, and a rotation with another base.
 
-In GGUF, the weights of norms already include the added one. Such files do not have the pattern of layers. Files made
-before November 2026 also lack the base of layers with a window and the divisor of the scores, whose values are built
-into llama.cpp.
+In GGUF, 1 is already added to the weights of norms. GGUF files do not have the pattern of layers. Those made before
+November 2026 also lack two values that are built into llama.cpp: the base of layers with a window, and the divisor of
+the scores.
 """
 
 import math

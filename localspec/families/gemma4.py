@@ -1,12 +1,12 @@
 """Gemma 4: a Gemma 3 whose layers differ from each other.
 
-Layers without a window have heads of another number and width, and the last layers read keys and values of earlier
+Layers without a window differ in the number and width of heads, and the last layers read keys and values of earlier
 layers. Values have a norm, and one projection may make both keys and values. The output of a layer is multiplied by a
 number. In small models each layer has an additional input, which is looked up by the token's id. The 26B-A4B has
 experts in each layer in addition to the MLP. The factor of a norm is its weight, not one plus its weight.
 
-In GGUF, an array says which layers have a window. The rotation of the others is in `rope_freqs.weight`, which divides
-the frequencies of the channels that are not rotated by 1e30.
+In GGUF, an array says which layers have a window. The rotation of the others is in `rope_freqs.weight`, the divisors of
+frequencies: channels that are not rotated have the divisor 1e30.
 
 The 12B has another model type, `gemma4_unified`, but the same arithmetic.
 

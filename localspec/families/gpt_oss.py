@@ -1,8 +1,8 @@
 """gpt-oss: mixtures of experts with biases and a clamped gate, windows in every second layer, attention with sinks.
 
 A sink is a score of each head that counts in the softmax but has no value, so it only makes the other weights smaller.
-The experts were published in MXFP4, which is a type of blocks in GGUF. In safetensors they have another form, with
-alternating rows of gate and up, which localspec does not read.
+The experts were published in MXFP4, which is a type of blocks in GGUF. localspec does not read their form in
+safetensors, in which rows of gate and up alternate.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Ministral 3: Llama with YaRN, whose queries are scaled up beyond the original context.
 
-In GGUF its architecture is `mistral3`, which Mistral's models of 2025 that also read pictures have too. Those models
-are plain Llamas.
+In GGUF its architecture is `mistral3`, as in Mistral's models of 2025 that also read pictures, but those are plain
+Llamas.
 """
 
 from collections.abc import Mapping

@@ -5,9 +5,9 @@ gate is projected with the queries: a head's query, its gate, the next head's qu
 its weight, except for the norm of the values of a recurrent layer. The files include a layer that predicts a token
 further ahead (`mtp.*`), which is not part of the model.
 
-In GGUF, the weights of norms already include the added one. A decay is stored as -exp of its logarithm. Value heads
-have another order: heads that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts
-further ahead is counted as the last layer.
+In GGUF, 1 is already added to the weights of norms. A decay is stored as -exp of its logarithm. Value heads have
+another order: heads that share a key head are `num_key_heads` apart, not consecutive. The layer that predicts further
+ahead is counted as the last layer.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,7 @@ MOST_POSITIONS = 2**31  # limit of the library
 
 
 class NotComputed(ValueError):
-    """An error: `has` is a property of the model that its family allows but that localspec does not compute."""
+    """An error: the model has a property (`has`) that its family allows and localspec does not compute."""
 
     def __init__(self, has: str) -> None:
         super().__init__(f"{has}, which localspec does not compute")
