@@ -32,8 +32,8 @@ def joined(*parts: str) -> str:
 
 
 class ComposedPrompt(NamedTuple):
-    """A prompt: the `typed` text, the text of files `before` it, which ends in a blank line, and the files' names with
-    sizes."""
+    """A prompt: the text of files (`before`, ended by a blank line), then the `typed` text. `files` has the names and
+    sizes of the files."""
 
     typed: str
     before: str = ""
@@ -46,11 +46,11 @@ class ComposedPrompt(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The facts saved with the turn, by which `saved_prompt` separates the files from the typed text again."""
+        """The facts to save with this prompt, so that `saved_prompt` can separate files and typed text again."""
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":
-        """Return this prompt with `text`, the content of the files `names`, at its beginning."""
+        """Return this prompt, preceded by `text`: the content of the files `names`."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
@@ -114,8 +114,8 @@ def with_files(text: str) -> ComposedPrompt:
 def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
     """Return sentences about the length and the files of a prompt, to be displayed before it is sent.
 
-    The length is given only if a part of the prompt is hidden, which `seen` rules out. Each named file is read, for its
-    size, tokens and problems. If `count` is None, no model is loaded yet, and the context is not mentioned.
+    The length of a long prompt is given, unless `seen` says that the whole prompt is visible. Each named file is read,
+    for its size, tokens and problems. If `count` is None, no model is loaded yet, and the context is not mentioned.
     """
     said, tokens = [], 0
     found = [one for one in _mentions(text) if not one.escaped]

@@ -71,10 +71,10 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
-    """Return pairs of ids: the conversation, and another one to compare it with. The best pair is first.
+    """Return pairs of ids: this conversation, and one of its family, so that a list can say where the two differ.
 
-    The best choice is the conversation's origin, then its latest branch, then any other member of its family. The
-    origin need not be listed, and may be deleted.
+    The pair with the conversation's origin is first, even if the origin is not listed or is deleted. Then comes the
+    pair with the latest branch, or else with any other member of the family.
     """
     others = [other for other in family if other is not info]
     others.sort(key=lambda other: other.branch_of != info.id)
@@ -95,9 +95,9 @@ def _says(other: int, mine: Turn | None, theirs: Turn | None) -> str:
 
 
 def _beginning(text: str, other: str = "") -> str:
-    """Return the first words of a text, or the words from where it first differs from `other`.
+    """Return the first words of a text, or the words near the place where the text first differs from `other`.
 
-    Neither text need differ: one may be the beginning of the other.
+    If one text is the beginning of the other, that place is the end of the shorter text.
     """
     line, compared = one_line(text), one_line(other)
     differ = (at for at, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])

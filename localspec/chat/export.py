@@ -30,7 +30,7 @@ def as_markdown(found: Saved) -> str:
 
 
 def _quoted(reasoning: str) -> str:
-    """Return a thought as a quotation, outside of which its markup has no effect."""
+    """Return a thought as a quotation, so that its markup has no effect on the text after the quotation."""
     return "\n".join(f"> {line}".rstrip() for line in ["*Thought:*", "", *safe(reasoning).split("\n")])
 
 

@@ -76,9 +76,9 @@ def all_models(
     """Return the models here, those that fit this machine and could be fetched, and those that do not fit.
 
     Return also whether the speed of this machine was ever measured. Unlike `localspec doctor`, measure nothing now,
-    because a reply may be running. `current` is the present model. `held` is its device, and the bytes there that
-    another model could use in its place. `pace` is its speed in words, known since it was loaded. Drafters are chosen
-    by `rule`. Raises LocalspecError if models.toml cannot be read.
+    because a reply may be running. `current` is the model that answers now, and `pace` its speed in words. `held` is
+    the device of this model, and the bytes there that another model could use in its place. Drafters are chosen by
+    `rule`. Raises LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)

@@ -34,7 +34,7 @@ class ReadablePhrase(NamedTuple):
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """Return the pools of a model: the pools with its name, and the pools of its directory under other names.
+    """Return the pools with a model's name, and the pools of the model's directory that have other names.
 
     Raises StoreTrouble.
     """
@@ -45,7 +45,7 @@ def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
 def readable_phrases(
     pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = ""
 ) -> Iterator[ReadablePhrase]:
-    """Yield the phrases of a pool whose displayed line contains all of `words`."""
+    """Yield each of the pool's `phrases` whose displayed line contains all of `words`."""
     wanted = words.casefold().split()
     for phrase in phrases:
         before, after = (*unpack_tokens(phrase.before), *unpack_key(phrase.key)), unpack_tokens(phrase.after)
@@ -58,7 +58,7 @@ def readable_phrases(
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
     """Return a function that decodes a pool's token ids, and a notice if it can show only the ids."""
     try:
-        tokenizer = _tokenizer(pool.path) or _namesake(pool)
+        tokenizer = _tokenizer(pool.path) or _tokenizer_by_name(pool)
     except NotHere:
         tokenizer = None
     except LocalspecError as error:
@@ -69,7 +69,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
 
 
 def decoder(path: str | None) -> Decode:
-    """Return a function that decodes token ids by the tokenizer of the model at `path`; to None without one."""
+    """Return a function that decodes token ids for the model at `path`. Its result is None without a tokenizer."""
     with suppress(LocalspecError):
         if tokenizer := _tokenizer(path):
             return _decode_by(tokenizer)
@@ -89,8 +89,8 @@ def _tokenizer(path: str | None) -> "Tokenizer | None":
     return tokenizer_of(Path(path))
 
 
-def _namesake(pool: PoolInfo) -> "Tokenizer | None":
-    """Return the tokenizer of the model with the pool's name, if it still produces the same ids.
+def _tokenizer_by_name(pool: PoolInfo) -> "Tokenizer | None":
+    """Return the tokenizer of the model with the pool's name; None if the tokenizer now produces other ids.
 
     The pool's path is of no use if the model was moved or imported again. Raises LocalspecError.
     """

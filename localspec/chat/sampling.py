@@ -115,7 +115,7 @@ class ChatSettings:
         return settings
 
     def resampling_notice(self, model: "Answerer") -> str | None:
-        """Return the notice that the next answer is sampled, if replies are greedy otherwise; None if they are not."""
+        """Return a notice that only the next answer is sampled, if replies are greedy; otherwise None."""
         if not model.sampling(self.now).greedy:
             return None
         return (

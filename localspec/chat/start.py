@@ -57,11 +57,12 @@ def start_chat(
     progress: Callable[[str], None] = lambda _: None,
     *,
     say_what_is_saved: bool = True,
-    who: Callable[[Settings, Saved | None, Reporter], TargetCard] | None = None,
+    find_card: Callable[[Settings, Saved | None, Reporter], TargetCard] | None = None,
 ) -> StartedChat:
-    """Open the store, and find the model and the conversation to `resume`, if any. `at_the_end` closes the store.
+    """Open the store, and find the model and the conversation to `resume`, if any.
 
-    `who` finds the model of a server. Raises NotHere, UsageMistake, and LocalspecError for a broken model.
+    The stack `at_the_end` closes the store. `find_card`, if given, finds the model on a server. Raises NotHere,
+    UsageMistake, and LocalspecError for a broken model.
     """
     move_only_copies(paths := Paths(environment.home()), Reporter(notice, progress))
     database = paths.database
@@ -69,7 +70,7 @@ def start_chat(
     if resume is not None:
         store = at_the_end.enter_context(user_store(notice, create=False))
         found = saved_conversation(store.history if store else None, resume)
-    card = (who or _named_model)(settings, found, Reporter(notice, progress))
+    card = (find_card or _named_model)(settings, found, Reporter(notice, progress))
     if store is None:  # measurements of this machine are saved there too
         store = at_the_end.enter_context(user_store(notice, create=settings.log))
     card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=found is not None)
@@ -154,9 +155,9 @@ def _unnamed_model(
 ) -> TargetCard:
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
-    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces that of a
-    conversation, and a notice always names it. Without `saves` nothing is saved. A notice names the saved choice if its
-    GGUF file is missing; without a choice, it names all models with missing files.
+    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces the missing
+    model of a conversation, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of the
+    saved choice is missing, a notice names the choice. If none was saved, a notice names all models with missing files.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)

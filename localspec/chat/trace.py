@@ -39,7 +39,7 @@ class RefusedDraft(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """The place of one token of a reply. Its decode step gave the tokens from `first` to before `after`.
+    """The place of one token of a reply. The token's decode step gave the tokens `first` to `after - 1`.
 
     Steps count from 1; 0 is the reading of the prompt.
     """

@@ -1,4 +1,4 @@
-"""One file per command: arguments, one call, output. `main.py` registers them; each command's file has its `app`."""
+"""One file per command, with its arguments, one call and its output. `main.py` registers the `app` of each file."""
 
 import signal
 

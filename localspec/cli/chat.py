@@ -44,10 +44,10 @@ def chat(
 
 
 def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | None, str]:
-    """Read a word as `-m` if it is the full name of a model here, otherwise as a prompt. Return a hint if it may be a
-    model.
+    """Return the flags, the prompt, and a hint if the user may have meant the prompt as the name of a model.
 
-    Unlike in `run`, a prefix of a model's name is not enough: no prompt follows it, so the word itself may be a prompt.
+    The word is read as `-m` if it is the full name of a model here, otherwise as a prompt. Unlike in `run`, a prefix of
+    a model's name is not enough: no prompt follows, so the word itself may be the prompt.
     """
     if flags.settings.elsewhere is not None or flags.settings.origins["model"].startswith("--"):
         return flags, word, ""

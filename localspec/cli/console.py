@@ -97,7 +97,7 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
 
 
 class WordWrap:
-    """A filter that breaks text between words, into lines of `columns`. None leaves it unchanged.
+    """A filter that breaks text between words, into lines of at most `columns`. With None, the text stays as it is.
 
     Code between fences stays whole, so that it can be copied.
     """

@@ -111,13 +111,13 @@ def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_jso
 
 @dataclass(frozen=True)
 class _Survey:
-    """A survey of this machine: the models that it could run, the best first, and the best one here and of all."""
+    """A survey of this machine, and the models that it could run, the best first."""
 
     machine: Machine
     recommendations: list[Recommendation]
-    chosen: Recommendation | None
-    recommended: Recommendation | None
-    ungated: Recommendation | None  # of those that are not gated
+    chosen: Recommendation | None  # the best model that is here
+    recommended: Recommendation | None  # the best of all
+    ungated: Recommendation | None  # the best of those that are not gated
     mixture: str  # sentences that say why no better mixture of experts is recommended, or ""
     paths: Paths
     packed: int  # files

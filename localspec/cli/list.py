@@ -145,7 +145,7 @@ def _drafters(row: dict[str, Any]) -> str:
 def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, int]:
     """Return the packings in which this model is here, with their bytes.
 
-    `packed` lists those of all models: revision, packing, file.
+    `packed` lists the packed files of all models: revision, packing, file.
     """
     if not packed:
         return {}

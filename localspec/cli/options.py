@@ -51,8 +51,8 @@ class SharedFlags:
 
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings with these flags, for a command that computes here, and let this process use only their
-    threads.
+    """Return the settings with these flags, for a command that computes here. Limit this process to the threads in
+    the settings.
 
     Raises the errors of `config.load`, and UsageMistake for more threads than there are cores.
     """
@@ -65,10 +65,10 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command the flags of these settings, in place of its argument `settings`.
+    """Return a decorator that gives a command the flags of the settings `names` in place of the argument `settings`.
 
-    `helps` replaces the help of some flags, or their displayed values and the help. The command gets the result of
-    `load_settings`.
+    `helps` has another help for some of the flags, or a pair: the displayed values, and the help. The command gets the
+    result of `load_settings`.
     """
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
@@ -104,7 +104,7 @@ def _with_flags(
 
 
 def _flag(name: str, help: str | tuple[str, str]) -> inspect.Parameter:  # noqa: A002
-    """Return the flag of a setting. Its value is None if it is not given, and the settings check it."""
+    """Return the flag of a setting. An omitted flag has the value None. Other values are checked by the settings."""
     row, spelled = TABLE[name], f"--{name.replace('_', '-')}"
     values: Any = str | None
     shown, help = (row.check.metavar, help) if isinstance(help, str) else help  # noqa: A001

@@ -175,7 +175,7 @@ def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> lis
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Leave out, and report, packed files that another source of the same weights may need as its only copy."""
+    """Return the packed files without those that another source may need as its only copy; print what is left out."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))
@@ -222,11 +222,11 @@ def _users(source: Source, name: str) -> list[str]:
 
 @contextmanager
 def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes: bool, phrases: bool) -> Iterator[None]:
-    """Delete a model with these names and packed files in this context, and then what localspec derived from it.
+    """Delete what localspec derived from a model, after the body has deleted the model with these names and files.
 
-    These are the answers that it wrote for trainings, and its phrases if the user agrees. Print what stays: phrases,
-    conversations, drafters. If the model is still here in another form, nothing else is deleted or printed. A store
-    that cannot be read counts as empty. Raises StoreTrouble.
+    Delete the answers that the model wrote for trainings, and its phrases if the user agrees. Print what stays:
+    phrases, conversations, drafters. If the model is still here in another form, delete and print nothing. A store that
+    cannot be read counts as empty. Raises StoreTrouble.
     """
     now, names = renamed(), set(names)
     for file in files:

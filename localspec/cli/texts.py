@@ -31,16 +31,16 @@ def checked_prompt(argument: str) -> str:
     return prompt
 
 
-def conversation_id(text: str, list_of_them: str) -> int:
+def conversation_id(text: str, list_command: str) -> int:
     """Return the number of a conversation.
 
-    Raises UsageMistake; the message names the command `list_of_them`, which lists them.
+    Raises UsageMistake. The message names `list_command`, the command that lists conversations.
     """
     try:
         return int(text)
     except ValueError:
         raise UsageMistake(
-            f"{shortened(text, 80)!r} is not the number of a conversation; {list_of_them} shows the numbers."
+            f"{shortened(text, 80)!r} is not the number of a conversation; {list_command} shows the numbers."
         ) from None
 
 
@@ -128,8 +128,8 @@ class Completer:
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
-    """Make Tab show completions from `look_up`, and the line after `mark` again. Raises ImportError without
-    readline."""
+    """Make Tab show completions from `look_up`, and below them `mark` and the typed line again. Raises ImportError
+    without readline."""
     import readline  # input() uses it once it is imported
 
     completer = Completer(look_up)

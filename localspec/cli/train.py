@@ -194,7 +194,7 @@ def train(
                         progress.clear()
                         print(json.dumps(course.plan.as_json()) if as_json else "\n".join(_plan(course)), flush=True)
                         return 0
-                    found = _take(course, interrupt, progress)
+                    found = _run_course(course, interrupt, progress)
                 if found is None:
                     course.close()
                     return 130
@@ -244,8 +244,8 @@ def _prompt_source(data: Sequence[str], more: Sequence[Path], keep_answers: bool
     return "prompts" if not data else HISTORY if data == [HISTORY] else ""
 
 
-def _take(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[dict[str, Any], Verdict] | None":
-    """Run a course to its end. Return the report and the verdict on the drafter; None if Ctrl+C stopped it."""
+def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "tuple[dict[str, Any], Verdict] | None":
+    """Run a course: answers, training, bench. Return its report and the verdict; None if the user stops the course."""
     for sentence in _plan(course):
         progress.notice(sentence)
     try:

@@ -38,7 +38,8 @@ class OwnedPath(NamedTuple):
     """A file or directory that localspec writes. `private` says that it may contain text of the user, or a secret.
 
     A symbolic link is deleted without its target. With `followed` the target is deleted too, because only localspec
-    writes such a file. With `names`, only files in the directory whose names match are localspec's; the others stay.
+    writes such a file. With `names`, only those files of the directory that match the pattern are localspec's; the
+    others stay.
     """
 
     path: Path

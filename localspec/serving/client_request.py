@@ -58,7 +58,7 @@ class _Fields:
         return default if value is None else read(name, value)
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
-        """Raise RequestRefused for an unsupported field, unless its value is missing or in `values`, without effect."""
+        """Raise RequestRefused for an unsupported field, unless its value is missing, null, or one of `values`."""
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise RequestRefused(f"'{name}' is not supported ({why}); {instead}.", name)
@@ -205,7 +205,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Return whether no turn may be left out. `value` is `truncation` as in OpenAI's Responses API."""
+    """Return whether every turn must be kept. `value` is `truncation` as in OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"

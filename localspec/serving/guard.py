@@ -157,7 +157,7 @@ _KEY = re.compile(r"[!-~]+")
 
 
 def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> str:
-    """Return the key in the environment, or else the key in `file`. If it is missing or empty, write a new key.
+    """Return the key in the environment, or else the key in `file`. Write a new key if the file is missing or empty.
 
     If others could read the key file, restrict its permissions and report a `notice`. Raises LocalspecError.
     """

@@ -68,14 +68,17 @@ class ServedChoice:
     choice: Choice
     context: int
 
-    def agrees(self, name: str, asked: Settings) -> bool:
-        """Return whether the setting `name` has its value in `asked`. Raises the errors of `requested_drafter`."""
+    def agrees(self, name: str, settings: Settings) -> bool:
+        """Return whether the setting `name` has the same value in `settings`.
+
+        Raises the errors of `requested_drafter`.
+        """
         if name == "drafter":
-            found = requested_drafter(asked, self.choice.target)
+            found = requested_drafter(settings, self.choice.target)
             small = None if found.small is None else found.small.card.path
             own = None if self.choice.draft is None else self.choice.draft.target.path
             return (found.drafter, found.trained, small) == (self.choice.drafter, self.choice.trained, own)
-        return bool(getattr(asked, name) == (self.context if name == "context" else getattr(self.choice, name)))
+        return bool(getattr(settings, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
 def would_take(
@@ -102,7 +105,7 @@ def models_here(first: TargetCard) -> dict[str, TargetCard]:
 def model_named(name: str, first: TargetCard) -> TargetCard:
     """Return the model of this name. Raises NotHere.
 
-    A client can name installed models, and also the last part of the path of the server's own model.
+    A client can name an installed model, or name the server's own model by the last part of its path.
     """
     if name == first.name:
         return first
@@ -202,9 +205,9 @@ class LoadedModels:
         return found, time.monotonic() - began
 
     def choice_of(self, name: str, path: str) -> "ServedChoice":
-        """Return the device, packing, drafter and context of this model's engine, or those of an engine loaded now.
+        """Return the device, packing, drafter and context of this model, as it is loaded or as it would be loaded now.
 
-        No model is loaded for this. Raises the errors of `exactly`.
+        Nothing is loaded. Raises the errors of `exactly`.
         """
         card = self._exact_card(name, path)
         if card.name in self._loaded:
@@ -271,17 +274,17 @@ class LoadedModels:
         except LocalspecError:  # opening it will report the error
             return None
 
-    def rest(self, waited_for: Callable[[], bool] = lambda: False) -> float | None:
-        """Work while no request waits: unload unused models, measure others, and reconsider their drafters.
+    def rest(self, client_waits: Callable[[], bool] = lambda: False) -> float | None:
+        """Work while no request waits: unload each unused model, or measure a used model and reconsider its drafter.
 
-        Measuring pauses when `waited_for` returns true, because a client waits for a reply. Return the seconds until
-        there is more to do; None if there will be nothing.
+        Measuring pauses when `client_waits` returns True. Return the seconds until there is more to do; None if there
+        will be nothing.
         """
         now = time.monotonic()
         for name, one in [*self._loaded.items()]:
             if now - one.used >= self.keep_alive:
                 self._let_go(name)
-            elif now >= one.recheck_at and not any(waited_for() for _ in one.engine.measure()):
+            elif now >= one.recheck_at and not any(client_waits() for _ in one.engine.measure()):
                 self._reconsider_drafter(one)
         next_one = min((min(one.used + self.keep_alive, one.recheck_at) for one in self._loaded.values()), default=None)
         return None if next_one is None else max(0.0, next_one - now)

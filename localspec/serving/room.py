@@ -69,7 +69,7 @@ class TooMany(LocalspecError):
 
 
 class ClientQueue(Generic[One]):
-    """A queue of requests, from which each client in turn gets one answered. Any thread may use it.
+    """A queue that hands out requests, one of each client in turn. Any thread may use it.
 
     At most `most` items wait, with at most `most_bytes` together.
     """
@@ -159,7 +159,7 @@ class Ticket:
 
 
 class EngineRoom(threading.Thread):
-    """The thread of the engines. It calls `opening` to open their resources, which are closed at the end.
+    """The thread of the engines. `opening` returns the models; what it enters into the ExitStack is closed at the end.
 
     After `idle` seconds without a request, `end` is called once. If the thread cannot continue, `end` is called as
     well, and `failure` is a sentence with the reason.
@@ -261,7 +261,7 @@ class EngineRoom(threading.Thread):
             ticket.deliver(error)
 
     def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
-        """Deliver each event of the reply; after the reply is saved, deliver a last line `kept` with its figures."""
+        """Deliver each event of the reply. After the reply is saved, deliver its figures in a last line `kept`."""
         loaded, _ = models.exactly(request.model, request.path)
         engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None

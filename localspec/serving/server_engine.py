@@ -70,7 +70,7 @@ class ServerEngine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """Return a function that decodes token ids; None unless the server sends ids and this machine has its model."""
+        """Return a function that decodes token ids; None if the server sends none, or the model is not here."""
         return None if self._path is None else self._decode
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -225,7 +225,7 @@ class NamedServer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._server: Server | None = None
-        self.start = partial(start_chat, settings, who=self._card)  # raises the errors of `Server.open`, too
+        self.start = partial(start_chat, settings, find_card=self._card)  # raises the errors of `Server.open`, too
 
     def load(
         self,

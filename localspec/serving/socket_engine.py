@@ -125,7 +125,7 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """Return an object whose `label` says how exact replies are: this one, or one of the engine in this process."""
+        """Return the object whose `label` says how exact replies are; an engine in this process has its own object."""
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:

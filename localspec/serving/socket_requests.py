@@ -135,7 +135,7 @@ class ReplyRequest:
     def events(self, engine: Engine) -> Any:
         """Return the events of the reply.
 
-        Raises Differs if another server opened the engine, or its drafter has changed.
+        Raises Differs if another server opened the engine, or if the engine's drafter has changed.
         """
         if self.server != THIS:
             raise Differs("The server was restarted.")

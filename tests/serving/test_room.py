@@ -23,7 +23,7 @@ class Models:
 
     loaded = ()
 
-    def __init__(self, rest=lambda waited_for: None, get=lambda name: None):
+    def __init__(self, rest=lambda client_waits: None, get=lambda name: None):
         self.rest, self.get = rest, get
 
 
