@@ -49,7 +49,7 @@ class ChatApp(StoppableApp):
     ]
 
     def __init__(self, engine: EngineThread, settings: Settings, *, first: str | None = None, files: str = "") -> None:
-        """Build the application. `files` is text before the `first` prompt. Raises UsageMistake for unknown names."""
+        """Build the application, with `files` before the `first` prompt. Raises UsageMistake for a bad theme or key."""
         themes.check(settings)
         self.chosen_keys = keymap.effective(settings)
         super().__init__()
@@ -110,8 +110,8 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Record the exception that is being handled. Textual calls `bell` before it reports one; that report is not
-        printed.
+        """Record the exception that is being handled. Textual calls `bell` before it reports an exception; the
+        report is not printed.
 
         Ignore the error of a widget that could not be mounted because the chat ends.
         """

@@ -246,7 +246,7 @@ class BlockView(LaidOutOnce, Widget):
         return Offset(0, 0)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """Return the selected text, with the bullets or numbers of whole blocks, and the line break at its end."""
+        """Return the selected text, with the bullets or numbers of whole blocks, and the line break to add."""
         start, end = selection.start or Offset(0, 0), selection.end or Offset(sys.maxsize, sys.maxsize)
         chosen = []
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
@@ -293,7 +293,7 @@ class PlainText(BlockView):
         self.set_text(text)
 
     def set_text(self, text: str) -> None:
-        """Display this text instead. Rows of an unchanged beginning are not computed again."""
+        """Display this text in place of the present one. Rows of an unchanged beginning are not computed again."""
         self.show([plain(safe(text))] if text else [])
 
 

@@ -19,8 +19,8 @@ TMUX_SECONDS = 2.0
 def copied(text: str, file: Path | None) -> str:
     """Copy to tmux's buffer and to the desktop's clipboard. Return the result in one sentence.
 
-    If there is neither, the terminal may have received the text, or not. So the text is also written to `file`, if
-    given, readable only for its owner.
+    If both fail, it is unknown whether the terminal accepted a copy. So the text is also written to `file`, if given,
+    readable only for its owner.
     """
     arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
     if arrived:

@@ -54,7 +54,7 @@ class CurrentConversation:
         return None if store is None or store.read_only or not self._first.log else store.path
 
     def has_phrases(self) -> bool:
-        """Return whether phrases of earlier replies are saved. It reads the disk. Raises StoreTrouble."""
+        """Return whether phrases of earlier replies are saved, by reading the disk. Raises StoreTrouble."""
         return self.store is not None and self.store.phrases.any_phrase()
 
     # -- beginning and end --------------------------------------------------------------------------------------------
@@ -125,9 +125,9 @@ class CurrentConversation:
         self._outlet.release()
 
     def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return drafts that earlier chats left for this conversation, and the title of another one with drafts.
+        """Return drafts that earlier chats left here, and the title of another conversation with drafts.
 
-        The title is looked up only with `first`.
+        The title is empty without such a conversation, without `first`, and if this conversation has drafts.
         """
         store, server = self.store, self._first.elsewhere
         if store is None or self.place is None:

@@ -72,7 +72,7 @@ class EngineThread(threading.Thread):
         self._stops_reply.set()
 
     def do(self, job: Callable[..., None], *given: object) -> None:
-        """Run a job of `conversation` on this thread, after earlier jobs."""
+        """Run `job`, a method of `conversation`, on this thread, after earlier jobs."""
         self._jobs.put(partial(job, *given))
 
     # -- the end ------------------------------------------------------------------------------------------------------

@@ -61,9 +61,9 @@ class FetchThread(threading.Thread):
         self._post(ended)
 
     def _fetch(self) -> str:
-        """Return a sentence about the result.
+        """Fetch the model, and return a sentence about the result.
 
-        Raises KeyboardInterrupt if it was stopped, and the errors of a pull.
+        Raises KeyboardInterrupt if the user stopped the download, and the errors of a pull.
         """
         from localspec.events import Reporter
         from localspec.hub.client import stopping_unless

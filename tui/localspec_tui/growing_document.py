@@ -30,7 +30,7 @@ def is_long(text: str) -> bool:
 
 
 def read_blocks(text: str) -> list[ReplyBlock]:
-    """Return the blocks of a whole text. It may be called on any thread."""
+    """Return the blocks of a whole text. Any thread may call this."""
     if is_long(text):
         return [plain(text)]
     return BlockReader().read(parser().parse(text))
@@ -76,7 +76,7 @@ class GrowingDocument:
         return not self.is_slow or len(tail) >= self._parsed + self._parsed // AGAIN
 
     def read(self) -> tuple[str, BlockReader]:
-        """Parse the tail. Return its text and a reader of its blocks. It may be called on any thread."""
+        """Parse the tail. Return its text and a reader of its blocks. Any thread may call this."""
         tail, reader = _without_open_line(self.source[self._tail_at :]).rstrip(), BlockReader()
         reader.read(parser().parse(tail))
         return tail, reader

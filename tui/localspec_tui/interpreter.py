@@ -43,7 +43,7 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
 
 
 def borrow_core(engine: "Answerer | None") -> None:
-    """Take a CPU core from this engine for drawing, and give the previous engine its core back. None takes no core.
+    """Take a CPU core from this engine (None: from no engine) for drawing, and give the previous engine its core back.
 
     Only the screen's thread may call this.
     """

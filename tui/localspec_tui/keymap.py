@@ -87,7 +87,7 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the default keys of actions that share one with a changed action: Textual would remove the shared key."""
+    """Return the default keys of actions that share a key with a changed action. Textual would remove that key."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 

@@ -38,7 +38,7 @@ def load(
     from localspec.serving.socket_engine import for_chat
 
     def here() -> "Engine":
-        """Load a model in this process. Import torch first if a GPU may need it."""
+        """Load the model in this process, and return its engine. Import torch first if a GPU is expected."""
         from localspec.machine.hardware import gpu_expected
 
         if gpu_expected():
@@ -147,7 +147,7 @@ class LoadedModel:
         return ("cpu", 0) if engine is None else engine.held
 
     def files_in(self, text: str) -> list[str]:
-        """Return sentences about the files that a prompt names. It reads the files, and counts their tokens."""
+        """Read the files that a prompt names, count their tokens, and return sentences about the files."""
         engine = self.engine
         if engine is None:
             return measured(text, None, 0)
@@ -167,5 +167,5 @@ class LoadedModel:
         return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
 
     def resampling_notice(self) -> str | None:
-        """Return the notice that the next answer is sampled, if replies are greedy otherwise; None if they are not."""
+        """Return a notice that only the next answer is sampled, if replies are greedy; otherwise None."""
         return self.settings.resampling_notice(self.engine) if self.engine is not None else None

@@ -22,7 +22,7 @@ DEEPEST = 12  # nested quotes, or twice the nested lists: an indent of 24 column
 
 
 def parser() -> MarkdownIt:
-    """Return the parser of this thread: it stores the text that it searches for links."""
+    """Return this thread's parser. No other thread may use it, because it stores the text that is being parsed."""
     return _parser_of(threading.get_ident())
 
 

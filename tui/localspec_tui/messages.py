@@ -106,7 +106,7 @@ class RaceStarted(Message):
 
 @dataclass
 class RaceEnded(Message):
-    """The result of a race, in sentences. `over` is True if the race was neither stopped nor failed."""
+    """The result of a race, in sentences. `over` is False if the race was stopped or failed."""
 
     sentences: Sequence[str]
     over: bool
@@ -136,7 +136,7 @@ class Titled(Message):
 
 @dataclass
 class Branched(Message):
-    """The conversation continues in a branch. The earlier one stays under this id."""
+    """The conversation continues in a branch. The conversation before the branch stays, with this id."""
 
     conversation: int
 
@@ -159,7 +159,7 @@ class FetchPlanned(Message):
 
 @dataclass
 class FetchEnded(Message):
-    """The end of a download: its model is here, or it was stopped or failed."""
+    """The end of a download: the model is here, or the download was stopped or failed."""
 
     model: str
     sentence: str

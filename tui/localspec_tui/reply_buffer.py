@@ -25,7 +25,7 @@ class ReplyBuffer:
         self.accepted = False  # whether the engine has accepted the prompt
 
     def begin(self) -> None:
-        """Discard the previous reply. It may be called only while no thread adds anything."""
+        """Discard the previous reply. Call this only while no thread adds anything."""
         self._texts.clear()
         self._thoughts.clear()
         self.figures, self.accepted = None, False
@@ -66,7 +66,7 @@ SHARE = 0.03  # of a core, of which the model loses a part: one of its threads r
 
 
 class Pace:
-    """A clock that decides when the screen takes new text, by the CPU time of the previous time."""
+    """A clock that decides when the screen takes new text, by the CPU time that the previous text took."""
 
     def __init__(self) -> None:
         self.begin()

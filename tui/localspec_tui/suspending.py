@@ -46,7 +46,7 @@ class StoppableApp(App[None]):
         return TerminalDriver if sys.platform != "win32" and found is LinuxDriver else found
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Call a function between two callbacks of the event loop. It is safe on any thread and in signal handlers."""
+        """Call a function between two callbacks of the event loop. Any thread or signal handler may call `soon`."""
         if self.event_loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self.event_loop.call_soon_threadsafe(call)

@@ -32,9 +32,9 @@ def prepare() -> None:
 
 
 class _Terminal(io.TextIOWrapper):
-    """A stream to the terminal that calls `gone` if the terminal is closed.
+    """A stream to the terminal. A write calls `gone` if the terminal is closed.
 
-    If it raised an error instead, Textual would wait forever for its writing thread.
+    If the write raised an error, Textual would wait forever for its writing thread.
     """
 
     def __init__(self, descriptor: int, real: TextIO, gone: Callable[[], None]) -> None:
@@ -110,8 +110,8 @@ def is_there() -> bool:
 def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
     """Handle signals that would end the process: end the chat as a key does, with the exit code that shells expect.
 
-    `leave` is called on the main thread, between two of its steps. As that thread may be busy for long, `overdue` is
-    called at once on a separate thread.
+    `leave` is called on the main thread, between two instructions of Python. As that thread may be busy for long,
+    `overdue` is called at once on a separate thread.
     """
     handlers: dict[int, Any] = {}
 

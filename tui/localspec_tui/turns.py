@@ -66,7 +66,7 @@ class Outbox:
         return self.under_way
 
     def end(self) -> ComposedPrompt | None:
-        """Return the current prompt, which is then no longer the current one; None if no prompt was being answered."""
+        """End the current prompt, and return it; None if no prompt was being answered."""
         ended, self.under_way = self.under_way, None
         return ended
 
@@ -108,7 +108,7 @@ class UnsentText:
             self._prompt.put("")
 
     def take_aside(self, number: int | None) -> str:
-        """Return the text that was put aside for a conversation, or with None for a new one; empty without text."""
+        """Remove and return the text put aside for a conversation (None: for a new one); empty without text."""
         return self._aside.pop(number or 0, "")
 
     def save_to(self, drafts: "Drafts") -> None:

@@ -115,7 +115,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Run an action after this many seconds, in place of the one scheduled before. None only cancels that."""
+        """Cancel the scheduled action, and run `what` after this many seconds, unless `seconds` is None."""
         if self._later is not None:
             self._later.stop()
         self._later = self.set_timer(seconds, what) if seconds is not None else None

@@ -98,7 +98,10 @@ class PhrasesScreen(AskingScreen[None]):
         self.refresh_bindings()
 
     def _find(self, words: str, left: threading.Event) -> tuple[list[ReadablePhrase], list[str]]:
-        """Search in a thread, because a hundred thousand phrases take seconds."""
+        """Return the phrases that contain all of `words`, and a clause about the use of each.
+
+        Run this in a thread: a hundred thousand phrases take seconds. Raises _OtherSearch once `left` is set.
+        """
         self._pools = pools_of(self._store, self._card)
         found: list[ReadablePhrase] = []
         for pool in self._pools:

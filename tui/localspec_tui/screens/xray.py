@@ -28,7 +28,7 @@ NOTHING_YET = "There is no reply to look at yet."
 class XRayScreen(ClosesOnce, Screen[None]):
     """A screen with the X-ray of one of the given replies.
 
-    `chosen` is None if the reply has no trace, because it is of an `earlier` session, or if there is no reply.
+    `chosen` is None if there is no reply, or if the reply is of an `earlier` session and so has no trace.
     """
 
     AUTO_FOCUS = ""  # the tokens get it if there are any

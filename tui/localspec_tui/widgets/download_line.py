@@ -1,4 +1,4 @@
-"""The line about a download of a model, and its methods, which start and stop the download."""
+"""The line about a download of a model, with methods that start and stop the download."""
 
 import time
 from typing import TYPE_CHECKING

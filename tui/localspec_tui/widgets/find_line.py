@@ -67,8 +67,8 @@ class FindLine(Horizontal):
     """A line in which the user types the words of a search in the conversation. It takes no room while it is closed."""
 
     class Searched(Message):
-        """A request for the newest message with these words (0), the next older (1) or newer (-1), or only a count
-        (None)."""
+        """A request for a message with these words. `step` is 0 for the newest, 1 for the next older, -1 for the next
+        newer, and None for only a count."""
 
         def __init__(self, words: str, step: int | None) -> None:
             super().__init__()

@@ -41,9 +41,9 @@ def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
             yield Line(keymap.shown(app, binding), binding.tooltip or binding.description)
 
 
-def table_of(lines: Iterable[Line], names: int = NAMES, gap: int = 2) -> Table:
-    """Return a table with one row per line, as wide as there is room. A name is at most `names` characters wide."""
-    table = Table.grid(Column(max_width=names), Column(ratio=1), padding=(0, gap, 0, 0), expand=True)
+def table_of(lines: Iterable[Line], name_width: int = NAMES, gap: int = 2) -> Table:
+    """Return a table with one row per line, as wide as there is room. Names are at most `name_width` cells wide."""
+    table = Table.grid(Column(max_width=name_width), Column(ratio=1), padding=(0, gap, 0, 0), expand=True)
     for name, does in lines:
         table.add_row(Text(name, "bold"), Text(does))
     return table

@@ -56,7 +56,7 @@ def memory_line() -> Static:
 
 
 async def import_replies() -> None:
-    """Import the widgets of replies only when they are needed, because importing would delay keys and the model."""
+    """Import the widgets of replies. At the start of the chat, this import would delay keys and the model."""
     await asyncio.to_thread(import_module, "localspec_tui.widgets.reply_view")
 
 

@@ -88,7 +88,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
-        """Handle a key that chooses a suggested prompt, if nothing was typed before. Return whether it did.
+        """Handle a key that chooses a suggested prompt, if nothing was typed before. Return whether the key chose one.
 
         If more text is typed at once, the key was part of a text: take the choice back.
         """
@@ -145,7 +145,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before, by_hand=False)
 
     def give_back(self, text: str) -> None:
-        """Put an unsent text back into the field, if that is empty. In any case, add it to the earlier prompts."""
+        """Put an unsent text back into an empty field. The arrow keys show sent prompts in any case."""
         if not self.text:
             self.put(text)
 

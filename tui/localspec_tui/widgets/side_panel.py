@@ -53,7 +53,7 @@ class SidePanel(VerticalScroll, can_focus=False):
         return self.display and self.app.size.width < LEAST_COLUMNS
 
     def show(self, figures: Figures | None) -> None:
-        """Show the figures of the current or the last reply. None keeps the present ones."""
+        """Show the figures of the current or the last reply. With None, leave the panel as it is."""
         if figures is None:
             return
         self._figures = figures

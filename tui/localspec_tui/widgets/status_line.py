@@ -221,8 +221,8 @@ class AttachedLine(Widget):
 
 
 class BelowLine(Widget):
-    """A line that counts new lines below the visible ones. It takes no room if there are none. A click scrolls
-    there."""
+    """A line that counts the new lines below the visible lines. It takes no room without new lines. A click on it
+    scrolls to the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class LiveLine(Widget):
         self._set(tuple(map(one_line, parts)))
 
     def show_figures(self, figures: Figures | None, warning: str = "") -> None:
-        """Show the figures of the current or the last reply, after a warning. None keeps the present ones."""
+        """Show the figures of the current or the last reply, after a warning. With None, leave the line as it is."""
         if figures is None:
             return
         if figures.reading is not None:

@@ -115,7 +115,7 @@ class Suggestions(OptionList, can_focus=False):
         self.display = self.is_open
 
     def _text(self, shown: str, width: int, does: str) -> Content:
-        """Return the text of a completion. Its description is wrapped to its right, or below if there is no room."""
+        """Return the text of a completion. The description is wrapped to the right of the name, or below the name."""
         columns = (self.outer_size.width or self.screen.size.width) - AROUND
         indent = width + 2 if columns - width - 2 >= LEAST_ROOM else 2
         room = columns - indent

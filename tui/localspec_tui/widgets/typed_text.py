@@ -135,9 +135,9 @@ class TypedText(TextArea):
             super().action_delete_right()
 
     def _delete_part(self, end_of: Callable[[str, int], int]) -> bool:
-        """Delete the text from the cursor to `end_of` the grapheme at the cursor.
+        """Delete one grapheme, from the cursor to the position that `end_of` (`before` or `after`) returns.
 
-        Return False if this line has no such grapheme, if text is selected, or if the field is read-only.
+        Return False if the line has no such grapheme, if text is selected, or if the field is read-only.
         """
         row, column = self.cursor_location
         other = end_of(self.document.get_line(row), column)

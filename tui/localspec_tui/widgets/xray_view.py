@@ -63,7 +63,7 @@ NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a tok
 
 
 class Run(NamedTuple):
-    """A piece of the reply in one line, or the part of a piece in that line. It begins at column `x`."""
+    """The part of a piece of the reply that is in one line, mostly the whole piece. It begins at column `x`."""
 
     piece: int
     text: str
@@ -207,7 +207,7 @@ class XRayView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor is on another token, or more is known about its token."""
+        """The cursor is on another token, or more is known about the token at the cursor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class XRayView(ScrollView, can_focus=True):
         self._go_to_line(min(max(line, 0), self._layout.height - 1))
 
     def _go_to_line(self, line: int) -> None:
-        """Move the cursor to a line, at the column nearest to that where the vertical movement began."""
+        """Move the cursor to a line, as near as possible to the column where the vertical movement began."""
         x = self._layout.column_of(self.cursor) if self._column is None else self._column
         piece = self._layout.piece_at(line, x)
         if piece is not None:
