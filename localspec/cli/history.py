@@ -68,7 +68,7 @@ def list_conversations(
         now, lines = time.time(), [["ID", "USED", "TURNS", "MODEL", "TITLE"]]
         for info, title in ((row.info, row.indented + row.mark) for row in shown if row.info in infos):
             lines.append([str(info.id), ago(info.used, now), str(info.turns), info.model_name, title])
-        typer.echo("\n".join(table(lines, right={0, 2}, width=width())))
+        typer.echo("\n".join(table(lines, right={0, 2}, width=width(), wraps={4})))
         return
     for info in infos:  # for programs
         typer.echo(_title_line(info))

@@ -25,6 +25,7 @@ from localspec.store import database as database_module
 from localspec.store.conversations import SOURCES
 from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
+from localspec.text import one_line
 
 EVIL = "evil\x1b[2J \x9b31m\u202e\nline\r <b>"
 
@@ -119,8 +120,11 @@ def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.M
     monkeypatch.setattr(history_module, "width", lambda: 60)
     head, *lines = run("list").splitlines()
     assert head.split() == ["ID", "USED", "TURNS", "MODEL", "TITLE"] and max(map(len, lines)) <= 60
-    assert lines[0].split()[0] == str(second) and " Qwen3 " in lines[0] and lines[0].endswith("…")
-    assert re.fullmatch(rf" *{first}  (just now|\d+ minutes? ago) +2  demo +first", lines[1])
+    assert lines[0].split()[0] == str(second) and " Qwen3 " in lines[0]
+    title = json.loads(run("list", "--json"))[0]["title"]
+    left = head.index("TITLE")
+    assert " ".join(line[left:].strip() for line in lines[:-1]) == one_line(title), "it continues below its beginning"
+    assert re.fullmatch(rf" *{first}  (just now|\d+ minutes? ago) +2  demo +first", lines[-1])
     assert not {"\x1b", "\u202e"} & set("".join(lines))
     assert json.loads(run("list", "--json"))[1]["title"] == "first"
 
