@@ -362,7 +362,7 @@ class Budget:
             self._interval, self._allowed = min(2 * self._interval, LATEST), RETRY
             ratio = self._paid / max(self._gained, 1e-9)
             self.off_reason = (
-                "drafts are hardly ever right for this text"
+                "recent drafts were hardly ever right"
                 if self._gained < HARDLY
                 else "drafts save almost no time here"
                 if ratio >= NOTHING
