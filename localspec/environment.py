@@ -71,7 +71,7 @@ def terminal_kind(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def light_background(environ: Mapping[str, str] = os.environ) -> bool | None:
-    """Return whether the terminal's background is light, by COLORFGBG; None if that does not say."""
+    """Return whether the terminal's background is light, by COLORFGBG; None if the variable does not say."""
     ground = environ.get("COLORFGBG", "").rpartition(";")[2]
     return int(ground) in (7, *range(9, 16)) if ground.isdecimal() and int(ground) < 16 else None
 

@@ -31,8 +31,7 @@ class RowCosts:
 
 
 class RowTimer:
-    """A timer of forwards. Forwards of one row and of more rows take turns, so that background load affects all
-    equally."""
+    """A timer of forwards. Numbers of rows take turns, so that background load affects all numbers equally."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

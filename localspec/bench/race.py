@@ -126,7 +126,7 @@ LONGEST = 256  # tokens of a reply, if no number is given
 
 
 def that_drafts(choice: "Choice") -> "Choice":
-    """Return this choice. If it drafts nothing, return it with phrases: the race shows whether that pays."""
+    """Return this choice. If it drafts nothing, return it with phrases: the race shows whether phrases pay."""
     from localspec.choosing.plans import AUTO_NODES
 
     return choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)

@@ -48,8 +48,7 @@ def decode_step(
     5. keep: the cache keeps the path;
     6. observe: drafter and budget learn the target's answer.
 
-    The step reports the seconds of drafting (with pruning), of verification and of learning. A step of prefill reports
-    none.
+    The step reports the seconds of drafting (with pruning), of verification and of learning. Prefill reports no times.
     """
     start, began = cache.length, time.perf_counter()
     worth, prices = budget.token_seconds(start), budget.verify_seconds(start)

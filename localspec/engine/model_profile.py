@@ -209,7 +209,7 @@ class ModelProfile:
         return found
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
-        """Measure how exactly trees of up to `widest` rows are computed, and save it.
+        """Measure how exactly trees of up to `widest` rows are computed, and save the result.
 
         Set the multiple to which the target pads rows.
         """

@@ -29,7 +29,7 @@ from localspec.quantities import counted
 
 @dataclass(frozen=True)
 class TorchBuild:
-    """The version of torch, and the versions of CUDA and ROCm's HIP that it was built for, if it was built for them."""
+    """The version of torch, and the versions of CUDA and ROCm's HIP that it was built for, if any."""
 
     version: str
     cuda: str | None = None
