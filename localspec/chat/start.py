@@ -214,7 +214,7 @@ def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None)
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":
-    """Return the machine with only the device that the settings name. If it is missing, an error follows later."""
+    """Return the machine with only the device that the settings name. A missing device is reported later."""
     named = None if settings.device == "auto" else machine.device(settings.device)
     return machine if named is None else replace(machine, devices=(named,))
 

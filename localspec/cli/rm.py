@@ -205,7 +205,7 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
 
 
 def _users(source: Source, name: str) -> list[str]:
-    """Return other registered models that need this repository."""
+    """Return the names of models other than `name` that need this repository."""
     entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
 
     def needs(entry: Entry) -> bool:

@@ -47,7 +47,7 @@ def conversation_id(text: str, list_command: str) -> int:
 def file_named(argument: str) -> Path:
     """Return the file that an argument names.
 
-    Raises UsageMistake for an empty argument, which would mean this directory.
+    Raises UsageMistake for an empty argument, which would mean the current directory.
     """
     if not argument:
         raise UsageMistake("'' is not a file name; give one.")

@@ -130,7 +130,7 @@ class Link:
     def arrivals(self) -> Iterator[Head | bytes | None]:
         """Yield the head, then the lines of the body, and None after each `TICK` in which nothing came.
 
-        Raises BrokenOff, and LocalspecError if there is no such server or its answer is unreadable.
+        Raises BrokenOff, and LocalspecError if no server answers or its answer is unreadable.
         """
         while True:
             try:

@@ -78,7 +78,7 @@ class EngineThread(threading.Thread):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def farewell(self, unsent: str) -> str | None:
-        """Return the line to print after the chat. `unsent` says why unsent text is not saved; empty if it is."""
+        """Return the line to print after the chat. `unsent` says why unsent text is not saved; empty if it is saved."""
         from localspec.chat.introduction import farewell
 
         title = self.conversation.title

@@ -19,7 +19,7 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Silence libraries. Start a helper process of Python that cannot start once Textual has replaced standard
+    """Silence libraries. Start a helper process of Python now, because this fails once Textual has replaced standard
     error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)

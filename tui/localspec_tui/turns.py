@@ -82,7 +82,7 @@ class Outbox:
     def unsent(self, begun: bool) -> list[str]:
         """Return the prompts that would be lost with this process.
 
-        `begun` says that the current one is already in the history.
+        `begun` says that the current prompt is already in the history.
         """
         return [*([] if begun or self.under_way is None else [self.under_way.typed]), *self.typed]
 

@@ -158,7 +158,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         return self._entries[at] if at is not None and at < len(self._entries) else None
 
     async def _list_again(self, sentence: str) -> None:
-        """List the conversations again after a change. Highlight the same one, or the next if it was deleted."""
+        """List the conversations again after a change. Highlight the same conversation, or the next one."""
         before, at = self._highlighted(), self._options.highlighted or 0
         await self._list(self._listed or "")
         ids = [entry.info.id for entry in self._entries]

@@ -74,7 +74,7 @@ class ModelChoice:
 
 
 class ConversationChoice:
-    """The choice of the current conversation. If another one is chosen, a running reply is stopped."""
+    """The choice of the current conversation. If another conversation is chosen, a running reply is stopped."""
 
     def __init__(
         self, screen: Screen[None], engine: EngineThread, outbox: Outbox, turns: Turns, draft: UnsentText, top: TopLine

@@ -91,7 +91,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     @work(exclusive=True)
     async def _look(self) -> None:
-        """List the models that are here. Then add those that could be fetched, which takes a little longer."""
+        """List the models that are here. Then add the models that could be fetched, which takes longer."""
         note = ""
         try:
             found = await asyncio.to_thread(import_module, "localspec.chat.model_list")
@@ -194,7 +194,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             (options.action_last if step > 0 else options.action_first)()
 
     def _see_the_rest(self, step: int) -> bool:
-        """Scroll beyond the last model that can be chosen, to the models that cannot, before wrapping around."""
+        """Scroll beyond the last model that can be chosen, to models that cannot be chosen, before wrapping around."""
         options = self._options
         usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:

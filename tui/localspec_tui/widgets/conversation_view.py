@@ -289,7 +289,7 @@ class ConversationView(MountedTurns):
             await view.remove()
 
     async def cut(self, turns: int) -> None:
-        """Remove all turns after the first `turns`, because others will replace them."""
+        """Remove all turns after the first `turns`, because other turns will replace them."""
         await self._leave_sought()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()

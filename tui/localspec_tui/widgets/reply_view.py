@@ -213,7 +213,7 @@ class ReplyView(MessageView):
             self._thoughts.tell(words)
 
     def toggle_thoughts(self) -> bool:
-        """Open or fold the thoughts. Return False if there are none."""
+        """Open or fold the thoughts. Return False if there are no thoughts."""
         if self._thoughts is None:
             return False
         self._thoughts.toggle()
