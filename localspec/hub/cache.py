@@ -41,8 +41,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """The effects of removing a revision: `bytes` become free, other names of it in `also` disappear, and revisions in
-    `stay` remain."""
+    """The effects of removing a revision: `bytes` become free, its other names (`also`) disappear, and other revisions
+    (`stay`) remain."""
 
     source: Source
     commit: str
@@ -295,8 +295,8 @@ def forget_deleted(source: Source) -> None:
 def _scan(source: Source) -> Any:
     """Return the client's view of the cache, reduced to this repository and to files inside its directory.
 
-    Without this, the client could delete a commit in a copy of the repository, where it finds the same commit first,
-    and would delete files that were linked in from elsewhere.
+    With a view of the whole cache, the client could delete the same commit in a copy of the repository instead, and
+    files that are linked from elsewhere.
     """
     from localspec.hub.client import client
 

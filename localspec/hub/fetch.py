@@ -214,8 +214,8 @@ def _clear_what_the_client_tried(blobs: Path) -> None:
     """Remove the files with which the client tests the umask and symbolic links. The client leaves them if it is killed
     or the disk fails.
 
-    A process that is running the test now is not disturbed: its link needs no target, and the directory is no longer
-    needed once the link exists.
+    A process that is running the test now is not disturbed: the link that it tests needs no target, and the directory
+    is no longer needed once the link exists.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):

@@ -90,7 +90,7 @@ def is_weights(name: str) -> bool:
 
 
 def plan(sources: Sequence[Source]) -> Plan:
-    """Ask the server for the files of these revisions. Only config.json and the index of weights are fetched.
+    """Return the plan of a pull, from the server's lists of files. Only config.json and indices of weights are fetched.
 
     Raises NotHere (no such repository, or offline), NotAllowed (gated), and LocalspecError for unsupported models or a
     failure of the server.

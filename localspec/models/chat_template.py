@@ -18,7 +18,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from localspec.models.encoding import waited_for
+from localspec.models.encoding import run_with_timeout
 from localspec.models.messages import Message
 
 
@@ -46,7 +46,7 @@ def render_template(
             **{**special_tokens, **(switches or {})},
         )
 
-    return waited_for(render, SECONDS, end=True)
+    return run_with_timeout(render, SECONDS, end=True)
 
 
 def length(messages: Sequence[Message]) -> int:

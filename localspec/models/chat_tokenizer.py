@@ -108,7 +108,7 @@ class ChatTokenizer:
     def render_apart(self, messages: Sequence[Message], waits: bool = True, think: bool | None = None) -> str:
         """Return the text of `render`, but with a stand-in character in each mark that a user typed.
 
-        `marks` encodes it, so that typed marks become text, not tokens.
+        `marks` encodes the result so that typed marks become text, not tokens.
         """
         # Many templates do not use the thoughts before earlier answers.
         unread = () if "reasoning_content" in (self.tokenizer.chat_template or "") else ("reasoning_content",)

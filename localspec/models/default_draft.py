@@ -126,7 +126,7 @@ def compare(
 
     `small` and `target` are tokens by id, and `special` are the target's ids that occur in no text. The small model in
     `path` has `vocabulary` ids. Its tokenizer may list special tokens with higher ids, such as the token for images in
-    Gemma 3's text models. Drafters replace such tokens.
+    Gemma 3's text models. Drafters give the small model other ids for these tokens.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -145,7 +145,7 @@ def compare(
 def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary: int) -> None:
     """Compare two models as `compare` does, from their files only. This is quick if the files are equal.
 
-    Other settings may add tokens, so both models must be compared again after loading. Raises UsageMistake as `compare`
+    Other files may add tokens, so both models must be compared again after loading. Raises UsageMistake as `compare`
     does, and LocalspecError if a tokenizer.json is missing or damaged.
     """
     if not (same_file(small, target) and vocabulary >= target_vocabulary):

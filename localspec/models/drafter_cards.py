@@ -52,7 +52,7 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
     """Return the names of the kinds of drafters that a model accepts, judged by its layers, its family and its files.
 
-    With `takes`, return only kinds that take one of these. A property of the model that is unknown excludes no kind.
+    `takes` limits the result, for example to kinds that take "weights". Unknown properties of a model exclude no kind.
     """
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
@@ -65,7 +65,7 @@ def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) 
 
 
 def _suits(kind: str, architecture: str | None, card: TargetCard) -> bool:
-    """Return whether a kind of drafter suits the model's family, and for `mtp`, whether its files have an MTP layer."""
+    """Return whether a kind of drafter suits a model: its family, and for `mtp` its files, which need an MTP layer."""
     try:
         check_family(kind, architecture, card.name)
         if kind == MTP and card.here and architecture is not None:

@@ -213,12 +213,12 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of one layer, and a state per token, at most half as large."""
+    """Return the bytes including keys and values of one layer, and as much again for a state per token."""
     return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting token by token, each with a layer and the target's head: a share of a forward."""
+    """Return the seconds of drafting token by token: each token takes one layer and the head, a share of a forward."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
     read = cost.parameters
     if shape.experts is not None:  # it reads as many experts as a layer of the target
@@ -269,8 +269,8 @@ def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
-    """Return the names of the searched hyperparameters: the window if `accelerating`, and phrases if either part is
-    active."""
+    """Return the names of the searched hyperparameters: the window if the small model is accelerated, and phrases if it
+    is accelerated or its drafts are lengthened."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
@@ -348,7 +348,7 @@ TABLE = [
 
 
 def kinds(*takes: Takes) -> tuple[str, ...]:
-    """Return the names of the kinds that take one of these; without arguments, of all kinds."""
+    """Return the names of all kinds, or of those that take one of `takes`, such as "weights"."""
     return tuple(kind.name for kind in TABLE if not takes or kind.takes in takes)
 
 

@@ -41,7 +41,7 @@ def patience(text: str) -> float:
     return PATIENCE + len(text) / PACE
 
 
-def waited_for(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
+def run_with_timeout(work: Callable[[], Result], seconds: float, end: bool = False) -> Result:
     """Run `work` on another thread. Return its result, or raise its error.
 
     If the caller stops waiting, the thread continues, so `work` must release Python's interpreter lock. With `end` the
@@ -84,5 +84,5 @@ def _awaited(done: SimpleQueue[Result], seconds: float) -> Result:
 
 
 def is_abandoned() -> bool:
-    """Return whether a thread of `waited_for` still runs."""
+    """Return whether a thread that `run_with_timeout` gave up on still runs."""
     return any(thread.name == THREAD for thread in threading.enumerate())

@@ -110,7 +110,8 @@ def recommended_sampling(path: Path) -> Mapping[str, Any]:
 
 
 def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
-    """Describe a model as `model_of` does, without drafters. With `drafts`, its blocks are those of a draft model."""
+    """Describe a model as `model_of` does, without drafters. With `drafts`, `block_bytes` is its size as a draft
+    model."""
     packed: tuple[str, ...] = ()
     header = None
     if card.here:
@@ -138,7 +139,7 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
-    """Return `block_reads` of a file that is not here; None if its type does not say the bits of other weights."""
+    """Return `block_reads` of a file that is not here; None if the bits of weights outside of experts are unknown."""
     if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8

@@ -20,7 +20,7 @@ from localspec.weights.packed_files import locked, made_from_gguf, packed_files,
 
 
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
-    """Return whether localspec has no other weights from which to make this packed file again."""
+    """Return whether a packed file is the only copy: localspec has nothing else from which to make it again."""
     if made_from_gguf(origin.files):
         same = (one for one in packed_files(paths) if one.header.origin.revision == origin.revision)
         # If another file is in the place of the GGUF file, a packed file serves nobody.

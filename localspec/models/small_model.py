@@ -46,7 +46,8 @@ def mask_token(config: ModelConfig, path: Path) -> int:
 
 
 def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Return bool [vocabulary] of the target: the mask token, and ids that one of the two tokenizers lacks."""
+    """Return which ids of the target are never drafted, bool [vocabulary]: the mask token, and ids unknown to a
+    tokenizer."""
     known = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
     never = np.ones(vocabulary, np.bool_)
     never[[index for index in known if index < len(never)]] = False

@@ -1,5 +1,4 @@
-"""The names of localspec's parameters in files of drafters and checkpoints. They do not change with names in the
-code."""
+"""The names of localspec's parameters in files of drafters and checkpoints. They stay when names in the code change."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

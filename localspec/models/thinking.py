@@ -109,7 +109,7 @@ class Parting:
             self.settled = len(self.text)
 
     def _open(self, marks: Marks) -> bool:
-        """Skip white space and the mark before thoughts, such as <think>. Without a mark, begin the answer."""
+        """Skip white space and the mark before thoughts, or begin the answer. Return False to wait for more text."""
         start = self._skipped(self._at)
         near = start - self._at <= _LEAD
         if near and self.text.startswith(marks.opening, start):
@@ -123,7 +123,7 @@ class Parting:
         return True
 
     def _enter(self, marks: Marks) -> bool:
-        """Skip white space before the thoughts."""
+        """Skip white space before the thoughts. Return False to wait for more text."""
         self._at = self.settled = self._skipped(self._at)
         if self._again and self.text.startswith(marks.opening, self._at):
             self._at, self._again = self._at + len(marks.opening), False
@@ -149,7 +149,7 @@ class Parting:
         return True
 
     def _leave(self, marks: Marks) -> bool:
-        """Skip white space, and perhaps the first mark of `around`, before the answer."""
+        """Skip white space and perhaps the first mark of `around`. Return False to wait for more text."""
         self._at = self.settled = self._skipped(self._at)
         mark = marks.around[0] if marks.around and not self._wrapped else ""
         if mark and self.text.startswith(mark, self._at):
@@ -175,7 +175,7 @@ class Parting:
         return True
 
     def _append(self, _: Marks) -> bool:
-        """Append text after the second mark of `around` to the answer, if it is more than white space."""
+        """Append text after the second mark of `around` to the answer. Return False if it is only white space."""
         if self._skipped(self._at) == len(self.text):
             return False
         self._begin_answer(self._at)

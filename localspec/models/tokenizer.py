@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Encoding, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from localspec.errors import LocalspecError, cannot_read, first_line, out_of_memory
-from localspec.models.encoding import Unwanted, patience, waited_for
+from localspec.models.encoding import Unwanted, patience, run_with_timeout
 from localspec.models.tokenizer_trial import HASH, Trial, try_out
 from localspec.outside_files import parse_json, read_bytes
 from localspec.weights.checkpoint import AROUND, TOKENIZER_FILES
@@ -67,7 +67,8 @@ class Tokenizer:
 
     @classmethod
     def decoded(cls, files: Mapping[str, bytes], path: Path, share_with: Self | None = None) -> Self:
-        """Read the tokenizer in files by name, or share the vocabulary of `share_with` if it has the same files.
+        """Read the tokenizer in `files`, contents by name; share the vocabulary of `share_with` if it has the same
+        files.
 
         Raises the errors of the constructor.
         """
@@ -117,7 +118,7 @@ class Tokenizer:
 
         seconds = patience(text)
         try:
-            return waited_for(encode, seconds)
+            return run_with_timeout(encode, seconds)
         except TimeoutError:
             raise LocalspecError(
                 f"The tokenizer in {self._path} has not read a text of {len(text)} characters in {seconds:.0f} "
@@ -174,7 +175,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[int, AddedToken]:
-        """The tokens that are searched in a text before it is split, by id; each has `content` and `special`."""
+        """The tokens that are looked for in a text before it is split, by id; each has `content` and `special`."""
         return dict(self.backend.get_added_tokens_decoder())
 
     @cached_property

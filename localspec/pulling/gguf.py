@@ -52,7 +52,7 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def as_held(part: Part, texts: Part) -> Part:
-    """Return the part with a model's texts, with nothing to fetch if the installed model has the same texts."""
+    """Return `texts`, a model's text files, with nothing to fetch if the installed model already has these files."""
     held = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
 
@@ -117,8 +117,8 @@ def has_experts(architecture: object, shape: Shape | None) -> bool:
 
 
 def second_copy(weights: int, settings: Settings) -> str:
-    """Return a clause about the second file that the weights of a mixture of experts, with this many bytes, are
-    written to."""
+    """Return a clause about the second file to which a mixture of experts with `weights` bytes is copied; empty if it
+    is packed."""
     if named_packing(settings):
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
@@ -188,10 +188,9 @@ def _bits(named: str) -> int:
 
 @dataclass(frozen=True)
 class Instead:
-    """The form that is fetched instead of the `original`, with this many `bytes`, and the packing that the original
-    would have.
+    """The form that is fetched instead of the `original`.
 
-    A size of None is unknown.
+    The original would take `bytes` (None: unknown) and be packed in `packing`.
     """
 
     form: Form
@@ -201,8 +200,7 @@ class Instead:
 
     @property
     def why(self) -> str:
-        """Return why nothing is lost by this form, and for what the original is needed, as a sentence without its
-        final period."""
+        """A sentence without its final period: why this form is good enough, and what needs the original."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
         near = f"{kind} is the publisher's own form with as many bits"
@@ -222,7 +220,7 @@ def is_packed(settings: Settings) -> bool:
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
-    """Return the packing of the original that a smaller form may replace; None if it may not.
+    """Return the packing that the original would have, if a smaller form may replace the original; otherwise None.
 
     With `packed_only` and a packing in the settings, the smaller form's file would be a second copy.
     """

@@ -54,9 +54,9 @@ class Packed:
 
 
 def packing_of(part: Part, settings: Settings, machine: Machine, measurements: MeasurementSource) -> str | None:
-    """Return the packing in which the CPU engine would load a model, whether or not it is here.
+    """Return the packing in which the CPU engine would load a model, whether or not the model is here.
 
-    Return None if it would not load it.
+    Return None if the CPU engine would not load the model.
     """
     if part.heads or (shape := Shape.of(part.config)) is None:
         return None
@@ -137,7 +137,7 @@ def pack_and_keep(part: Part, packing: str, machine: Machine, reporter: Reporter
 
 
 def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
-    """Pack a fetched model, and delete the files that were fetched for that. Older files stay.
+    """Pack a fetched model, and delete the files that this pull has fetched. Older files stay.
 
     Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or not opened afterwards. In
     these cases the download stays.
@@ -156,9 +156,9 @@ def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Report
 
 
 def discard_fetched(part: Part) -> int:
-    """Delete the files that a pull fetched of a part, and its record if it has no other files.
+    """Delete the files of a part that a pull fetched, and the part's record if no other files remain.
 
-    Return the number of bytes.
+    Return the number of deleted bytes.
     """
     fetched = [file for file in part.files if file.name not in part.here]
     for file in fetched:

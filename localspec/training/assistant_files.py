@@ -1,7 +1,7 @@
 """Converts published assistants of Gemma 4 into our drafters.
 
     Google   model.safetensors   model.layers.N.{…} model.norm model.embed_tokens pre_projection post_projection
-             and in small ones   masked_embedding.{centroids,token_ordering}    text_config, and keys next to it
+             and in small ones   masked_embedding.{centroids,token_ordering}    text_config, and other keys
 
 The head is the embedding. This is the layout of transformers' `gemma4_assistant`; no published file was seen.
 """

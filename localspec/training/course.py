@@ -513,7 +513,7 @@ class Course(Clock):
 
     @property
     def _trained(self) -> bool:
-        """Whether the drafter of this course is written, which is the last part of a training."""
+        """Whether the training of this course is finished: as its last part it writes the drafter."""
         return drafter_json(self.directory).get("course") == self._state.id
 
     # -- bench --------------------------------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bo
     """
     weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
     read = 0 if drafter.reads_once else weights
-    drawn = weights * drafter.gradient_share or drafter.weights_passed
-    return training_hours(tokens, read, (4 if recomputed else 3) * drawn, seconds)
+    trained = weights * drafter.gradient_share or drafter.weights_passed
+    return training_hours(tokens, read, (4 if recomputed else 3) * trained, seconds)
 
 
 def outlook(
@@ -146,17 +146,17 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     layers = shape.num_layers if drafter.changes_target else 0
     # Besides the memory inside one layer, each layer's input stays.
     learnt = layers * passed, item * layers * shape.hidden_size + min(layers, 1) * passed
-    drawn, width, row = drafter.drawn(length), item, passed
+    work, width, row = drafter.gradient_work(length), item, passed
     if drafter.target.transformer not in drafter.transformers:  # its own layers compute in fp32
         width, row = 4, _in_a_layer(shape, 4, None, choice.device) + 4 * STATES * shape.hidden_size
     row += width * shape.num_heads * length  # scores, if no kernel avoids them
-    rows = drawn.layers * row, width * drawn.layers * shape.hidden_size + row
-    if not drawn.layers:  # heads compute in the precision of the states
-        rows = (item * drawn.vectors * shape.hidden_size,) * 2
+    rows = work.layers * row, width * work.layers * shape.hidden_size + row
+    if not work.layers:  # heads compute in the precision of the states
+        rows = (item * work.vectors * shape.hidden_size,) * 2
     # Two copies: keys and values as read, then before the new rows of a layer; states one by one, then side by side.
     prefix = 2 * item * 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
     prefix += 4 * 2 * shape.hidden_size * len(drafter.reads_inner)
-    token, recomputed = (read + one + round(drawn.rows * more + prefix) for one, more in zip(learnt, rows, strict=True))
+    token, recomputed = (read + one + round(work.rows * more + prefix) for one, more in zip(learnt, rows, strict=True))
     parameters = [parameter for some, _ in trainable_groups(drafter) for parameter in some]
     loaded = {id(parameter) for parameter in drafter.target.transformer.parameters()}
     small = has_small_moments(choice.device)
@@ -213,7 +213,8 @@ def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
 
 
 def _learning(parameter: torch.nn.Parameter, loaded: bool, small: bool) -> int:
-    """Return the bytes of a trained weight: its gradient, its two moments, and itself unless it is the target's."""
+    """Return the bytes of a trained weight: its gradient, its two moments, and the weight unless it is `loaded`
+    already."""
     return (1 if loaded else 2) * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 
@@ -227,8 +228,8 @@ def _for_a_moment(parameter: torch.nn.Parameter) -> int:
 
 
 def _checkpoint_bytes(parameter: torch.nn.Parameter, small: bool) -> int:
-    """Return the bytes of a weight in a checkpoint: the weight as part of the drafter and as parameter, and two
-    moments."""
+    """Return the bytes of a weight in a checkpoint: the weight twice, as a tensor of the drafter and as a parameter,
+    and two moments."""
     return 2 * parameter.nbytes + (2 if small else 8) * parameter.numel()
 
 

@@ -143,8 +143,8 @@ def fitted(
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Return a drafter's tensors by localspec's names. `names` lists the stored tensors that are stacked to a tensor
-    with another name.
+    """Return a drafter's tensors by localspec's names. `names` has the stored names of each tensor that is stacked or
+    named differently.
 
     Errors call the drafter in `path` by the name `what`. Raises LocalspecError for a tensor that is missing or has
     another shape, and for an unused tensor that does not match the pattern `ignored`.

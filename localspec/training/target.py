@@ -76,7 +76,7 @@ def served_target(card: TargetCard, settings: Settings, target: Target | None) -
 def torch_target(native: NativeTarget) -> Target:
     """Return the same model in torch with the same weights, for gradients, computed in fp32.
 
-    Unlike in the library, activations are not rounded, and an embedding that shares the packed head is dense.
+    Unlike in the library, activations are not rounded, and the embedding is dense even if it is also the packed head.
     """
     model = native.model
     scale = as_fine(model.sizes.embed_scale, model.weights["embed_tokens"])

@@ -65,12 +65,12 @@ class LossOutput:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GradientWork:
     """The work of training that needs gradients: rows per token of a text, and layers that they pass (0: heads).
 
-    A row keeps `vectors` vectors of hidden_size in memory for the gradient: its state as it is chosen and sorted, and
-    those within a head. Outputs of a head, mainly logits, are not included, because they exist for only a few rows at a
-    time.
+    A row keeps `vectors` vectors of hidden_size in memory for the gradient: its state when it is selected and sorted,
+    and states inside a head. Outputs of a head, mainly logits, are not included, because they exist for only a few rows
+    at a time.
     """
 
     rows: float
@@ -214,9 +214,9 @@ class TrainableDrafter(nn.Module):
         """The share of the target's weights that gradients pass in training."""
         return float(self.changes_target)
 
-    def drawn(self, length: int) -> Drawn:
+    def gradient_work(self, length: int) -> GradientWork:
         """Return the work that needs gradients, per token of texts of this length, without reading the text."""
-        return Drawn(float(self.depth))
+        return GradientWork(float(self.depth))
 
     @property
     def weights_passed(self) -> int:

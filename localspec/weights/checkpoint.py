@@ -64,7 +64,7 @@ class Checkpoint:
 
     @property
     def held(self) -> str:
-        """The size of the weights, as a text. For a packed file its precision comes first, for blocks with the bits per
+        """The size of the weights, as a text. Before it come a packed file's precision and, for blocks, the bits per
         weight."""
         if not self.packing:
             return size(self.bytes)

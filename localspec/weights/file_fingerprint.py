@@ -64,7 +64,7 @@ def settled(stamp: Stamp) -> bool:
 
 
 def _header_bytes(stream: BinaryIO, size: int) -> int:
-    """Return how many bytes at the start of a file are all read. Later bytes are only sampled."""
+    """Return how many bytes at the start of a file are read completely. Later bytes are only sampled."""
     begin = stream.read(9)
     if len(begin) == 9 and begin[8:] == b"{":  # safetensors
         length = 8 + int(struct.unpack("<Q", begin[:8])[0])

@@ -168,7 +168,7 @@ def _rotation(
 def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
     """Raise LocalspecError for values of YaRN for which llama.cpp and the model's own code differ.
 
-    llama.cpp does not read them for these architectures. `growth` is the usual factor by which YaRN scales attention.
+    llama.cpp ignores these values for this architecture. `growth` is the usual factor by which YaRN scales attention.
     """
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip

@@ -51,8 +51,8 @@ class GgufTensor(StoredTensor):
 
     If `head_rows` is not 0, it is the number of rows of a head; rows i and i + head_rows / 2 are then stored next to
     each other. `change` (`family.Change`) was applied to each number before it was stored. If `every` is not 0, the
-    tensor is stored in pieces of that many rows, each followed by as many rows of another tensor. `dtype` is "", so the
-    packer reads numbers by `floats`.
+    file alternates `every` rows of this tensor with `every` rows of another one. `dtype` is "", so the packer reads
+    numbers by `floats`.
     """
 
     block: BlockType

@@ -367,7 +367,7 @@ def _pieces(
 
 
 def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return the pair of parts that merges into each piece, for the piece with the best score first.
+    """Return for each piece the pair of parts that merges into it, the piece with the best score first.
 
     SentencePiece always merges the two neighbours that form the piece with the best score; at equal scores, the first
     two. So in any context, the text of a piece becomes the same two pieces before it becomes one, and no other pair is

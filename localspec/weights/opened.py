@@ -174,7 +174,7 @@ class PackedModel:
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The sections of each parameter: one section, or in blocks one per part."""
+        """The sections of each parameter: one, or for a matrix in blocks one section for each of its parts."""
         found: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None

@@ -155,7 +155,7 @@ def _all_there_is(
 
 
 def _registration(path: Path) -> PackedFile | None:
-    """Return the registration among the packed files of a model; None if it is not read from GGUF files."""
+    """Return the registration among the packed files of a model; None if the model is not read from GGUF files."""
     return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
 
 

@@ -126,8 +126,8 @@ class BlockPart:
 
     `file` is its index among the files of the origin, and `type` is the name of a GGUF type. A vector has one size. If
     `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. If `change` is set ("plus
-    one" or "-exp"), it was applied to each number of a vector before it was stored. If `every` is not 0, parts of that
-    many rows are stored, each followed by as many rows of another tensor.
+    one" or "-exp"), it was applied to each number of a vector before it was stored. If `every` is not 0, the file
+    alternates `every` rows of this part with `every` rows of another tensor.
     """
 
     file: int
@@ -164,8 +164,8 @@ class Header:
     """The header of a file.
 
     Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are the bytes of the weights in
-    memory, or 0 if they cannot be computed in blocks. `answers` is the default packing. `ahead` are the parts of an MTP
-    layer, if the files have a supported one.
+    memory, or 0 if no engine computes with their blocks. `answers` is the default packing. `ahead` are the parts of an
+    MTP layer, if the files have a supported one.
     """
 
     origin: Origin
@@ -220,7 +220,7 @@ class Header:
         return sum(math.prod(part.shape) for parts in self.blocks.values() for part in parts) or self.parameters
 
     def encoded(self) -> bytes:
-        """Return the bytes of the file before the first section. Digests do not change how many there are."""
+        """Return the bytes of the file before the first section. Their number does not depend on the digests."""
         said = asdict(self)
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with this field
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
@@ -378,13 +378,13 @@ def forms(file: Path) -> dict[str, Path]:
     """Return a packed file on this machine for each packing of the model in `file`: this file, or another with the same
     weights."""
     found = dict[str, Path]()
-    for one in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_last_choice):
+    for one in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_preference):
         found.setdefault(one.header.packing, one.path)
     return found
 
 
-def _last_choice(one: PackedFile) -> tuple[bool, bool]:
-    """Return the sort key of files of one packing. A registration comes first if its GGUF files are here, else last."""
+def _preference(one: PackedFile) -> tuple[bool, bool]:
+    """Return the key that sorts the files of a packing: registrations before packed files, but incomplete ones last."""
     return one.missing is not None, not one.header.registered
 
 

@@ -90,7 +90,7 @@ def read_bytes(header: Header) -> tuple[int, int]:
 
 
 def _bytes_in_blocks(name: str, parts: Sequence[BlockPart]) -> int:
-    """Return the bytes that a parameter of a registration takes when it is computed with in blocks."""
+    """Return the bytes that a parameter of a registration takes in memory if it stays in blocks."""
     inputs = parts[0].shape[1] if len(parts[0].shape) > 1 else None
     sections = Recipe(BLOCKS).sections(name, [(part.shape[0], part.type) for part in parts], inputs, 0)
     return sum(tensor.bytes for tensor in sections.values())
@@ -194,7 +194,7 @@ def as_draft(quantize: str) -> str:
 
 
 def draft_bytes(header: Header, vocab_size: int) -> int:
-    """Return the bytes of a registered model's weights as a draft model; 0 if they cannot be computed in blocks."""
+    """Return the bytes of a registered model's weights as a draft model; 0 if no engine computes with its blocks."""
     if not header.weight_bytes:
         return 0
     few, found = head_tokens(vocab_size), 0

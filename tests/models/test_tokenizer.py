@@ -282,6 +282,6 @@ def test_too_little_memory_is_no_damage(stand_in: Any, monkeypatch: pytest.Monke
         raise error
 
     path, *_ = stand_in("demo")
-    monkeypatch.setattr("localspec.models.tokenizer.waited_for", full)
+    monkeypatch.setattr("localspec.models.tokenizer.run_with_timeout", full)
     with pytest.raises(MemoryError):
         Tokenizer.open(path).encode("Hello")

@@ -16,7 +16,7 @@ from localspec.nn.losses import DepthLoss, Guess, cross_entropies
 from localspec.nn.rotary import RotaryEmbedding, apply_rope
 from localspec.nn.small_model import SPREAD, copied_layers
 from localspec.nn.target import Target
-from localspec.training.trainable import Batch, Drawn, LossOutput, Recomputing, TrainableDrafter
+from localspec.training.trainable import Batch, GradientWork, LossOutput, Recomputing, TrainableDrafter
 
 Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, [texts, heads, n, head_dim]
 
@@ -123,9 +123,9 @@ class Trainable(TrainableDrafter):
         """The states from which features are made."""
         return self.options.places
 
-    def drawn(self, length: int) -> Drawn:
+    def gradient_work(self, length: int) -> GradientWork:
         """Return the work that needs gradients: each step costs as much as one more layer for the whole text."""
-        return Drawn(1.0, self.depth)
+        return GradientWork(1.0, self.depth)
 
     @property
     def weights_passed(self) -> int:
@@ -207,7 +207,7 @@ class Trainable(TrainableDrafter):
         return found
 
     def loss(self, batch: Batch) -> LossOutput:
-        """Return the sum over steps d of decayᵈ times the mean cross-entropy of the predictions of its rows.
+        """Return the sum over steps d of decayᵈ times the mean cross-entropy of that step's predictions.
 
         Only rows count whose root and predicted tokens are all in the loss mask, as in a drafted reply.
         """

@@ -17,7 +17,7 @@ from localspec.nn.losses import DepthLoss, Guess, Head, cross_entropies
 from localspec.nn.small_model import copied_layers, from_config, read_masked, rotary_embedding
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
-from localspec.training.trainable import Batch, Drawn, LossOutput, TrainableDrafter
+from localspec.training.trainable import Batch, GradientWork, LossOutput, TrainableDrafter
 
 ROWS = 2048  # of one text in training, masks included; or twice the text's
 MIN_GROUP_SHARE = 0.2  # of the groups that have a mask, however deep it is (PARD)
@@ -117,9 +117,9 @@ class Trainable(TrainableDrafter):
         """The number of tokens of a draft."""
         return self.options.masks + 1
 
-    def drawn(self, length: int) -> Drawn:
+    def gradient_work(self, length: int) -> GradientWork:
         """Return the work that needs gradients: a text's tokens and masks, in the drafter's own layers."""
-        return Drawn(min(self.depth, max(ROWS / length, 2)), len(self.model.layers))
+        return GradientWork(min(self.depth, max(ROWS / length, 2)), len(self.model.layers))
 
     @property
     def transformers(self) -> Sequence[Transformer]:
@@ -221,7 +221,7 @@ class Trainable(TrainableDrafter):
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Return the losses of `guesses`. Their labels are places of all texts, one text after another."""
+        """Return the losses of `guesses`. The labels of a guess are positions, counted through all texts."""
         own = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
         ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept

@@ -42,7 +42,7 @@ from localspec.nn.target import Target
 from localspec.training.trainable import (
     PROBE_SECONDS,
     Batch,
-    Drawn,
+    GradientWork,
     LossOutput,
     PreviousRun,
     Proposed,
@@ -55,9 +55,9 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 
 
 def timings(target: DecodingTarget, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
-    """Time drafters of these `forms`, or of some shares of the layers, and verifications of up to `rows` rows.
+    """Return the times of drafts with these options, by default for some shares of the layers, and of verifications.
 
-    The target is loaded as for replies. Weights and text do not affect the times.
+    Verifications have up to `rows` rows. The target is loaded as for replies. Weights and text do not affect the times.
     """
     layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - rows))
     cache, head = target.cache(room + rows), head_weight(target)
@@ -171,18 +171,18 @@ class Trainable(TrainableDrafter):
         return share(len(self.target.transformer.layers), len(self.kept_layers), head_weight(self.target))
 
     def reads_states(self, distill: bool) -> bool:
-        """Whether the loss reads a text's states, which are only labels."""
+        """Whether the loss reads a text's states, always as labels."""
         return distill
 
     @property
     def gradient_share(self) -> float:
-        """The share of the target's weights that gradients pass: about half, or all in the full form, which also
-        reads the text."""
+        """The share of the target's weights that gradients pass: about half. In the full form it is all, because
+        gradients then pass the text, too."""
         return 1.0 if self.changes_target else 0.5
 
-    def drawn(self, length: int) -> Drawn:
+    def gradient_work(self, length: int) -> GradientWork:
         """Return the work that needs gradients: groups begin at only some positions, and pass every kept layer."""
-        return Drawn(SHARE * self.depth, len(self.kept_layers))
+        return GradientWork(SHARE * self.depth, len(self.kept_layers))
 
     @property
     def reads_layers(self) -> Sequence[int]:

@@ -13,7 +13,7 @@ from localspec.nn.adapters import Adapters
 from localspec.nn.losses import DepthLoss, Guess, cross_entropies, cross_entropy
 from localspec.nn.target import Target
 from localspec.training.readings import Places
-from localspec.training.trainable import Batch, Drawn, LossOutput, TrainableDrafter
+from localspec.training.trainable import Batch, GradientWork, LossOutput, TrainableDrafter
 
 
 class Averaged(nn.Module):
@@ -141,12 +141,12 @@ class Trainable(TrainableDrafter):
             self.adapters = Adapters(target.transformer, layers, options.rank, 2.0 * options.rank, head=options.lm_head)
         self.draft_from(options.vocabulary)
 
-    def drawn(self, length: int) -> Drawn:
+    def gradient_work(self, length: int) -> GradientWork:
         """Return the work of the tiny model, in rows and layers that gradients pass.
 
         The LSTM has the most work: its gates, and the states of two layers.
         """
-        return Drawn(float(self.depth), vectors=16)
+        return GradientWork(float(self.depth), vectors=16)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Trainable(TrainableDrafter):
         """Read one more token [rows], `depth` positions after the root.
 
         far [rows or 1, wide] is the product with the target's state, W_p h_p. Return the new states of the tiny model,
-        and the input of the head, σ([W_p h_p; near]) [rows, 2 wide].
+        and the input of the head, σ([W_p h_p, W_q h_q] + b) [rows, 2 wide].
         """
         # Normalised, because with embeddings as small as those of many targets the tiny model would learn very slowly.
         x = F.rms_norm(self.target.embed(tokens).to(self._dtype), (self.target.transformer.config.hidden_size,))
@@ -287,7 +287,7 @@ class Trainable(TrainableDrafter):
 
 
 def _change(layer: nn.Module, matrix: str) -> Change | None:
-    """Return the change of a layer's matrix, if it is of low rank."""
+    """Return the low-rank change of a layer's matrix; None if the matrix itself is trained."""
     changes = getattr(layer, "changes", None)
     found = changes[matrix] if isinstance(changes, nn.ModuleDict) else None
     assert found is None or isinstance(found, Change)
