@@ -1,27 +1,27 @@
-# make demo        fetch a published model, once, and ask it two questions
-# make real-models  fetch the published model that tests use, and name the others
-# make test        the tests that every change must pass, in 15 minutes of two cores
-# make test-all    the same, published models with every drafter and packing, and what takes long; before a release
-# make check       format, lint, types, layers and the fast tests; under a minute
-# make torture     faults of the disk, signals and damaged files for so long (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
-# make bench       plain and speculative decoding side by side: localspec bench BENCH
-# make bench-report  this engine beside llama.cpp and transformers, into docs/figures/benchmarks.md (BENCH: its options)
-# make pictures    the pictures of the README, from the real program (PICTURES: options of tools/pictures.py)
-# make train-demo  make the demo model anew: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
-# make native      compile the native library where its sources changed; the others do so first
-# make wheels      wheels for every platform, into dist/, with their checksums
-# make release     sdist and wheels of the version that CHANGELOG.md begins with, tried in empty environments (REHEARSAL=1)
-# make test-aarch64  the native library for ARM, tested on this machine by qemu (Debian: qemu-user)
+# make demo          fetch a published model once, and ask it two questions
+# make real-models   fetch the published model that tests use, and name the others
+# make test          run the tests that every change must pass: 15 minutes on two cores
+# make test-all      the same, and every drafter and packing on the published models; before a release
+# make check         check format, lint, types and layers, and run the fast tests: under a minute
+# make torture       test with disk faults, signals and damaged files (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
+# make bench         compare plain and speculative decoding: localspec bench BENCH
+# make bench-report  compare this engine with llama.cpp and transformers, in docs/figures/benchmarks.md (BENCH: its options)
+# make pictures      draw the pictures of the README with the real program (PICTURES: options of tools/pictures.py)
+# make train-demo    train the demo model from scratch: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
+# make native        compile the changed sources of the native library; targets that need the library do so themselves
+# make wheels        build the wheels of all platforms, with checksums, in dist/
+# make release       build sdist and wheels of the newest version in CHANGELOG.md, and try them in empty environments (REHEARSAL=1)
+# make test-aarch64  test the native library for ARM on this machine, with qemu (Debian: qemu-user)
 #
-# PYTHON=... uses that interpreter as it is, and no .venv is made. On Linux, plain PyPI brings torch with CUDA;
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu brings the smaller one without.
+# PYTHON=... uses that interpreter, and no .venv is made. On Linux, PyPI's torch brings CUDA;
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu brings the smaller torch without it.
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-# to compile all that comes takes as long as to install it: what tests import is compiled then
+# compiling every installed file would double the time of the installation; imports compile what they need
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
-# bytecode is kept even where the environment says not to: to compile every test anew takes as long as importing torch
+# write bytecode whatever the environment says: compiling every test takes as long as importing torch
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses auto --dist worksteal
 
 BENCH ?=
@@ -53,11 +53,11 @@ native: $(COMPILER)
 	$(PYTHON) localspec/native/build.py
 
 test: $(COLLECTED) native
-	-$(MAKE) real-models # without it, its tests are skipped
+	-$(MAKE) real-models # without the model, its tests are skipped
 	$(PYTEST)
 
 test-all: $(COLLECTED) native
-	-$(MAKE) real-models # without it, a test says so
+	-$(MAKE) real-models # without the model, a test fails and says so
 	REQUIRE_REAL_MODELS=1 WHOLE_MATRIX=1 $(PYTEST)
 
 fast-test: $(COLLECTED) native
@@ -86,7 +86,7 @@ bench-report: $(TESTABLE) native
 pictures: $(TESTABLE) native
 	$(PYTHON) tools/pictures.py $(PICTURES)
 
-# glibc otherwise hands the large buffers back after every step, which costs a third of the time
+# otherwise glibc returns large buffers to the system after every step, which takes a third of the time
 train-demo: export MALLOC_MMAP_MAX_ = 0
 train-demo: export MALLOC_TRIM_THRESHOLD_ = 100000000000
 train-demo: $(INSTALLED) native
@@ -108,13 +108,13 @@ $(VENV)/.compiler: constraints.txt
 	$(PIP) hatchling ziglang
 	touch $@
 
-# editable, so that a changed source needs no new installation; `native` compiles the library at the same time
+# an editable installation follows changed sources; `native` compiles the library meanwhile
 $(VENV)/.installed $(VENV)/.testable: export BUILD_NATIVE_FOR := none
 $(VENV)/.installed: pyproject.toml constraints.txt hatch_build.py $(VENV)/.compiler
 	$(PIP) --no-build-isolation -e .
 	touch $@
 
-# on every core, where pip takes one; a file for another Python compiles nowhere
+# compile on every core, where pip uses one; ignore files for another Python, which do not compile
 $(VENV)/.compiled: $(VENV)/.installed
 	$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true
 	touch $@
@@ -123,7 +123,7 @@ $(VENV)/.testable: $(VENV)/.installed
 	$(PIP) --no-build-isolation -e ".[dev]"
 	touch $@
 
-# one process compiles what each of several would compile otherwise: the tests, and what they import
+# one process compiles the tests and their imports; otherwise each test process would
 $(VENV)/.collected: $(VENV)/.testable
 	$(PYTEST) --numprocesses 0 --collect-only --snapshot-warn-unused -q >/dev/null
 	touch $@

@@ -1,4 +1,4 @@
-"""The native library is compiled when a wheel is built, or an editable install is made."""
+"""Compile the native library when a wheel or an editable install is built."""
 
 import importlib.util
 import sys
@@ -11,14 +11,14 @@ BUILD = Path(__file__).parent / "localspec" / "native" / "build.py"
 
 
 class NativeLibrary(BuildHookInterface):
-    """A wheel with the library is for one platform and every Python; one without it is for all platforms."""
+    """A hook that adds the library: the wheel is then for one platform, and for every version of Python."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         spec = importlib.util.spec_from_file_location("localspec_native_build", BUILD)
         native = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(native)  # localspec itself is not importable here: its dependencies are not installed
+        spec.loader.exec_module(native)  # localspec itself cannot be imported: its dependencies are not installed
         try:
             target = native.wanted_target()
             if target is None:
