@@ -14,7 +14,7 @@ from localspec.decoding.logits import NumpyHidden
 from localspec.decoding.tree import DraftTree
 
 MOST = 8
-RIGHT, WRONG = 0, -1  # a text is, by position, the rank of the right token among the drafter's guesses; -1: none is
+RIGHT, WRONG = 0, -1  # a text is, by position, the rank of the right token among the guesses; -1: not among them
 
 Draft = Callable[[int], DraftTree]  # from the nodes it may have
 

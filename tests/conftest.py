@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["golden"]
 
-# Threads of torch spin while they wait; where more tests run than cores are idle, that is most of what they do.
+# torch's threads spin while they wait; with more tests than idle cores, they would do little else.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -152,7 +152,7 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 card = TargetCard(str(model), model, None, "")
                 profile = ModelProfile.of(choose(card, Settings(drafter="none")), MeasurementCache(store))
                 profile.remember(EXACTNESS, Exactness(False, 99))
-                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),)))  # quick enough for int8
+                profile.remember(COSTS, ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),)))  # fast enough for int8
         return path
 
     def give(home: Path, *models: Path) -> Path:
@@ -215,7 +215,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
 
 def pytest_configure() -> None:
     """Restore signals that are ignored: in the background a shell ignores Ctrl+C and Ctrl+\\, and `nohup` hanging up."""
-    gc.disable()  # while all is imported and collected, of which nothing goes
+    gc.disable()  # while modules are imported and tests collected, because nothing of it is freed
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("SIGHUP", "SIGQUIT"):  # which Windows lacks

@@ -26,7 +26,7 @@ def damage_root(path: Path, name: str) -> None:
         size = connection.execute("PRAGMA page_size").fetchone()[0]
     with path.open("r+b") as file:
         file.seek((root - 1) * size)
-        file.write(b"\xff" * size)  # no page of any kind begins so
+        file.write(b"\xff" * size)  # no page of any kind begins like this
 
 
 def damage_leaves(path: Path) -> bytes:

@@ -10,8 +10,8 @@ from pathlib import Path
 from localspec.store.history import History
 from localspec.store.store import Store
 
-# Each character begins with another byte in UTF-8, so that no trigram is hidden by a common prefix. None has two cases,
-# since the index stores lower case. Each has three bytes or more: two bytes occur by chance among numbers.
+# Each character begins with a different byte in UTF-8, so that no common prefix hides a trigram. None has two cases,
+# since the index stores lower case. Each has at least three bytes: two bytes occur by chance among numbers.
 MARKER = "ⴰក漢ก한ठ𐎀ᚠ℥ꀀ"
 
 

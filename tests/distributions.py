@@ -2,8 +2,8 @@
 
 import torch
 
-# Every seed in the suite is fixed, so a test passes always or never. A right sampler would fail one of them for one choice
-# of seeds in a thousand.
+# Every seed in the suite is fixed, so a test passes always or never. A correct sampler would fail one of them for one
+# choice of seeds in a thousand.
 ENOUGH = 0.001
 
 
@@ -25,7 +25,7 @@ def assert_drawn_from(chances: torch.Tensor, counts: torch.Tensor) -> None:
     if rare_wanted >= 5:
         observed.append(rare_seen)
         wanted.append(rare_wanted)
-    else:  # too rare even together
+    else:  # too rare even when added together
         observed[0] += rare_seen
         wanted[0] += rare_wanted
     assert len(observed) > 1

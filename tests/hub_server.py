@@ -71,13 +71,13 @@ class Hub:
     dead: bool = False
     sent_bytes: int = 0
     waiting: threading.Event = field(default_factory=threading.Event)  # set once `hold` bytes of large files are out
-    hold: int | None = None  # bytes of large files, behind which nothing comes until `go`
+    hold: int | None = None  # bytes of large files that are sent before everything waits for `go`
     go: threading.Event = field(default_factory=threading.Event)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for the client's word that it has the headers
+    disable_nagle_algorithm = True  # otherwise each answer waits 40 ms for the client to acknowledge the headers
     hub: Hub
 
     def log_message(self, *_: object) -> None:

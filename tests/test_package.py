@@ -85,7 +85,7 @@ def test_the_wheel_holds_what_the_program_needs(wheel):
     }
     assert {f"{name}{end}" for name in drafters for end in (".json", ".safetensors")} <= names
     assert (sources("localspec") | sources("localspec_tui")) - names == {NATIVE + "build.py"}
-    # An installed `tui` would belong to anybody.
+    # A package named `tui` could belong to any other program.
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*PACKAGES}
 
 
@@ -124,7 +124,7 @@ def test_the_sdist_builds_the_same_wheel_from_the_same_sources(wheel, sdist, tmp
     with tarfile.open(sdist) as content:
         content.extractall(tmp_path / "tree", filter="data")
     (tree,) = (tmp_path / "tree").iterdir()
-    assert not [*tree.glob(f"{NATIVE}localspec_native.*")]  # built here, it would be some other machine's there
+    assert not [*tree.glob(f"{NATIVE}localspec_native.*")]  # a library built here would belong to another machine there
     assert not (tree / "build").exists()
     for source in build.SOURCES.iterdir():
         assert (tree / source.relative_to(ROOT)).read_bytes() == source.read_bytes()

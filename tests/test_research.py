@@ -32,7 +32,7 @@ print(" | ".join(failed), end="")
 """
 
 
-# The first results, then a line that a kill cut, then a later run, which may make nothing more, and one that may.
+# The first results, then a line that a kill cut off, then later runs: one that may add nothing, and one that may.
 CONTINUE = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[1])
@@ -68,8 +68,8 @@ def test_results_of_an_experiment_continue_after_a_line_that_was_cut(tmp_path: P
     ], tried.stderr
 
 
-# A training that ends in some ways, then one of which a kill left the result and part of the checkpoint, then one that
-# was stopped, and one that still runs. A shell script stands for localspec.
+# A training that ends in several ways; one of which a kill left the result and part of the checkpoint; one that was
+# stopped; and one that still runs. A shell script stands for localspec.
 STOPPED = """
 import json, pathlib, shutil, sys
 from types import SimpleNamespace

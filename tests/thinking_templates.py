@@ -4,7 +4,7 @@ from pathlib import Path
 
 from scripted_models import TEMPLATE, Script, scripted_model
 
-# The mode stands in the system message, is taken from a user's own one, too, and keeps earlier answers as they were.
+# The mode is in the system message, even in a user's own one, and earlier answers stay as they were.
 SMOLLM3 = """{%- if enable_thinking is not defined -%}
 {%- set enable_thinking = true -%}
 {%- endif -%}

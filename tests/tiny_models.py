@@ -319,7 +319,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         rope_parameters={"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
     ),
 }
-# Weights whose greedy texts go on for long without circling: a model that says one word for ever proves little.
+# Weights whose greedy texts do not repeat themselves for long: a model that repeats one word proves little.
 SEEDS = dict(
     zip(
         CONFIGS,
@@ -381,7 +381,7 @@ FROM_GGUF: dict[str, Callable[[], Any]] = {
         rope_parameters={**_YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     ),
 }  # fmt: skip
-# One of each family, and between them all that layers differ in.
+# One of each family. Together they have everything in which layers differ.
 FAMILIES = [
     "llama-many-heads-biases-llama3",
     "mistral-grouped-window-wide-heads",

@@ -46,7 +46,7 @@ def test_identical_is_told_prompt_by_prompt_over_all_repetitions():
     other = [said((1, 2, 3)), said((4, 5, 6)), said((1, 2, 3)), said((4, 5, 7))]
     row = of(other, plain, ["text"] * 2)
     assert row["identical"] is False and row["identical_prompts"] == 1 and row["prompts"] == 2
-    # Plain decoding that does not repeat itself is no measure, and says so.
+    # Where plain replies differ from each other, they are no reference, and the row says so.
     assert of(other, other, ["text"] * 2)["identical"] is False
     assert of([said((1, 2, 3, 4))], [said((1, 2, 3))])["identical"] is False
 
@@ -105,7 +105,7 @@ def test_the_figures_are_json():
 
 COSTS = RowCosts(
     (1, 2, 4, 8, 16), (1.0, 1.0, 1.0, 1.2, 2.0), one=0.2
-)  # a fifth of a second a row, and 8 for little more
+)  # a fifth of a second for one row, and little more for 8
 
 
 def judged(ours, plain, costs=COSTS):

@@ -56,7 +56,7 @@ def test_a_busy_time_changes_no_ratio(target):
 
 
 def test_more_rows_are_never_cheaper(target):
-    target.slowdown.extend([2.0, 1.0, 1.0, 1.0] * figures.ROUNDS)  # each time something disturbs the one row
+    target.slowdown.extend([2.0, 1.0, 1.0, 1.0] * figures.ROUNDS)  # something disturbs one row in each round
     timer = RowTimer(target)
     timer.look(8)
     assert timer.costs().costs == (1.0, 1.0, 1.0, 1.0)

@@ -101,7 +101,7 @@ def test_what_was_said_stays_when_a_reply_is_stopped_or_fails(store, failure):
     assert engine.closed == 1
     said = "half a reply" if failure else "half"
     assert (last(store).reply, last(store).reason) == (said, "interrupted")
-    assert last(store).figures["completion_tokens"] == 1  # as the engine settled it
+    assert last(store).figures["completion_tokens"] == 1  # as the engine counted it
     assert conversation.turns[-1].reply == said
     talk(conversation, engine := Engine("more"), "on")
     assert engine.asked[0][1] == {"role": "assistant", "content": said}

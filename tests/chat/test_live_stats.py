@@ -45,7 +45,7 @@ SECOND = Text("bcd", (2, 3, 4), ("phrases", "phrases", "target"), 2.5, 2)
 
 
 def test_before_anything_was_said_there_is_the_model():
-    found = after(so_far=statistics())  # of the reply before
+    found = after(so_far=statistics())  # of the previous reply
     assert (found.tokens, found.tokens_per_second, found.acceptance_length, found.used) == (0, None, None, 0)
     assert (found.context, found.precision, found.exactness) == (4096, "fp32", ""), (
         "no text yet, so none that could be the same"

@@ -30,10 +30,10 @@ from localspec.models.shape import Shape
 from localspec.weights.recipe import as_draft
 
 CARD = unfetched(SEVEN)
-NORMS = (2 * SEVEN.num_layers + 1) * SEVEN.hidden_size  # numbers that are in fp32 on a processor
-HERE = machine(cpu(48, bandwidth=200e9))  # where int8 is comfortable
+NORMS = (2 * SEVEN.num_layers + 1) * SEVEN.hidden_size  # numbers that are in fp32 on a CPU
+HERE = machine(cpu(48, bandwidth=200e9))  # int8 is comfortable here
 SLOW = machine(cpu(32, bandwidth=20e9))
-ALONE = machine(cpu(48, packings=(), bf16=False))  # a processor for which there is no library
+ALONE = machine(cpu(48, packings=(), bf16=False))  # a CPU for which there is no library
 
 
 def taken(machine: Machine, card: TargetCard = CARD, **settings: object) -> tuple[str, str, str]:
@@ -700,7 +700,7 @@ def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: 
     assert said and float(said[2]) <= float(said[1])
     long = unfetched(replace(SEVEN, context=10**6))
     with pytest.raises(DoesNotFit, match=f"{matching('may_be_used_close_other_programs')}$"):
-        choose(long, Settings(context=500_000), HERE)  # others would take more with it as well
+        choose(long, Settings(context=500_000), HERE)  # longer contexts need more memory for other models, too
 
 
 @pytest.mark.slow

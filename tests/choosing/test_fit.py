@@ -210,7 +210,7 @@ def test_of_a_mixture_each_pair_of_a_row_and_an_expert_has_an_input_an_activatio
     dense = fit.workspace(SEVEN, "bf16", "int8", "native", 256, 0)
     mixture = fit.workspace(replace(SEVEN, experts=MixtureSizes(64, 8, 512)), "bf16", "int8", "native", 256, 0)
     pairs = 256 * 8
-    # Of a pair an output in fp32, an input in int8 with scales and sums, an activation; of a row an output, and logits.
+    # Each pair: an output in fp32, an input in int8 with scales and sums, an activation. Each row: an output, logits.
     least = pairs * (4096 * (4 + 1 + 20 / 32) + 512 * 4) + 256 * (4096 + 64) * 4
     assert least < mixture - dense < 1.1 * least
     beside = fit.workspace(

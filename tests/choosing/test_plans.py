@@ -315,7 +315,7 @@ def test_phrases_are_taken_unless_replies_told_that_they_lose_time() -> None:
     )
 
 
-# Milliseconds of forwards of 1 to 16 rows: of a model that a cache of the processor holds, and of one in memory.
+# Milliseconds of forwards of 1 to 16 rows, for a model that fits into the CPU's cache, and for one that does not.
 TINY = ForwardCosts((1, 2, 4, 8, 16), (256,), ((2.0e-4, 2.1e-4, 2.6e-4, 3.7e-4, 7e-4),))
 LONG = ForwardCosts((1, 2, 4, 8, 16), (256,), ((0.055, 0.056, 0.059, 0.064, 0.085),))
 
@@ -461,7 +461,7 @@ def test_only_mapped_experts_stay_on_the_disk_and_torch_packs_none() -> None:
     assert as_computed(cpu(), model).packings == cpu().packings
 
 
-@each("gib, on_disk", [(32, False), (14, True), (8, None)])  # None: it does not fit even with half of them there
+@each("gib, on_disk", [(32, False), (14, True), (8, None)])  # None: not even with half on the disk
 def test_experts_without_room_in_memory_stay_on_the_disk_and_a_clause_says_how_slow_that_is(
     gib, on_disk, monkeypatch
 ) -> None:

@@ -64,7 +64,7 @@ def offered(name: str, quality: int, pace: float, thinking: str | None = None, *
     [
         ((("large", 60, 8), ("small", 46, 20)), "small"),
         ((("large", 60, 20), ("small", 46, 90)), "large"),
-        ((("large", 60, 19), ("small", 46, 90)), "large"),  # it falls off smoothly
+        ((("large", 60, 19), ("small", 46, 90)), "large"),  # quality is weighted smoothly by speed
         ((("large", 60, 10), ("small", 46, 20)), "large"),  # faster than people read
         ((("large", 60, 10, "switch"), ("small", 46, 20)), "small"),  # thinking models write more
         ((("mixture", 62, 14, "always"), ("small", 46, 20)), "mixture"),
@@ -120,8 +120,8 @@ def test_a_model_on_the_processor_says_why_the_gpu_is_idle(registry) -> None:
     assert found.idle == ""
 
 
-# By machine: what a user of llama.cpp or Ollama would run there; all of them are in the registry. With 32 GB of memory that
-# is a mixture of experts on the processor, unless the graphics card has room for a model as good.
+# By machine: what a user of llama.cpp or Ollama would run there; the registry has all these models. With 32 GB
+# this is a mixture of experts on the CPU, unless the graphics card has room for a model that is as good.
 SENSIBLE = {
     "GPU 6 GB": (
         machine(gpu(6, bandwidth=336e9), cpu(16, free=11, bandwidth=50e9)),

@@ -565,7 +565,7 @@ def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_p
     code, text, errors = train("--data", file)
     assert (code, text) == (2, "") and wording("holds_training_without_data_file") in errors
     assert answers(place).read_bytes() == before
-    monkeypatch.setattr(course.Course, "_speed", 1e-9)  # what a slow moment says now stops nothing that was begun
+    monkeypatch.setattr(course.Course, "_speed", 1e-9)  # a slow moment now does not stop a course that has begun
     with pytest.raises(Killed):
         train()
     for content in ("[]", "{", '{"id": "a", "asked": {}, "token_seconds": 1, "plan": {}}'):

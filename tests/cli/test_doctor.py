@@ -120,7 +120,7 @@ def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
     assert (said["same"], said["replies"], said["rows"], said["divergence"]) == (4, 4, 4, None)
     assert (said["model"], said["drafter"], said["exactness"]) == (str(noise), "phrases", "bitwise")
     assert (said["device"], said["dtype"], said["quantize"]) == ("cpu", "bf16", "int8")
-    # The second time each reply is known: at best a step commits three drafted tokens and one of the target's own.
+    # The second time, each reply is known: a step commits at most three drafted tokens and one of the target's own.
     assert said["drafted"] >= said["accepted"] > 4 * 9 / 2
 
 
@@ -138,7 +138,7 @@ def test_the_users_own_phrases_are_left_alone(doctor, noise, home):
 
 def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
     asked: list[tuple[str, str, float, int]] = []
-    afresh: list[int] = []  # nothing that was said before may be in the cache: it is read once, in the same chunks
+    afresh: list[int] = []  # an earlier reply must not be in the cache: the prompt is read once, in the same chunks
 
     def engine(name: str) -> Any:
         def chat(messages: Any, sampling: Any, limits: Any) -> Iterator[Any]:

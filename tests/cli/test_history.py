@@ -522,7 +522,7 @@ def test_rm_of_everything_deletes_what_belongs_to_no_conversation(database: Path
         keep(database, ("two?", "Two.", "stop"))
     with contextlib.closing(sqlite3.connect(database)) as other:
         other.executescript(change)
-    with Store.open(database, pytest.fail) as store:  # which keeps the log from going with the last session
+    with Store.open(database, pytest.fail) as store:  # an open store keeps the log, which the last session would remove
         assert run("rm", "--all", "--yes") == (
             "Deleted 1 conversation.\n" if others else wording("there_conversations_delete")
         )

@@ -19,7 +19,7 @@ from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.store import Store
 
-FIGURES = b"(", b"context "  # the line behind a finished reply begins and goes on like this
+FIGURES = b"(", b"context "  # how the line after a finished reply begins
 
 
 class Chat:
@@ -79,14 +79,14 @@ def test_every_finished_turn_is_there_on_resume(tmp_path, kills):
     for number in itertools.count():
         if number >= kills and parts >= kills // 4:
             break
-        assert number < 10 * kills  # the kills come too late to mean anything
-        afresh = number % 4 == 0  # conversations stay short enough for the model's context
+        assert number < 10 * kills  # most kills come too late to matter
+        afresh = number % 4 == 0  # conversations must stay short enough for the model's context
         chat = Chat(tmp_path, *([] if afresh else ["-c"]))
         if afresh:
             finished.clear()
         else:
             greeting = chat.wait_for(b"Continuing after")
-            assert int(greeting.split()[2]) - len(finished) in (0, 1)  # the one that was killed may be there in part
+            assert int(greeting.split()[2]) - len(finished) in (0, 1)  # a part of the killed reply may be saved
         chat.ask(f"Tell me a story about the number {number}.")
         chat.wait_for_text()
         began = time.monotonic()
@@ -102,7 +102,7 @@ def test_every_finished_turn_is_there_on_resume(tmp_path, kills):
             turns = saved_conversation(store.history, "last of run").turns
         whole = [(turn.prompt, turn.reply.removesuffix("\n")) for turn in turns if turn.reason in ("stop", "length")]
         part = [turn for turn in turns if turn.reason is None]
-        if whole[-1][0].startswith("And now"):  # it was quicker than the kill
+        if whole[-1][0].startswith("And now"):  # the reply was finished before the kill
             finished.append(whole[-1])
         assert whole == finished
         if killed and part:

@@ -79,7 +79,7 @@ def test_nothing_is_written_by_looking(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# A command that fails in the way the test wants, in the place of `path`.
+# A command that fails in the required way, in place of `path`.
 MODULE = """
 import sys, types, typer
 module = types.ModuleType("localspec.cli.path")
@@ -122,7 +122,7 @@ def test_the_unexpected_is_one_line_and_a_private_log_without_values(tmp_path, f
     assert "secret prompt" not in text
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
-    assert failing(body).returncode == 1  # the log of before is replaced
+    assert failing(body).returncode == 1  # the earlier log is replaced
     assert len(list(log.parent.iterdir())) == 1
 
 

@@ -113,7 +113,7 @@ def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(h
     result = at(home, hub, "pull", "org/name", "--packed-only", *asked)
     said = {"none": wording("weights_in_are_asked_for", asked="none"), "nf4": "nf4"}[
         asked[1]
-    ]  # no device has the other
+    ]  # no device has the other packing
     assert result.returncode == 2 and said in result.stderr
     result = at(home, hub, "pull", "org/name", "--packed-only", LOCALSPEC_DTYPE="bf16")
     assert result.returncode == 2 and wording("weights_bf16_asked") in result.stderr
@@ -513,7 +513,7 @@ def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mend
     right = bytes_of(load(path, packing, "", 1, Reporter(), Paths(home)))
     for file in Paths(home).packed.iterdir():
         file.unlink()
-    change(path)  # the common cache goes on calling it by its digest
+    change(path)  # the common cache still names it by its digest
     assert bytes_of(load(path, packing, "", 1, Reporter(), Paths(home))) != right
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and wording("damaged_cache_fetched_again") in result.stderr

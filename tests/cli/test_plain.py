@@ -171,7 +171,7 @@ def test_each_line_is_answered_in_turn(talk, home, hello, messages):
     [
         (b"one\\\n  two\\\nthree\nfour\n", ["one\n  two\nthree", "four"]),
         (b"one\\\n\\\ntwo\n", ["one\n\ntwo"]),
-        (b"one\\\n", ["one"]),  # the input ends in mid-prompt
+        (b"one\\\n", ["one"]),  # the input ends within a prompt
         (b"one\\", ["one"]),
         (b"one\ntwo", ["one", "two"]),
         (b"\\\n \\\n\n", []),
@@ -392,7 +392,7 @@ def test_quit(talk, hello, messages, line):
 @each(
     "line, code, sentence",
     [
-        ("/resume 7", 2, wording("there_conversation_7_here")),  # first, while fewer are kept
+        ("/resume 7", 2, wording("there_conversation_7_here")),  # first: fewer conversations are saved
         ("/resume -1", 2, wording("there_conversation_1_here")),
         ("/nwe", 2, wording("there_command_nwe_did_mean_new")),
         ("/qiut", 2, wording("there_command_qiut_did_mean_quit")),
@@ -543,8 +543,8 @@ def test_a_chat_fed_from_a_pipe_counts_as_a_piped_run(talk, home, hello, message
 
     mine = keep(home, ("by a person", "Hello!"), source="chat")
     assert talk("one", "/new", "two", "/edit three").code == 0
-    assert sources() == ["pipe"] * 3 + ["chat"]  # also after /new and in a branch
-    talk("four", arguments=["-c"], model=None)  # not with what a person said
+    assert sources() == ["pipe"] * 3 + ["chat"]  # even after /new and in a branch
+    talk("four", arguments=["-c"], model=None)  # not the conversation of a person
     assert prompts(messages)[-1] == "four" and messages[-1][0] == ("user", "three")
     with Store.open(Paths(home).database, pytest.fail) as store:
         assert saved_conversation(store.history, "last").info.id == mine
@@ -972,12 +972,12 @@ def test_somebody_types(somebody, home, endless):
     somebody.wait_for(f"loading {endless.path} …\r\n")
     somebody.wait_for("Ctrl+D ends.\r\n")
     somebody.wait_for("> ")
-    somebody.type("ab\x02X\r")  # Ctrl+B goes back by one
+    somebody.type("ab\x02X\r")  # Ctrl+B moves back by one
     somebody.wait_for("and so on")
     somebody.type("\x03")
     somebody.wait_for("\r\n(stopped)\r\n(")
     somebody.wait_for("> ")
-    somebody.type("\x1b[A\r")  # the prompt of before
+    somebody.type("\x1b[A\r")  # the previous prompt
     somebody.wait_for("and so on")
     somebody.type("\x03")
     somebody.wait_for("(stopped)")

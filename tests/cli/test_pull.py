@@ -58,7 +58,7 @@ def test_fresh_then_everything_is_cached(home, hub, repo):
     before, hub.requests[:] = blobs(home), []
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and "0 bytes to fetch" in result.stdout and blobs(home) == before
-    assert [request for request in hub.requests if "resolve" in request] == []  # nothing is even asked for
+    assert [request for request in hub.requests if "resolve" in request] == []  # not even requested
 
 
 def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
@@ -201,7 +201,7 @@ def test_two_pulls_at_once(home, hub: Hub, repo):
     hub.hold = 2_000_000
     processes = [started(home, hub, "pull", "org/name") for _ in range(2)]
     assert hub.waiting.wait(PATIENCE)
-    time.sleep(1.5)  # the other one waits for its turn
+    time.sleep(1.5)  # the other pull waits for its turn
     hub.go.set()
     for process in processes:
         out, errors = process.communicate(timeout=PATIENCE)
@@ -242,7 +242,7 @@ def test_a_file_that_is_damaged_in_the_cache_is_fetched_again(home, hub: Hub, re
         result = at(home, hub, "pull", "org/name")
         assert result.returncode == 0 and ("0 bytes to fetch" in result.stdout) == cached
         again = f"{WEIGHTS} of org/name was damaged in the cache and was fetched again."
-        assert (again in result.stderr) == cached  # of the others the plan said that they would be fetched
+        assert (again in result.stderr) == cached  # for the other files, the plan announced that they would be fetched
         assert is_whole(home, repo) and at(home, hub, "verify", "org/name").returncode == 0
 
 
@@ -430,7 +430,7 @@ def test_an_eagle3_head_becomes_a_drafter_of_its_own_kind(home, tiny, tmp_path, 
     files = {file.name: file.read_bytes() for file in path.iterdir()}
     with served(org__base=model_repository(model.path), org__heads=Repository(files)) as hub:
         result = at(home, hub, "pull", "org/heads")
-        which = "fetch the model" if pickled else "`localspec pull org/base`"  # what older heads do not say
+        which = "fetch the model" if pickled else "`localspec pull org/base`"  # older heads do not name their model
         assert result.returncode == 0 and f"{which}, then repeat this command" in result.stderr
         listed = json.loads(at(home, hub, "list", "--json").stdout)
         assert not any("heads" in one["name"] for one in listed), "a head is no model"
@@ -574,13 +574,13 @@ def on_terminal(home: Path, hub: Hub, *arguments: str, types: bytes = b"") -> tu
 
 
 def test_a_slow_server_shows_rate_and_time_left(home, hub: Hub, repo):
-    hub.pause, hub.piece = 0.04, 2**16  # some 1.5 MB/s
+    hub.pause, hub.piece = 0.04, 2**16  # about 1.5 MB/s
     code, out, errors = on_terminal(home, hub, "pull", "org/name", "--yes")
     assert code == 0 and "Fetch?" not in out and is_whole(home, repo)
     lines = [line for line in errors.split("\r\x1b[K") if "MiB" in line]
     assert len(lines) >= 3 and all("fetching org/name: " in line for line in lines)
     assert re.search(r"of 3\.4 MiB, [\d.,]+ [KM]iB/s, \d+ s left", "".join(lines))
-    assert errors.endswith("\r\x1b[K")  # and is gone at the end
+    assert errors.endswith("\r\x1b[K")  # the line is cleared at the end
 
 
 def test_somebody_is_asked_and_may_say_no(home, hub: Hub, repo):

@@ -82,7 +82,7 @@ def test_one_type_is_fetched_and_read_from_its_file(home: Path, files: dict[str,
         again = at(home, hub, "pull", NAME, "--yes")
         assert again.returncode == 0 and hub.sent_bytes == sent and f"{NAME} is here" in again.stdout
         assert blobs(home) == fetched and packed(home) == registered
-    shutil.rmtree(home / "cache", ignore_errors=True)  # which users may empty
+    shutil.rmtree(home / "cache", ignore_errors=True)  # users may empty the cache
     listed = at(home, hub, "list", "--json")
     rows = {row["name"]: row for row in json.loads(listed.stdout)}
     assert rows[NAME]["packed"] == {} and rows[NAME]["license"] == "apache-2.0" and NAME not in listed.stderr
@@ -155,7 +155,7 @@ def test_what_an_earlier_version_packed_answers_until_the_file_is_here(home, fil
         origin = Origin(NAME, "a" * 40, "mit", NAME, commit, held)
         place = Paths(home)
         made = pack_gguf(gguf_source(model), "int8", origin, 1, Reporter(), place)
-        old = place.imports / made.name  # as the version before kept it
+        old = place.imports / made.name  # as an earlier version saved it
         private_directory(place.imports)
         made.rename(old)
         assert answers(home, hub) == "int8"

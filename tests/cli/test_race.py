@@ -52,7 +52,7 @@ def test_without_a_terminal_the_result_is_printed(tmp_path, words):
     assert done.returncode == 0 and done.stderr == ""
     first, *why, last = done.stdout.splitlines()
     assert re.match(FIGURES, first) and last == wording("both_texts_are_the_same")
-    assert why in ([], [DOES_NOT_PAY], [AS_FAST])  # which of them is a matter of the machine
+    assert why in ([], [DOES_NOT_PAY], [AS_FAST])  # which sentence depends on the machine
     assert not (tmp_path / "data").exists(), "a race keeps nothing"
 
 
@@ -124,7 +124,7 @@ def test_on_a_terminal_it_is_seen_live_and_again(tmp_path, words, columns, lines
     screen = pyte.Screen(columns, lines + 4)  # long figures may take the last sentences another line, and scroll
     pyte.Stream(screen).feed(sent)
     shown = [line.rstrip() for line in screen.display if line.strip()]
-    # Where drafts do not pay on the machine it says so, and 60 columns break that sentence and the figures, between words.
+    # If drafts do not pay here, a sentence says so. In 60 columns it and the figures are broken between words.
     assert re.search(FIGURES, " ".join(shown))
     assert shown[0] == REPLAYED and shown[1].split(" │ ")[1].strip() == "with phrases"
     assert shown[-1] == wording("both_texts_are_the_same") and [

@@ -102,7 +102,7 @@ def test_a_name_from_the_plan_to_the_answer(home, hub, monkeypatch):
         result = at(home, hub, "run", "Who are you?", "--temp", "0", "-n", "8", "--json", "--no-log", *arguments)
         assert result.returncode == 0, result.stderr
         said = json.loads(result.stdout)
-        # without a name it is the best that is here, and nothing is said of the demo model
+        # without a name, the best model here answers, and the demo model is not mentioned
         assert said["model"] == (arguments[1] if arguments else "mine") and "demo" not in result.stderr
         assert "localspec" in said["text"]
     doctor = json.loads(at(home, hub, "doctor", "--json").stdout)
@@ -124,7 +124,7 @@ def test_another_revision_than_main_is_pinned(home, hub):
 def test_a_damaged_model_is_not_chosen(home, hub):
     assert at(home, hub, "pull", "mine", "--drafter", "none").returncode == 0
     shutil.rmtree(home / "hf" / "hub" / "models--org--name" / "blobs")
-    shutil.rmtree(home / "cache" / "packed")  # from which it would still answer
+    shutil.rmtree(home / "cache" / "packed")  # otherwise it would still answer from there
     result = at(home, hub, "run", "hi", "-n", "2", "--no-log")
     assert result.returncode == 0 and wording("the_embedded_demo_model_answers") in result.stderr
 

@@ -91,7 +91,7 @@ def test_another_repository_with_the_same_commit_stays(home, hub: Hub, repo, nam
     hub.repositories[name].revisions["main"] = "d" * 40
     assert at(home, hub, "pull", name).returncode == 0
     assert found(home, name) != found(home, name, repo.revisions["main"])
-    result = at(home, hub, "rm", f"{name}@{repo.revisions['main']}", "--yes")  # shares all with what it is now
+    result = at(home, hub, "rm", f"{name}@{repo.revisions['main']}", "--yes")  # shares all files with the present one
     assert result.returncode == 0 and wording("deleted_0_bytes_free_again") in result.stdout
     total = sum(map(len, hub.repositories[name].files.values()))
     result = at(home, hub, "rm", name, "--yes")
@@ -149,7 +149,7 @@ def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):
 
 def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_its_name(home, hub: Hub, tmp_path):
     (home / "config").mkdir()
-    own = tmp_path / "model"  # of which the repository was made
+    own = tmp_path / "model"  # the repository was made from it
     drafters = '[[own.drafters]]\nkind = "parallelspec"\nrepo = "org/name"\n'
     (home / "config" / "models.toml").write_text(f"[own]\npath = '{own}'\n{drafters}")
     assert at(home, hub, "rm", "own", "--yes").returncode == 3, "nothing was fetched yet"

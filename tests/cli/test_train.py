@@ -227,7 +227,7 @@ def test_labels_and_seed_and_precision_reach_the_loop(train, tmp_path):
 def test_several_files_may_follow_data(train, tmp_path, data):
     more = tmp_path / "more.txt"
     more.write_text("the dog sat on the log and the cat on the mat\n\n" * 40)
-    code, _, errors = train("medusa", more, "--steps", 1, "-o", tmp_path / "a")  # behind the --data of `train`
+    code, _, errors = train("medusa", more, "--steps", 1, "-o", tmp_path / "a")  # added to the `--data` of `train`
     assert code == 0, errors
     assert json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())["data"] == ["chat.jsonl", "more.txt"]
 
@@ -392,7 +392,7 @@ def test_a_gguf_file_teaches_as_it_is(train, tmp_path, capfd, gguf, kind):
     card, place = resolve("Tiny-Chat"), tmp_path / "home" / "data" / "drafters" / f"Tiny-Chat-{kind}"
     about = json.loads((place / "drafter" / "drafter.json").read_text())
     assert about["target"]["name"] == "Tiny-Chat" and about["target"]["weights"] == weights_fingerprint(card.path)
-    quantize = "none" if kind == "eagle3" else "blocks"  # others learn from the model as it answers
+    quantize = "none" if kind == "eagle3" else "blocks"  # other kinds learn from the model as it answers
     assert about["features"] == {"dtype": "fp32", "quantize": quantize} and f"-m Tiny-Chat --drafter {place}" in text
     assert [one.kind for one in trained_drafters(card)] == [kind]
     assert len({*replies(capfd, gguf, place)}) == 1

@@ -27,7 +27,7 @@ def test_where_the_target_is_sure_a_token_needs_nine_hundredths() -> None:
     row = [0.5, 0.4, 0.08]
     for token, path in ((0, [0, 1]), (1, [0, 1]), (2, [0])):
         assert accepted(DraftTree([9, token], [-1, 0]), logits(row, row))[0] == path
-    row = [0.5, 0.38, 0.1]  # H = 1.02, δ exp(-H) = 0.108, and still 0.09 is enough
+    row = [0.5, 0.38, 0.1]  # H = 1.02, δ exp(-H) = 0.108: the threshold is still 0.09
     assert accepted(DraftTree([9, 2], [-1, 0]), logits(row, row))[0] == [0, 1]
 
 
@@ -92,7 +92,7 @@ def test_near_temperature_zero_it_is_greedy_decoding() -> None:
         rows = torch.randn(9, 5, generator=random) * 2
         order = rows.argsort(-1, descending=True)
         tokens = [0, *(int(order[parents[node], min(node % 3, 4)]) for node in range(1, 9))]
-        tree, greedy = DraftTree(tokens, parents), [0]  # nodes that are the target's own choice, from the root down
+        tree, greedy = DraftTree(tokens, parents), [0]  # nodes that are the target's own picks, from the root down
         for node in range(1, 9):
             if parents[node] in greedy and tokens[node] == int(order[parents[node], 0]):
                 greedy.append(node)

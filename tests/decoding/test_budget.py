@@ -47,8 +47,8 @@ from localspec.nn.target import Target
 Make = Callable[[str], Tiny]
 WIDE_HEADS = "qwen3-grouped-mixed-window-wide-heads"
 
-# In addition to the two machines that are drawn: one where every row costs time, one where the second row costs as
-# much as eight, one where no draft can pay much, and one whose measured costs go up and down.
+# In addition to the two machines that are drawn: every row costs time; the second row costs as much as eight; no draft
+# can pay much; measured costs go up and down.
 MACHINES = {
     "processor": PROCESSOR,
     "card": CARD,
@@ -392,7 +392,7 @@ PROBED = DraftTree([0, 5, 6, 7, 8, 9], [-1, 0, 1, 0, 3, 1], probe=[False, False,
 def test_probes_stay_with_the_node_they_hang_on() -> None:
     budget = Budget(5, ForwardCostModel(1.0, 1.0, 1.0, 1.0, 1.0, 1.0))
     assert budget.prune(PROBED, 100) is PROBED
-    for _ in range(30):  # 5 is right, 6 below it never is
+    for _ in range(30):  # 5 is right, 6 below it is never right
         budget.observe(step(budget.prune(PROBED, 100), 5, WRONG))
     dear = Budget(5, ForwardCostModel(1.0, 1.0, 1.0, 1.0, 1.0, 9.0))
     dear._seen = budget._seen
@@ -673,7 +673,7 @@ def test_where_a_plain_step_is_wanted_nothing_is_drafted_for_it() -> None:
     assert budget.nodes == 8
 
 
-PRICED = ForwardCosts((1, 64), (0, 4096), ((1e-3, 2e-3), (5e-3, 1e-2)))  # five times as dear far on in a text
+PRICED = ForwardCosts((1, 64), (0, 4096), ((1e-3, 2e-3), (5e-3, 1e-2)))  # five times as long late in a text
 
 
 @each("cut", [Budget.prune, Budget.take_whole])

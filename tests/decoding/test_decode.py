@@ -75,7 +75,7 @@ def test_a_step_reports_states_picks_and_rows_of_the_accepted_path(tiny: Make, n
     assert step.committed == [one, two, bonus]
     assert cache.length == len(text) + 2
     assert torch.allclose(step.hidden.rows, states([*text, one, two])[-3:], atol=1e-5)
-    for node in range(7):  # at every node, rejected ones and probes too
+    for node in range(7):  # at every node, even rejected ones and probes
         path = [tokens[at] for at in path_to(drafter.next, node)]
         assert step.greedy_picks[node] == int(stock_logits(model.stock, prompt + path)[-1].argmax())
     context = drafter.contexts[-1]

@@ -129,7 +129,7 @@ def test_max_tokens_inside_an_accepted_path_ends_the_reply_there(tiny: Make, mos
         assert delivered(events) == list(done(events).statistics.token_ids) == text[:most]
         assert session.tokens == prompt + text[:most]
         assert_whole(session)
-        # The text goes on as if nothing had been cut.
+        # The text continues as if nothing had been cut.
         more = list(session.generate(prompt + text[:most], GREEDY, Limits(max_tokens=24 - most)))
         assert delivered(more) == text[most:]
         assert done(more).statistics.reused_tokens == len(prompt) + most - 1

@@ -369,7 +369,7 @@ def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_on
     assert set(statistics.sources) == {"target", SOURCE}
     assert sum(drafter.forwards.values()) == len(watched.rows)
     assert sorted(drafter.forwards.elements()) == sorted(watched.rows)
-    # The prompt and the first pick in one forward; then a row a drafted token, and one more behind whole acceptance.
+    # The prompt and the first pick in one forward; then a row for each drafted token, and one more if all are accepted
     assert watched.rows[0] == 24
     assert {1} <= set(watched.rows[1:]) <= {1, 2}
     assert len(watched.rows) == sum(drafter.lengths)

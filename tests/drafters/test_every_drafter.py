@@ -95,7 +95,7 @@ DRAFTERS: dict[str, Made] = {
 }
 
 
-# Those that propose in each of their ways what six words often confirm.
+# Drafters, in each of their forms, whose proposals are often right if there are only six words.
 OFTEN_RIGHT: dict[str, Made] = {
     "eagle3": eagle3(depth=3),
     "eagle3, few tokens": eagle3(depth=4, vocabulary=4, states="0,2"),
@@ -108,7 +108,7 @@ OFTEN_RIGHT: dict[str, Made] = {
     },
 }  # fmt: skip
 
-# By the rule `rejection`: layers of the model, replies that are drawn, and drafted tokens that are accepted at the least.
+# With the rule `rejection`: layers of the model, sampled replies, and accepted draft tokens, at least.
 REJECTING: dict[str, tuple[Made, int, int, int]] = {
     "dflash": (lambda model, path: test_dflash.made(model, path, block_size=3)[0], 3, 250, 50),
     "dspark": (DRAFTERS["dspark"], 3, 250, 50),
@@ -167,7 +167,7 @@ def test_a_stopped_reply_and_the_turns_after_it_are_those_of_the_stock_model(tin
     assert_stops_leave_no_trace(model, session_of(DRAFTERS[kind], model, tmp_path))
 
 
-# What reads states of the target: tokens that it has read, by its own caches, and how many of 5 are kept.
+# Drafters that read states of the target: the tokens that they have read, by their caches, and how many of 5 stay.
 READING: dict[str, tuple[Callable[[Any], list[int]], int]] = {
     "dflash": (lambda drafter: [layer.attention.length for layer in drafter._layers], 5),
     "eagle3, 0": (lambda drafter: [drafter._layer.attention.length], 4),

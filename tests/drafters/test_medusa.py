@@ -75,7 +75,7 @@ def demo() -> Tiny:
 def medusa(target: Target, **options: object) -> Trainable:
     torch.manual_seed(5)
     if options.get("joint"):
-        options.setdefault("dropout", 0.0)  # another test covers dropout
+        options.setdefault("dropout", 0.0)  # dropout has its own test
     made = make_drafter("medusa", torch_form(target), options)
     assert isinstance(made, Trainable)
     return made
@@ -170,7 +170,7 @@ def test_what_is_behind_a_rewind_is_neither_drafted_from_nor_judged(tiny: Make) 
 def test_only_the_draft_vocabulary_is_proposed_with_the_logits_of_its_tokens(tiny: Make, form: str) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     few = medusa(target, **FORMS[form])
-    few.begin_training(torch.arange(320) % 3)  # of equally frequent ones the lowest ids
+    few.begin_training(torch.arange(320) % 3)  # of equally frequent tokens the lowest ids
     assert few.kept is not None
     assert few.kept.tolist() == [id_ for id_ in range(320) if id_ % 3 == 2][:80]
     every = perturbed(medusa(target, private="private" in form))
@@ -209,13 +209,13 @@ def test_the_loss_is_that_of_the_paper(tiny: Make, distill: bool) -> None:
         losses = []
         for text, length in enumerate((11, 7)):
             for t in range(length - 1 - k):
-                if t + 1 < 3:  # the root is of a reply, too
+                if t + 1 < 3:  # the root is a token of the reply, too
                     continue
                 x = lesson.hidden[text, t]
                 for blocks in drafter.blocks:
                     x = x + F.silu(blocks.weight[k - 1] @ x + blocks.bias[k - 1])
                 own = (drafter.linears[k - 1] @ x).log_softmax(0)
-                if distill:  # what the target says at t + k about t + k + 1
+                if distill:  # the target's prediction at t + k of t + k + 1
                     losses.append(-(target.head(lesson.hidden[text, t + k]).softmax(0) * own).sum())
                 else:
                     losses.append(-own[lesson.tokens[text, t + 1 + k]])
@@ -262,7 +262,7 @@ class Watched(Medusa):
 
     def draft(self, context: Context) -> DraftTree:
         read = states(self.target, torch.tensor([list(context.committed[:-1])]))[0, -1:]
-        torch.testing.assert_close(torch.as_tensor(self._state), read, rtol=1e-4, atol=5e-5)  # in other chunks
+        torch.testing.assert_close(torch.as_tensor(self._state), read, rtol=1e-4, atol=5e-5)  # computed in other chunks
         self.drafts += 1
         tree = super().draft(context)
         assert tree.size <= context.nodes + 1 and tree.tokens[0] == context.root
@@ -285,7 +285,7 @@ def forget(drafter: Trainable) -> None:
     """Make the deeper half of the heads wrong, so that drafts are accepted in part."""
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
-            if name != "linears":  # whose sign would make up for that of their inputs
+            if name != "linears":  # its sign would make up for that of its inputs
                 parameter[drafter.depth // 2 :] *= -1
 
 
@@ -316,7 +316,7 @@ def test_greedy_text_is_that_of_the_stock_model(tiny: Make, name: str, form: str
 @pytest.mark.parametrize("name", MODELS[:2])
 def test_turns_abandoned_streams_and_stops_within_a_path(tiny: Make, name: str) -> None:
     model, (prompt, *_) = tiny(name), conversation(tiny(name))[0]
-    learned = memorised(model, prompt, SAID, private_rank=0)  # heads that do not know all of it
+    learned = memorised(model, prompt, SAID, private_rank=0)  # heads that do not know the whole reply
     drafter = drafting(learned, model.target, Watched)
     session = session_of(model.target, drafter, Budget(NODES))
     assert_stops_leave_no_trace(model, session)

@@ -72,7 +72,7 @@ class Noted:
 @pytest.mark.slow
 def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without other drafters, the cache, the states and the target's cache of each are the same."""
-    monkeypatch.setattr(Calibration, "judge", lambda *_: None)  # else what it learns depends on which steps there were
+    monkeypatch.setattr(Calibration, "judge", lambda *_: None)  # otherwise what it learns depends on the steps
     target, prompt = tiny(QWEN3).target, prompt_ids(12, seed=3)
     kinds = ("layers", "medusa", "parallelspec", "s3d", "semi")
     beside, alone = ([Noted(part(kind, target)) for kind in kinds] for _ in range(2))

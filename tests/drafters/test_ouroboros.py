@@ -62,7 +62,7 @@ PAIRS = [
     ("qwen2-many-heads-mixed-window-tied", "qwen2-many-heads-mixed-window-tied"),  # drafts for itself
 ]
 SMALL = Hyperparameters(draft=3, window=2, phrase=3, phrases=2)
-# Which parts of it work, of which length drafts are, and where phrases come from.
+# Which parts are switched on, how long drafts are, and where phrases come from.
 FORMS: dict[str, dict[str, Any]] = {
     "both": {},
     "accelerating": {"lengthening": False},
@@ -389,7 +389,7 @@ def test_behind_a_phrase_that_matched_to_its_end_comes_the_targets_own_token(tin
     assert sorted(unpack_key(key) for key, _, _ in used) == sorted(
         tuple(text[place : place + 2]) for place in range(1, 36, 6)
     ), "what was of use will be kept"
-    # Where the draft is wrong no phrase behind it counts, however right it would be in its place.
+    # If the draft is wrong, no phrase after it counts, even if it would be right there.
     wrong, _ = made(model.target, tiny("qwen2-one-key-head").target, chosen, stored=reader, accelerating=False)
     ids, statistics = reply(Session(model.target, wrong, Budget(NODES)), prompt, 37)
     assert ids == text and statistics.sources.get("phrases", 0) == 0
@@ -496,7 +496,7 @@ def test_what_the_target_says_of_a_phrase_replaces_it_where_it_was_wrong(chain, 
 
 
 def test_without_verification_nothing_is_learned_and_nothing_lost() -> None:
-    for verification in (True, False):  # behind the rejected 6 the target says 7, as the draft did
+    for verification in (True, False):  # after the rejected 6 the target picks 7, as the draft did
         pool = lengthened(TRIED, [4, 5, 20, 7, 22, 23], verification=verification)
         refused = pool.harvest(6).refused
         assert ((pack_key(5, 6), b"", pack_tokens([7, 22])) in refused) == bool(refused) == verification
@@ -629,7 +629,7 @@ def builder(target: Target, small: Target, **form: Any) -> Callable[[Hyperparame
 def test_predicted_seconds_are_those_of_a_real_session(tiny: Make, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the forwards take time on this clock, so the seconds are sums over steps, rows and forwards."""
     monkeypatch.setattr("localspec.decoding.decode.time.perf_counter", lambda: 0.0)  # or costs would follow the clock
-    monkeypatch.setattr("localspec.decoding.budget.PlainTime.wanted", False)  # which no clock would ever satisfy
+    monkeypatch.setattr("localspec.decoding.budget.PlainTime.wanted", False)  # which no clock would satisfy
     model = tiny(LLAMA)
     said = [(prompt, text) for prompt, text in said_by(model) if len(text) == 30][:1]
     assert said

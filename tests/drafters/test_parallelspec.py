@@ -62,7 +62,7 @@ Build = Callable[..., Trainable]
 LLAMA = "llama-grouped-dynamic"
 PHI = "phi3-grouped-window-partial-rotary"
 FORMS = ["medusa", "eagle", "model"]
-SOME = [FAMILIES[place] for place in (0, 10, 3, 4, 5, 7)]  # where windows, scales or heads are unlike those of others
+SOME = [FAMILIES[place] for place in (0, 10, 3, 4, 5, 7)]  # windows, scales or heads differ from the others'
 MASK, GREEDY, NODES = 317, Sampling(), 8
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -178,7 +178,7 @@ def test_groups_are_thinned_by_depth_and_by_room(tiny: Make, build: Build, monke
     anchors = [{*thinned.anchor[thinned.depth == depth].tolist()} for depth in range(5)]
     assert all(deep <= shallow for shallow, deep in pairwise(anchors))
     loss_mask[:] = False
-    loss_mask[300:310] = True  # a short reply behind a long prompt
+    loss_mask[300:310] = True  # a short reply after a long prompt
     few = build(target, "medusa").group(loss_mask, torch.Generator())
     assert {*few.anchor[few.depth > 0].tolist()} == {*range(298, 308)}
     monkeypatch.setattr("localspec.training.drafters.parallelspec.ROWS", 500)
@@ -306,7 +306,7 @@ def test_every_draft_rests_on_the_right_rows_whatever_happened_before(tiny, buil
     second = [*prompt, *ids[:11], *prompt_ids(9, seed=5)]  # into the middle of the reply
     stream = session.generate(second, GREEDY, Limits(max_tokens=20))
     said = 0
-    for event in stream:  # abandoned behind a few tokens, likely inside a path
+    for event in stream:  # abandoned after a few tokens, probably inside a path
         said += len(event.tokens) if isinstance(event, Text) else 0
         if said > 4:
             break
@@ -416,7 +416,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny, build, 
     drafter = build(model.target, form)
     if trained:
         train(drafter, batch_of(drafter.target, [prompt + text]), steps=25, rate=3e-3)
-    for nodes in (1, 5, 16):  # the same drafter in another conversation each time
+    for nodes in (1, 5, 16):  # the same drafter, in another conversation each time
         ids, statistics = reply(session_of(model.target, drafter, Budget(nodes)), prompt, 40)
         assert ids == text
         assert not trained or statistics.acceptance_length > 1.2

@@ -186,11 +186,11 @@ def test_a_reply_that_was_stopped_or_failed_leaves_texts_that_can_be_gone_on_wit
                 list(session.generate(text, Sampling(), Limits(SAID)))
             drafter.at = -1
             events = session.generate(text[:30], Sampling(), Limits(SAID))
-            list(islice(events, at))  # stopped in the prompt, or behind a few tokens
+            list(islice(events, at))  # stopped in the prompt, or after a few tokens
             if at % 2:
                 events.close()
             else:
-                abandoned.append(events)  # is closed when others came
+                abandoned.append(events)  # closed after other replies began
             for prompt in (one, other, [*one, 5, 6]):
                 assert reply(session, prompt, SAID)[0] == plain(target, prompt)
     for events in abandoned:
@@ -235,10 +235,10 @@ def test_texts_in_turns_are_read_once_and_the_least_valuable_goes_first(tiny: Ma
     long, short, third = prompt_ids(90, seed=1), prompt_ids(17, seed=2), prompt_ids(60, seed=3)
     assert read(2**30, [long, short, third, long, short, third])[3:] == [89, 16, 59]
     assert read(0, [long, short, third, long, short, third])[3:] == [0, 0, 0]
-    # A text of 17 tokens takes the memory of 32: it goes before one of 60, though that was parked longer ago.
+    # A text of 17 tokens takes the memory of 32. It is dropped before one of 60, though that one was parked earlier.
     room = target.cache(112).nbytes + target.cache(64).nbytes
     assert read(room, [long, short, third, short[:1], long])[4] == 89
-    # What is the beginning of another text goes first.
+    # A text that is the beginning of another is dropped first.
     branch = [*long[:70], *prompt_ids(20, seed=4)]
     assert read(3 * target.cache(96).nbytes, [long, branch, third, prompt_ids(90, seed=5), long])[4] >= 69
 

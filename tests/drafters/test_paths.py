@@ -95,7 +95,7 @@ def test_a_level_that_takes_more_than_it_should_save_is_left_out(tiny, monkeypat
     tree = drafter.draft(context(worth, covered, [*text, 77]))
     assert len(asked) == levels and max(tree.depth) == levels
     assert tree.size == (5 if levels else 1)
-    # What was not read of the text for want of a draft is read with the next one.
+    # The part of the text that was not read while nothing was drafted is read with the next draft.
     drafter._trees.levels = Levels()
     assert drafter.draft(context(1e9, (), [*text, 77])).size == 5
 

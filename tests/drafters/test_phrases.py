@@ -237,7 +237,7 @@ def test_phrases_from_verification_are_bounded_the_oldest_go_first() -> None:
     for last in range(2 * PHRASES_PER_TOKEN):
         pool.learn(verified(DraftTree.chain([1, 2, 3]), path=[0], best=[9, 3, 100 + last]))
     assert won(pool) == {((1, 2), (3, 100 + last)) for last in range(PHRASES_PER_TOKEN, 2 * PHRASES_PER_TOKEN)}
-    for last in (*range(PHRASES_PER_TOKEN), 0, PHRASES_PER_TOKEN):  # the first is seen again before one more comes
+    for last in (*range(PHRASES_PER_TOKEN), 0, PHRASES_PER_TOKEN):  # the first is seen again, then one more
         pool.learn(verified(DraftTree.chain([1, 2, 3]), path=[0], best=[9, 3, 100 + last]))
     assert won(pool) == {((1, 2), (3, 100 + last)) for last in (0, *range(2, PHRASES_PER_TOKEN + 1))}
 
@@ -291,7 +291,7 @@ def test_what_was_drafted_from_the_prompt_and_rejected_does_not_leave_the_sessio
     drafter = phrases(prompt)
     tree = drafter.draft(context(prompt, 5))
     assert list(tree.tokens) == [2, *secret]
-    # The target says 3 behind the prompt, but knows the prompt: below each rejected token it goes on with the secret.
+    # The target picks 3 after the prompt, but knows the prompt: below each rejected token it continues with the secret.
     drafter.observe(verified(tree, path=[0], best=[3, *secret[1:], 8]))
     found = [phrase for part in drafter.pool.harvest(len(prompt)) for phrase in part]
     assert not set(secret).intersection(token for phrase in found for token in words(phrase))

@@ -504,12 +504,12 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         beta = drafter.beta
         rates = [acceptance_at(place, beta, constants) for place in (1, 2, 3)]
         former.append(PreviousRun({"kept": kept, "depth": 3}, rates))
-    # Files are edited, and models change: what cannot be this model's drafter says nothing about it.
+    # Files are edited, and models change: a record that cannot belong to this model is ignored.
     former += [
         PreviousRun({"kept": "0", "more": 1}, [0.9]),
         PreviousRun({"kept": "0,9"}, [0.9]),
         PreviousRun({"rank": 0}, [0.9]),
-        PreviousRun({"kept": "0"}, []),  # of an older version, which did not measure it
+        PreviousRun({"kept": "0"}, []),  # written by an earlier version, which did not measure it
     ]
     sentence = training.Trainable.propose(target, former)[1]
     assert wording("as_fitted_to_this_model") in sentence

@@ -232,7 +232,7 @@ def test_every_node_is_what_the_equations_give_behind_its_path(tiny, form, sampl
         proposed = dict(TorchLogits(logits[None]).candidates([position + tree.depth[node] + 1], 16, sampling)[0])
         likeliest = sorted(proposed, key=lambda token: -proposed[token])[: len(below)]
         assert sorted(tree.tokens[child] for child in below) == sorted(likeliest)
-        if sampling.greedy:  # what nothing is known about is as likely as the drafter says
+        if sampling.greedy:  # where nothing is known, the drafter's own chance counts
             assert [tree.chance[child] for child in below] == pytest.approx(
                 [proposed[tree.tokens[child]] for child in below], rel=1e-3
             )
@@ -400,7 +400,7 @@ def test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row(tin
     """After every step the drafter holds the state that a fresh pass over the whole text gives before the root."""
     model, prompt = tiny(QWEN), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)
-    drafter = drafting(memorised(model, prompt, text, steps=10), model.target)  # knows part of what comes
+    drafter = drafting(memorised(model, prompt, text, steps=10), model.target)  # knows a part of the coming text
     seen: list[int] = []
     lengths: set[int] = set()
     observe = drafter.observe
@@ -434,7 +434,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, name: str, shape: d
         for drafter in (perturbed(semi(model.target), 0.6), knowing):
             session = session_of(model.target, drafter, Budget(NODES))
             statistics = assert_plain(model.target, session, prompt, 24, sampling)
-        assert statistics.acceptance_length > 2 or len(plain) < 24  # which ended by itself
+        assert statistics.acceptance_length > 2 or len(plain) < 24  # a reply that ended by itself
 
 
 def test_in_half_precision_it_drafts_and_learns_in_half_precision(tiny: Make) -> None:
@@ -555,7 +555,7 @@ def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it
         for parameter in drafter.adapters.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
         for adapter in drafter.adapters.children():
-            adapter.lora_B.mul_(adapter.block_mask)  # elsewhere nothing is trained
+            adapter.lora_B.mul_(adapter.block_mask)  # nothing is trained outside the mask
     changed = copy.deepcopy(own.target)
     add_changes(drafter.adapters, changed.transformer)
 
@@ -629,7 +629,7 @@ def test_the_draft_vocabulary_is_what_comes_most_often_and_nothing_else_is_draft
         tree = drafted(drafter, target, 12, sampling)[0]
         assert tree.size == 13
         assert set(tree.tokens[1:]) <= {7, 8, 41, 90, 300}
-    # A label outside it teaches nothing, and is counted as missed.
+    # A label outside the vocabulary teaches nothing, and counts as missed.
     tokens = torch.tensor([[7, 8, 41, 11, 90]])
     seen = drafter.loss(
         Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.randn(1, 5, 48), False)

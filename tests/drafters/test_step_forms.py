@@ -99,7 +99,7 @@ def test_seeded_text_is_that_of_steps_one_by_one(tiny: Make, recorded: type[Grap
     assert recorded.played > recorded.made > 0
 
 
-# Operations that a greedy step starts in addition to the recording, and its waits for the device, with the target's.
+# Operations that a greedy step starts in addition to the recording, and its waits for the device (the target's, too).
 HOST = {"none": (8, 1), "s3d": (32, 3), "medusa": (66, 2), "semi": (44, 5), "eagle3": (60, 5), "draft model": (80, 13)}
 
 

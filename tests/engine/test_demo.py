@@ -111,7 +111,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(
     prompt = demo.target.encode([{"role": "user", "content": question}])
     text, clear = stock(question)
     assert len(text) > 3, "the demo model says something"
-    # After a near-tie two right computations may differ; none of these prompts should come near one.
+    # After a near-tie, two correct computations may differ; none of these prompts should come near a tie.
     assert clear == len(text)
     for drafter in (
         Autoregressive(),

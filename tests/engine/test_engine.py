@@ -103,7 +103,7 @@ def test_a_flag_that_would_have_no_effect_is_refused(engine, flag):
     value = 5 if flag == "top_k" else 0.5
     with pytest.raises(UsageMistake, match=flag.replace("_", "-")):
         engine.sampling(Settings(temperature=0.0, **{flag: value}, origins={flag: "--" + flag.replace("_", "-")}))
-    # From config.toml it is a habit, not a wish for this one answer.
+    # In config.toml, the setting is a habit and not a request for this answer.
     assert engine.sampling(Settings(temperature=0.0, **{flag: value}, origins={flag: "config.toml"})).greedy
 
 

@@ -196,7 +196,7 @@ def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured
     monkeypatch.setattr(model_profile, "timing_forwards", timed)
     monkeypatch.setattr(hardware.IdleCores, "__call__", lambda self: cores - 1 or 2)
     settings = Settings(drafter="auto", temperature=0.0)
-    measured_engine(choice(), store=store)  # what a row costs is known, as of a busy moment
+    measured_engine(choice(), store=store)  # the cost of a row is known, as if from a busy moment
     engine = Engine.open(settings, CARD, store=store)
     assert engine.choice.drafter == "phrases", "which cost nothing until they match"
     assert reconsidered(engine, settings, store, Reporter()) is engine, "as long as it is busy"

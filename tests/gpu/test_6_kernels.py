@@ -96,7 +96,7 @@ def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
     )  # fmt: skip
     assert error(every.reshape(plain.shape), plain) < (1e-5 if dtype == "fp32" else NEAR[dtype])
     assert all(torch.equal(of(rows, seen), every[:, :, :rows]) for rows in (1, 3, 4, 5, 16, 17))
-    # The slots of each page pushed together, and behind them nothing: the same numbers, elsewhere.
+    # The visible slots of each page moved together, without gaps: the same numbers in other places.
     order = torch.cat(
         [
             first + torch.cat([*(part := seen[first : first + page]).nonzero().T, *(~part).nonzero().T])
@@ -156,7 +156,7 @@ def test_what_was_compiled_is_read_by_the_next_process(
 
 def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they cannot be compiled, libraries compute."""
-    monkeypatch.setattr(kernel_checks, "_settled", {})  # by an engine before
+    monkeypatch.setattr(kernel_checks, "_settled", {})  # settled by an earlier engine
     kernel_checks.trouble.cache_clear()
     monkeypatch.setattr("localspec.nn.cuda_kernels.SHARED", "missing")
     cuda_kernels.compiled.cache_clear()

@@ -23,7 +23,7 @@ from localspec.weights.matrices import BlockMatrix, BlockStack, PackedMatrix
 
 POOLS = [Pool(1), Pool(2), Pool(5)]
 SHAPE = {**tiny_models._SHAPE, "hidden_size": 64, "intermediate_size": 96}
-# each K type, as no width is a multiple of 256 but those; with heads of 20 channels, whose rows end within a panel
+# all K types, whose blocks need widths of a multiple of 256; with heads of 20 channels, whose rows end within a panel
 WIDE: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 5, "num_attention_heads": 8, "head_dim": 20,
     "num_key_value_heads": 1, "vocab_size": 331, "max_position_embeddings": 512, "attention_bias": True, "mlp_bias": True,
@@ -136,7 +136,7 @@ def test_rows_are_the_same_in_trees_and_chains_among_any_threads_and_instruction
                 for size in range(4, 10) if isa else (7,):
                     text.pool = POOLS[size % 3]
                     decoys = rng.integers(0, 331, size - 4).tolist()
-                    # decoys between the rows of the path, and behind them
+                    # wrong tokens between the rows of the path, and after them
                     tree = text.forward(
                         [path[0], *decoys, *path[1:]], [-1, *[0] * len(decoys), 0, *range(size - 3, size - 1)]
                     )

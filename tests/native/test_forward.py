@@ -78,7 +78,7 @@ def test_a_long_text_is_the_same_in_one_chunk_and_in_many_among_any_threads_and_
             for pool, chunk in ((POOL, 700), (SIXTEEN, 300), (TWO, 33)):
                 text = Text(model, pool, slots=720)
                 logits = text.read(tokens, chunk)[-30:]
-                # one row and a tree behind a long text: chunks of slots are split among threads where there are many
+                # one row and a tree after a long text: if there are many chunks of slots, threads share them
                 tree = text.forward([1, 2, 3, 4, 5], [-1, 0, 0, 1, -1])
                 got = np.concatenate([logits, tree])
                 first = got if first is None else first
@@ -121,7 +121,7 @@ def test_logits_from_a_row_on_and_rows_that_nobody_asks_for(model):
         assert np.array_equal(got, want[start:])
         assert part.argmax.tolist() == want[start:].argmax(-1).tolist()
         assert np.array_equal(part.hidden, whole.hidden)
-    # Without logits, and with the last ones only, the last layer is not finished for rows that nobody reads.
+    # Without logits, or with only the last ones, the last layer is not finished for rows that nobody reads.
     for last in (False, True):
         text, logits, numbers = Text(model), np.empty((1, VOCABULARY), np.float32), int32(tokens)
         request = Request(

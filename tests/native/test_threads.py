@@ -26,7 +26,7 @@ def test_idle_threads_use_no_time():
     for pool in pools:
         linear(WEIGHTS, INPUTS, pool=pool)
 
-    def quiet() -> bool:  # where the machine is busy, it takes a while until they sleep
+    def quiet() -> bool:  # on a busy machine, it takes a while until they sleep
         before = time.process_time()
         time.sleep(0.2)
         return time.process_time() - before < 0.01
@@ -68,7 +68,7 @@ def shares(pool: Pool, clocks: list[int], want: np.ndarray) -> list[float]:
     return [(time.clock_gettime_ns(clock) - before) / own for clock, before in zip(clocks, others, strict=True)]
 
 
-# Where two threads have to share a core with other programs, the one that waits does a tenth of what the caller does.
+# If two threads share a core with other programs, the waiting thread does a tenth of the caller's work.
 SOME, NEXT_TO_NOTHING = 0.03, 0.003
 
 
@@ -80,7 +80,7 @@ def test_a_thread_rests_while_its_core_is_lent_and_no_bit_changes(count):
     pool, clocks = begun(count)
     until(lambda: min(shares(pool, clocks, want)) > SOME)
     library().ls_pool_lend(pool.handle, 1)
-    # What it had begun it ends first. It is woken with others, and sleeps on.
+    # It finishes the work that it has begun. It wakes with the others, and sleeps again.
     until(lambda: shares(pool, clocks, want)[-1] < (NEXT_TO_NOTHING if count == 2 else SOME / 2))
     library().ls_pool_lend(pool.handle, 0)
     until(lambda: min(shares(pool, clocks, want)) > SOME)
@@ -137,7 +137,7 @@ def test_a_forked_child_computes_alone():
     answers = context.SimpleQueue()
     child = context.Process(target=_in_a_child, args=(pool, answers))
     child.start()
-    child.join(PATIENCE)  # what it answers fits in a pipe, and from one that died no answer would ever come
+    child.join(PATIENCE)  # the answer fits in a pipe, and a dead child would never answer
     assert child.exitcode == 0 and answers.get() == want.tobytes()
 
 
@@ -159,7 +159,7 @@ def test_a_child_that_was_forked_while_another_thread_computes_waits_for_nobody(
         for _ in range(5):
             if (child := os.fork()) == 0:
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(PATIENCE)  # which ends a child that waits
+                signal.alarm(PATIENCE)  # ends a child that waits
                 right = np.array_equal(linear(WEIGHTS, INPUTS, pool=pool), want)
                 again = np.array_equal(linear(WEIGHTS, many, pool=pool)[-20:], want)
                 os._exit(0 if right and again else 1)
@@ -177,7 +177,7 @@ def test_a_child_ends_no_threads_of_its_parent():
     pool = Pool(3)
     if (child := os.fork()) == 0:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(PATIENCE)  # which ends a child that waits for them
+        signal.alarm(PATIENCE)  # ends a child that waits for them
         pool.__del__()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

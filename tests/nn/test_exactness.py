@@ -79,7 +79,7 @@ def test_steps_that_are_recorded_are_looked_into(tiny, recorded, exact):
     assert found.bitwise or not exact
 
 
-# Rows could meet in attention, in products and among experts; what else tells families apart is computed by channel.
+# Rows could affect each other in attention, in products and among experts; everything else is computed by channel.
 MEETING = [FAMILIES[0], *(name for name in FAMILIES if name.startswith(("gemma3", "gemma4")))]
 MEETING += [next(iter(RECURRENT)), next(iter(MIXTURES))]
 
@@ -347,7 +347,7 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(small, mo
     @torch.inference_mode()
     def soiled(tree: DraftTree, cache: KVCache) -> ForwardOutput:
         output = forward(tree, cache)
-        if tree.size > 1:  # when a tree has been read: what a later step would see
+        if tree.size > 1:  # when a tree has been read: the values that a later step would read
             cache._slots[-1][-1, 1, :, cache.length + tree.size - 1] += 1e-3
             cache._slots[-1][-1, 1, :, cache.length + 1] += 1e-3
         return output
@@ -487,8 +487,8 @@ def drafters(text: list[int]) -> dict[str, Drafter]:
 
 SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(0.8, seed=7)}
 COUNT = 40  # tokens of a reply
-# Where a reply crosses the end of 256 or 512 slots, and what matrix products add up at once (often 192): the second reply
-# behind 495 tokens crosses 576 slots, the first one behind 365 crosses 384.
+# Where a reply crosses the end of 256 or 512 slots, and of what matrix products add up at once (often 192): the
+# second reply crosses 576 slots (after 495 tokens), and the first crosses 384 (after 365).
 LENGTHS = (235, 495)
 
 

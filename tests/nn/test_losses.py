@@ -108,7 +108,7 @@ def test_a_truncated_vocabulary_leaves_the_rest_out():
     soft = cross_entropy(states, head, theirs, teacher, kept)
     wanted = teacher(theirs)[:, kept].softmax(-1)
     torch.testing.assert_close(soft.loss, -(wanted * head(states).log_softmax(-1)).sum())
-    # Its likeliest token is right, and without that one nothing is: otherwise one token would predict all.
+    # The likeliest token is left out: otherwise one token would predict everything.
     likeliest = kept[head(states).argmax(-1)]
     assert soft.hits[0] == int((likeliest == teacher(theirs).argmax(-1)).sum()) < 17
     alone = cross_entropy(states, torch.nn.Linear(6, 1), theirs, teacher, kept[:1])

@@ -343,7 +343,7 @@ def test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model(tiny, name, d
         assert reply(session, prompt, Sampling(), 40) == text
         statistics = session.statistics
         assert statistics is not None
-        if drafter in ("oracle", "itself") and costs is None:  # else a busy machine may switch drafts off
+        if drafter in ("oracle", "itself") and costs is None:  # otherwise a busy machine may switch drafts off
             assert statistics.acceptance_length > 2, "right drafts are accepted"
 
 

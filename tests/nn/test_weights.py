@@ -201,7 +201,7 @@ def peaks(tiny: Make, large: dict[str, Path]) -> dict[tuple[str, str, str], dict
     """Return the memory of each kind of loading. All are forked from one process, because importing torch is slow."""
     kinds = json.dumps([(str(large[stored]), dtype, quantize) for stored, dtype, quantize in KINDS_OF_LOADING])
     result = subprocess.run(
-        # one of the same family first: what transformers imports for it is not the model's either
+        # first one of the same family: what transformers imports for it is not the model's memory either
         [sys.executable, "-c", PEAK, tiny("llama-grouped-dynamic").path, kinds],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip

@@ -26,7 +26,7 @@ wsproto = pytest.importorskip("wsproto")
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, RejectConnection, Request, TextMessage  # noqa: E402
 
 CAP = 2
-# With fewer chats at a time, which must end by themselves, and a reply of half a minute: something can happen meanwhile.
+# Fewer chats at a time, which must end by themselves, and a reply of half a minute, so that there is time to act.
 CODE = (
     "import sys; from localspec.cli.main import main; from localspec.serving import browser; "
     f"browser.MOST_TABS, browser.END_SECONDS = {CAP}, {2 * PATIENCE}; sys.exit(main())"
@@ -288,7 +288,7 @@ def test_what_is_no_message_of_the_page_ends_that_tab_alone(shown):
     other = shown.websocket(entered)
     other.shows("Say something")
     for message in ((), ("stdin",), ("stdin", 5), ("resize", {"width": "x"}), ("resize", []), ({},)):
-        until(lambda: shown.get(entered.path, Cookie=entered.cookie).status == 200)  # the one before has ended
+        until(lambda: shown.get(entered.path, Cookie=entered.cookie).status == 200)  # the previous chat has ended
         tab = shown.websocket(entered)
         tab.say("resize", {"width": 10**9, "height": -1})
         tab.say(*message)
@@ -355,7 +355,7 @@ def test_in_a_real_browser_one_types_sees_a_reply_come_stops_it_and_looks_into_i
             tab.press("Enter", 13)
             tab.shows("tok/s")
             before = tab.text
-            chromium.until(lambda: tab.text != before)  # more of it has come
+            chromium.until(lambda: tab.text != before)  # more of the reply has come
             tab.press("Escape", 27)
             tab.shows("(stopped)", "Say something")
             assert len(shown.chats()) == 1 and tab.picture() != empty

@@ -223,7 +223,7 @@ def test_a_socket_at_which_somebody_listens_and_a_link_stay(tmp_path):
         with pytest.raises(LocalspecError, match=f"stop process {os.getpid()} first"), private_socket(place):
             pass
         assert place.is_socket()
-    with private_socket(place) as listening:  # it is dead now
+    with private_socket(place) as listening:  # the socket has no server now
         assert listening.getsockname() == os.fspath(place)
     assert not place.exists()
     place.symlink_to(tmp_path / "elsewhere")

@@ -232,7 +232,7 @@ def test_a_body_in_chunks_that_turns_out_too_long_is_answered_before_its_connect
     def pieces():
         for number in range(10 * 2**4):
             yield b" " * 2**16
-            if number > 9 * 2**4:  # by when it was refused
+            if number > 9 * 2**4:  # by this moment it was refused
                 time.sleep(0.03)
 
     connection = server.connection()
@@ -282,7 +282,7 @@ def test_who_reads_slowly_holds_up_nobody_and_who_leaves_is_not_answered(server)
     body = {"messages": [{"role": "user", "content": "Tell me a long story."}], "stream": True, "temperature": 1}
     slow = server.connection()
     slow.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {server.key}"})
-    assert server.chat("Hi", max_tokens=4).status == 200  # while the other one is not read
+    assert server.chat("Hi", max_tokens=4).status == 200  # while nobody reads the other reply
     first = slow.getresponse()
     assert first.status == 200 and b"[DONE]" in first.read()
     before = tokens(server)

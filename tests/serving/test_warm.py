@@ -68,7 +68,7 @@ def test_nothing_is_called_loading_that_is_loaded(server, monkeypatch):
     called(server.home, *STORY)
     shown = []
     monkeypatch.setattr(Progress, "show", lambda _, words: shown.append(words))
-    monkeypatch.setattr(over_socket, "LOOK", PATIENCE)  # else a slow machine takes the server for one that loads
+    monkeypatch.setattr(over_socket, "LOOK", PATIENCE)  # otherwise a slow server seems to be loading
     called(server.home, *STORY)
     assert not [words for words in shown if "loading" in words]
     called(server.home, *STORY, "--server", "off")

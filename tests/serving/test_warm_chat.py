@@ -111,10 +111,10 @@ def test_all_that_a_chat_shows_is_the_same(warm, tmp_path):
             assert events[-1].statistics.token_ids == others[-1].statistics.token_ids
             assert all(one.memory.cache > 0 for one in later if one.tokens)  # while it comes, too
         assert any(place.refused for place, _ in places(other)) and figures[-1].acceptance_by_depth
-        # Time decides of which reply it is known: one step that took long, and it would be more than can be.
+        # Timing decides for which reply the speedup is known: after one slow step, it would be higher than is possible.
         hot = (
             {**vars(DRAFTING), "temperature": 3.0, "seed": seed} for seed in range(20)
-        )  # of which drafts predict little
+        )  # drafts predict little of them
         assert any(answered(there, Settings(**each))[2][-1].speedup for each in hot), "plain steps are timed there, too"
 
 
@@ -190,14 +190,14 @@ def test_who_waits_is_told(drafting, warm, monkeypatch):
     told.clear()  # of the time when it was opened
     monkeypatch.setattr(
         "localspec.serving.socket_engine.NOTICE_SECONDS", math.inf
-    )  # or a busy machine has it say something else
+    )  # otherwise a busy machine gives another reason
     waiting.wanted = lambda: not told  # Escape, as soon as the wait is shown
     with ExitStack() as others:
         for _ in range(60):
             other = others.enter_context(socket.socket(socket.AF_UNIX))
             other.connect(os.fspath(drafting.socket))
             other.sendall(head.encode() + content)
-        with monkeypatch.context() as patch:  # there is no reply yet that could be stopped, so nothing is waited for
+        with monkeypatch.context() as patch:  # no reply can be stopped yet, so nothing is waited for
             patch.setattr(waiting, "_send", pytest.fail)
             assert list(waiting.chat(ASKED, waiting.sampling(DRAFTING))) == []
     assert re.fullmatch(r"localspec serve answers \d+ other requests? first", told[0])

@@ -342,7 +342,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     def refill(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO line VALUES (-1, 'what a session needs')")
 
-    # Without probes it is as if the damage were where opening does not look.
+    # Without probes, as if opening did not read the damaged page.
     with opened(path, notices, probes=(), refill=refill) as database:
         assert notices == []
         if how == "read":

@@ -59,7 +59,7 @@ def home(sound: bytes, tmp_path: Path) -> Path:
 
 def written(home: Path, statement: str, *values: object) -> None:
     with sqlite3.connect(Paths(home).database) as connection:
-        # What a trigger would say of such a value is not what is tried here.
+        # This test is not about what a trigger says about such a value.
         query = "SELECT name, sql FROM sqlite_master WHERE name IN ('turn_changes', 'turn_changed')"
         triggers = connection.execute(query).fetchall() if statement.startswith("UPDATE turn") else []
         for trigger, _ in triggers:

@@ -385,7 +385,7 @@ def test_searching_agrees_with_looking_at_everything(store: Store, history: Hist
     conversation: int | None = None
     for n in range(200):
         prompt, reply = ("".join(chance.choices(alphabet, k=chance.randint(1, 30))) for _ in range(2))
-        # What gives way to the next turn would have to leave `turns`.
+        # An answer that the next turn replaces would have to leave `turns`.
         reason = chance.choice(["stop", "length", "interrupted", None])
         conversation, turn = said(history, prompt, reply, reason, conversation if n % 4 else None)
         turns[turn] = (conversation, f"{prompt}\0{reply}".lower())
@@ -407,7 +407,7 @@ def test_no_conversation_is_looked_at_that_is_not_asked_for(store: Store, histor
     """What a start reads: of 100,000 conversations it took three seconds."""
     for query, values in ((NEWEST_FIRST, ()), (INFO, (1,)), (WHOLE, (1,))):
         plan = "; ".join(row[3] for row in raw(store, f"EXPLAIN QUERY PLAN {query}", *values))
-        # Where its index begins is the conversation said last, and nobody reads on; nothing is read to be sorted.
+        # The index begins with the last conversation, and nothing is read beyond it; nothing is read for sorting.
         looked_through = plan.replace("SCAN conversation USING COVERING INDEX conversation_by_newest", "")
         assert "SCAN" not in looked_through and "TEMP B-TREE" not in plan, plan
         assert query == NEWEST_FIRST or "conversation=?" in plan, plan
@@ -688,7 +688,7 @@ def test_where_a_conversation_was_said_is_kept(store: Store) -> None:
     assert [history.latest(lambda info: info.for_a_chat), history.latest(lambda info: info.by_run)] == numbers[1:]
     assert history.latest(lambda info: info.by_chat) == numbers[0]
     assert [info.id for info in history.conversations(1, lambda info: info.source == "chat")] == numbers[:1]
-    for number in numbers:  # a turn from a pipe does not hide it, and a turn in a chat shows it
+    for number in numbers:  # a turn from a pipe does not hide it, and a turn of a chat shows it
         history.say(number, "more", model="demo", system=None, source="pipe")
     assert [info.source for info in history.conversations()] == ["pipe", "run", "chat"]
     for number in numbers:
@@ -710,7 +710,7 @@ def test_what_was_thought_is_kept_with_its_turn_and_goes_with_a_branch(store: St
     saved = history.read(number)
     assert saved is not None and saved.turns[0].reasoning == "half a thought\N{SYMBOL FOR NULL}"
     assert not saved.turns[0].unanswered
-    # A turn of which nothing but a thought came is no prompt without an answer: it is not taken back.
+    # A turn that has only thoughts is not an unanswered prompt: it is not taken back.
     number, _ = history.say(number, "next", instead=turn, newest=turn, model="demo", system=None)
     assert texts(history, number) == [("prompt", "", "interrupted"), ("next", "", None)]
     other, _ = history.branch(number, saved.turns, model="demo", system=None)
@@ -769,7 +769,7 @@ def damage_tables(path: Path) -> bytes:
         size = connection.execute("PRAGMA page_size").fetchone()[0]
         deletion = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'deletion'").fetchone()[0]
     content = bytearray(path.read_bytes())
-    # What opening looks at: the schema, whose root has other pages below it, and what a stopped deletion left.
+    # The pages that opening reads: the schema, whose root has pages below it, and what a stopped deletion left.
     cells = (struct.unpack_from(">H", content, 112 + 2 * n)[0] for n in range(int.from_bytes(content[103:105], "big")))
     below = (struct.unpack_from(">I", content, place)[0] for place in (108, *cells))
     spared = {deletion, *(below if content[100] == 5 else ())}
@@ -788,7 +788,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     path, notices = tmp_path / "localspec.db", list[str]()
     path.write_bytes(whole)
     content = damage_tables(path)
-    monkeypatch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
+    monkeypatch.setattr(store_module, "PROBES", ())  # as if opening did not read the damaged page
     monkeypatch.setattr(salvage, "MOST_HALVINGS", 100)  # more find nothing more here
     with Store.open(path, notices.append) as store:
         history = store.history

@@ -474,7 +474,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
     with monkeypatch.context() as patch:
         filled(path, replies=10)
         content = damage_leaves(path)
-        patch.setattr(store_module, "PROBES", ())  # as if the damage were where opening does not look
+        patch.setattr(store_module, "PROBES", ())  # as if opening did not read the damaged page
         with Store.open(path, notices.append) as store:
             pool = store.phrases.pool("demo", "hash")
             assert pool is not None and notices == []

@@ -23,7 +23,7 @@ from torture.formats import FORMATS, Soil, tried
 from torture.kills import kill_so_often
 from torture.scenarios import SCENARIOS, Stage, open_ground
 
-# Before a command begins: else what comes at any moment of a training mostly comes while its libraries are imported.
+# Before a command begins: otherwise most random moments of a training would fall into the import of its libraries.
 IMPORTED = (
     "torch",
     "torch._dynamo",

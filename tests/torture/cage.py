@@ -16,7 +16,7 @@ from typing import Any
 from command import ROOT, environment
 
 HERE = Path(__file__).parent
-LIMIT = 60.0  # seconds after which a command hangs, without those that it waits for a processor
+LIMIT = 60.0  # seconds after which a command counts as hung, without the time that it waits for a CPU
 KINDS = {"ENOSPC": 28, "EIO": 5, "EINTR": 4}
 
 
@@ -57,7 +57,7 @@ class Ended:
     changes: int = 0
     failed: str = ""
     failed_at: int = 0
-    peak: int = 0  # bytes of memory that it held at most
+    peak: int = 0  # most bytes of memory that it used
 
 
 class Cage:

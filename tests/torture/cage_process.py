@@ -23,7 +23,7 @@ from clocks import PATIENCE
 
 LOOK = 1.0  # seconds between looks at one that takes long
 MOST = 10  # times its limit, however busy the machine is
-MEMORY = 6 * 2**30  # bytes of address space that a command may take: a damaged length must not take the machine's
+MEMORY = 6 * 2**30  # bytes of address space for a command: a damaged length must not exhaust the machine's memory
 
 
 def import_what_commands_use(*more: str) -> Any:

@@ -23,7 +23,7 @@ def each_change(stage: "Stage", name: str, kind: str, stays: bool) -> Iterator[t
         if not ended.failed and at >= last:
             return
         at = ended.failed_at or at + 1
-        if ended.failed or not ended.changes:  # else none was left that can fail so
+        if ended.failed or not ended.changes:  # otherwise no later change can fail in this way
             yield ended, [f"{fault} ({ended.failed}): {what}" for what in stage.complaints(name, ended)]
 
 

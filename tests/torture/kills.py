@@ -11,7 +11,7 @@ from torture.cage import Signal
 from torture.scenarios import KEPT, SCENARIOS, Stage, finished, wrong_end
 
 KILLED = ("chat", "pull", "train")
-IN_ONE_HOME = 20  # kills, after which what they left is looked at: one begins where the one before ended
+IN_ONE_HOME = 20  # kills in one home before it is examined; each begins where the previous one ended
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Tally:
     replies: int = 0
     lost: int = 0
     left: int = 0  # half-written files, after the same command was given again
-    wrong: int = 0  # whatever else
+    wrong: int = 0  # any other fault
 
     def __str__(self) -> str:
         commands = ", ".join(f"{name} {number}" for name, number in sorted(self.kills.items()))
@@ -46,8 +46,8 @@ def killed_in_one_home(stage: Stage, name: str, chance: random.Random, most: int
         if ended.code == -signal.SIGKILL or name == "chat":
             continue
         if tally.kills[name] > before:
-            break  # it has done all that there is to do, and would say so
-        seconds = ended.seconds / 2  # the machine is less busy by now, and may be still less so
+            break  # the command has finished all its work
+        seconds = ended.seconds / 2  # the machine may be less busy now
         stage.copied(name)
     look = stage.look(home)
     lost = (Counter(KEPT) + replies) - (look.answered() + Counter(look.prompts()[: len(KEPT)]))

@@ -19,7 +19,7 @@ from scripted_models import random_model
 from torture.cage import Cage, Ended, Fault, Signal
 from transformers import LlamaConfig
 
-DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for mistakes and closed doors, and there are none here
+DOCUMENTED = {0, 1, 3, 4, 130, 141, 143}  # 2 and 5 are for wrong usage and refused access, which do not occur here
 KEPT = ("What was kept first?", "And what second?")
 TYPED = [f"What is question {number}?" for number in range(8)]
 # Behind each prompt that `chat` has taken, with its pace where a reply came; and what it says of a Ctrl+C between them.
@@ -57,7 +57,7 @@ def open_ground(directory: Path) -> Iterator[Ground]:
     texts.write_text("".join(json.dumps({"text": f"{number} and then {number + 1} "}) + "\n" for number in range(60)))
     prompts.write_text("".join(json.dumps({"prompt": f"Question {number}?"}) + "\n" for number in range(3)))
     with served(org__name=model_repository(model)) as hub:
-        hub.piece, hub.pause = 1024, 0.01  # so that what comes at any moment comes in the middle of a file, too
+        hub.piece, hub.pause = 1024, 0.01  # slow, so that random moments also fall within a file
         yield Ground(model, write_model(directory / "Tiny.Q8_0.gguf", tiny, "Q8_0"), texts, prompts, hub)
 
 
@@ -205,7 +205,7 @@ class Stage:
 
     def __init__(self, cage: Cage, ground: Ground, directory: Path) -> None:
         self.cage, self.ground, self._directory = cage, ground, directory
-        self.home = directory / "home"  # of each case, always at one place: what a home keeps may name its paths
+        self.home = directory / "home"  # the same place for each case, because a home may contain its own paths
         self._clean: dict[str, Ended] = {}
         self._names: dict[str, set[str]] = {}
         directory.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from torture.every import WAYS, each_change, each_change_of
 
 CALLS = ["mkdir", "unlink", "write", "rename", "write", "unlink"]
 ROOM = {"mkdir", "write"}
-KILLS = 4  # the change on which the command of `Stage` ends without a word, which tells of no failure
+KILLS = 4  # the change at which the command of `Stage` dies without a message, which reports no failure
 
 
 class Stage:

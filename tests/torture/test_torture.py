@@ -121,7 +121,7 @@ def test_what_waits_for_a_processor_does_not_hang(
     def kept_waiting(process: int) -> float:
         assert process == child and real(process) >= 0
         seconds = next(looks, None)
-        if seconds is None:  # now it has its processor
+        if seconds is None:  # now it has a CPU
             os.write(writer, b"\3")
         return 1e9 if seconds is None else seconds
 

@@ -13,7 +13,7 @@ from localspec.training.trainable import Batch, LossOutput, TrainableDrafter
 @dataclass(frozen=True)
 class Options:
     depth: int = 2
-    offset: int = 0  # of the labels, which is wrong where it is not 0
+    offset: int = 0  # offset of the labels; any value except 0 is wrong
 
 
 class Linears(TrainableDrafter):
@@ -50,7 +50,7 @@ class Linears(TrainableDrafter):
             )
             teacher = self.target.head if batch.distill else None
             found.append(cross_entropy(states, self.target.head, labels[where], teacher))
-        # Something random, so that going on elsewhere in the stream of random numbers would show.
+        # Something random, so that a wrong place in the stream of random numbers after a restart would show.
         noise = 0.01 * torch.rand((), generator=batch.generator) * self.bias.square().sum()
         loss = torch.stack([seen.loss / max(seen.count, 1) for seen in found]).sum() + noise
         return LossOutput(loss, found)

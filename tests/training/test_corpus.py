@@ -46,7 +46,7 @@ def test_replies_and_their_end_marks_count_and_nothing_else(target):
     example = chat("the cat sat", "on the mat", "and the dog?", "on the log")
     (row,) = corpus(target, [])._rows(example)
     assert counted(target, row) == "on the mat<|end|>on the log<|end|>"
-    # Tokens are those of use: the prompt as it is encoded then, with the reply behind it.
+    # The tokens are those of a real chat: the prompt as it is encoded there, followed by the reply.
     prompt = target.encode(list(example.messages[:3]))
     assert list(row.tokens[: len(prompt)]) == prompt and not any(row.loss_mask[len(prompt) - 2 : len(prompt)])
     assert all(row.loss_mask[len(prompt) :])

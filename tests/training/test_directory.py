@@ -81,7 +81,7 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
             usable(tmp_path / place)
     for place in (".", "new", "new/below"):
         usable(tmp_path / place)
-    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # for root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, _: path != tmp_path)  # because root may write everywhere
     for place in (".", "new", "new/below"):
         with pytest.raises(UsageMistake, match=matching("cannot_written_give_another_o")):
             usable(tmp_path / place)

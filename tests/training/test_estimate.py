@@ -54,7 +54,7 @@ def test_a_forward_is_halved_until_it_fits_and_a_row_is_the_least(monkeypatch):
     found = [fitting(needed, CHOICE, at_once, 100) for at_once in (300, 301, 1000, 100)]
     assert found == [Fit(300), Fit(150), Fit(250), Fit(100)]
     assert fitting(Needs(799, 2, 0, 0, 1), CHOICE, 4096, 100) == Fit(100)
-    # Layers are computed twice where not even a row fits otherwise; then as many rows as fit.
+    # Layers are computed twice only if not even one row fits otherwise; then as many rows as fit.
     assert fitting(Needs(801, 2, 0, 0, 1), CHOICE, 4096, 100) == Fit(128, recomputed=True)
     assert fitting(Needs(899, 2, 0, 0, 1), CHOICE, 4096, 100) == Fit(100, recomputed=True)
     with pytest.raises(DoesNotFit, match=matching("n100_tokens_at_once")):

@@ -153,7 +153,7 @@ def test_names_of_vllm_with_and_without_bias(tmp_path, target: Target, prefix: s
     named = {
         prefix + name: tensor for name, tensor in {**vllm(blocks), **matrices}.items() if prefix or "bias" not in name
     }
-    # A map onto fewer tokens belongs to whoever cuts the matrices; these are whole.
+    # A map onto fewer tokens is for cut matrices; these are whole.
     save_file({**named, "token_map": torch.arange(50)}, tmp_path / "model.safetensors")
     assert_drafts_as_published(read_published(tmp_path, target), blocks, 1, [*matrices.values()])
 
@@ -273,7 +273,7 @@ def whole_model(model: Path, directory: Path, form: str, heads: Tensors) -> Path
     if form == "one file":
         save_file(tensors, directory / "model.safetensors")
         return directory
-    shards = [names[0::2], names[1::2]]  # so that heads lie in both
+    shards = [names[0::2], names[1::2]]  # so that both shards have heads
     suffix, index = ("bin", PICKLED_INDEX) if form == "pickles" else ("safetensors", "model.safetensors.index.json")
     begin, table = "pytorch_model" if form == "pickles" else "model", {}
     for number, some in enumerate(shards, start=1):

@@ -152,7 +152,7 @@ def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwar
 def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_them(training, monkeypatch):
     """On a CPU, where bitsandbytes computes the same; the checkpoint says which of the two it is."""
     assert optimizer_class("cpu") is torch.optim.AdamW and not has_small_moments("cpu")
-    small = partial(adamw_8bit(), min_8bit_size=16)  # else it leaves matrices as small as these in fp32
+    small = partial(adamw_8bit(), min_8bit_size=16)  # otherwise it keeps such small matrices in fp32
     monkeypatch.setattr("localspec.nn.linear_bitsandbytes.adamw_8bit", lambda: small)
     monkeypatch.setattr(train, "has_small_moments", lambda device: True)
     whole = training(where="whole")
@@ -160,7 +160,7 @@ def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_
     asked = []
     list(training(where="parted").run(lambda: asked.append(1) or len(asked) == 5))
     assert json.loads((whole.directory / "checkpoint" / "state.json").read_text())["optimizer"] == "AdamW8bit"
-    monkeypatch.setattr(train, "has_small_moments", lambda device: False)  # and yet it goes on as it began
+    monkeypatch.setattr(train, "has_small_moments", lambda device: False)  # it continues as it began
     second = training(where="parted")
     kept = [state["state1"] for state in second._optimizer.state.values()]
     assert {moment.dtype for moment in kept} == {torch.uint8}
@@ -170,7 +170,7 @@ def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_
     path = training(where="dense").directory / "checkpoint" / "state.json"
     state = json.loads(path.read_text())
     assert state.pop("optimizer") == "AdamW"
-    path.write_text(json.dumps(state))  # as before it was noted
+    path.write_text(json.dumps(state))  # as before the optimiser was recorded
     monkeypatch.setattr(train, "has_small_moments", lambda device: True)
     assert all("exp_avg" in state for state in training(where="dense")._optimizer.state.values())
 

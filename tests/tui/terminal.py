@@ -25,13 +25,13 @@ FAREWELL = r"“[^\x00-\x1f]*” is saved; continue with: localspec chat --conve
 LEAVE = "\x1b[?1049l"  # back to the screen of the shell
 RUN = "import sys; from localspec.cli.main import main; sys.exit(main())"
 
-# What a terminal must no longer do when a program has left it: full screen, mouse reports, focus reports, bracketed
+# Modes that a terminal must not have after a program has left it: full screen, mouse reports, focus reports, bracketed
 # paste, reports of its size.
 TEMPORARY = {1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1047, 1049, 2004, 2026, 2048}
 USUAL = {7, 25}  # lines wrap, the cursor is shown
 
 
-# All that Textual sends: what it asks for at the beginning and takes back at the end, and how it draws in between.
+# All that Textual sends: modes that it sets at the beginning and resets at the end, and drawing in between.
 BACKGROUND = r"\x1b\]11;\?\x1b\\"  # asked once
 MODES = (
     BACKGROUND + r"|\x1b\[\?(?:7|25|1000|1003|1004|1006|1015|1049|2004)[hl]|\x1b\[(?:>25|<)u|\x1b\[\?(?:2026|2048)\$p"
@@ -91,7 +91,7 @@ class Terminal:
         """With the mouse, on their first letter."""
         line = next(n for n, text in enumerate(self.screen.display) if words in text)
         column = self.screen.display[line].index(words)
-        for motion in ("35;{}M", "0;{}M", "0;{}m"):  # it comes, is pressed and let go
+        for motion in ("35;{}M", "0;{}M", "0;{}m"):  # the mouse moves there, and its button is pressed and released
             self.send("\x1b[<" + motion.format(f"{column + 1};{line + 1}"))
 
     def resize(self, columns: int, lines: int) -> None:
@@ -113,7 +113,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        # pyte's own `display` fails where the first half of a wide character has been drawn over, and the rest not yet.
+        # pyte's `display` fails if the first half of a wide character was overwritten, and the second half not yet.
         columns, lines = range(self.screen.columns), range(self.screen.lines)
         return "\n".join("".join(self.screen.buffer[line][column].data for column in columns) for line in lines)
 
@@ -129,7 +129,7 @@ class Terminal:
             assert time.monotonic() < end, f"it never came to pass:\n{self.text}"
             if not self._read(0.05):
                 assert self.process.poll() is None or condition(), f"the program has ended:\n{self.afterwards}"
-            while self._read(0) and time.monotonic() < end:  # looking is dear
+            while self._read(0) and time.monotonic() < end:  # reading the screen is slow
                 pass
 
     def shows(self, *parts: str, seconds: float = PATIENCE) -> None:

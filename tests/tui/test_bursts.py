@@ -87,7 +87,7 @@ async def test_down_and_enter_choose_the_next_model(chat):
     async with talk.playing() as pilot:
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "demo-draft" in talk.screen_text())
-        talk.app.simulate_key("down")  # from the one that answers now, which is the first
+        talk.app.simulate_key("down")  # from the model that answers now, which is the first
         talk.app.simulate_key("enter")
         await until(pilot, lambda: "demo" in talk.loaded)
 

@@ -74,7 +74,7 @@ async def test_ctrl_d_deletes_after_asking_and_the_list_stays_where_it_was(chat)
             await pilot.press("ctrl+d")
             await until(pilot, asked(talk, "Delete “talk 9” for good?"))
             await pilot.press(answer)
-        assert asked(talk, "Delete “talk 9” for good?")()  # neither Enter nor any letter decides
+        assert asked(talk, "Delete “talk 9” for good?")()  # neither Enter nor any letter confirms
         await pilot.press("y")
         await until(pilot, told(talk, "Deleted 1 conversation."))
         assert marked(talk) == "talk 8" and "talk 9" not in listed(talk) and len(listed(talk)) == 39
@@ -118,7 +118,7 @@ async def test_the_last_one_of_a_search_is_deleted(chat, monkeypatch):
         await until(pilot, told(talk, wording("phrases_learned_from_replies_stay")))
         assert told(talk, wording("is_overwritten_at_the_next_start"))(), "it was in a large file"
         await until(pilot, lambda: listed(talk) == [])
-        for key in ("ctrl+d", "f2", "ctrl+s"):  # of nothing
+        for key in ("ctrl+d", "f2", "ctrl+s"):  # nothing is selected
             talk.app.screen._tell("")
             await pilot.press(key)
             await until(pilot, told(talk, wording("no_conversation_is_chosen")))
@@ -129,7 +129,7 @@ async def test_the_last_one_of_a_search_is_deleted(chat, monkeypatch):
         await until(pilot, lambda: listed(talk) == ["dogs"])
         await pilot.press("ctrl+d")
         await until(pilot, asked(talk, "Delete"))
-        await pilot.press("ctrl+q")  # leaves all as it was
+        await pilot.press("ctrl+q")  # changes nothing
     assert titles(talk) == ["dogs"]
     assert b"Said of cats." not in b"".join(file.read_bytes() for file in talk.database.parent.glob("localspec.db*"))
 
@@ -295,7 +295,7 @@ async def test_what_cannot_be_done_is_told(chat, monkeypatch):
                 await pilot.press(*keys[1:])
                 await until(pilot, told(talk, "The disk is [full]."))
         assert listed(talk) == ["two", "one"]
-        history.remove([2])  # elsewhere
+        history.remove([2])  # by another process
         await pilot.press("f2")
         await until(pilot, asked(talk, "New title"))
         await pilot.press(*"x", "enter")

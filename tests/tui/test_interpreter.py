@@ -56,10 +56,10 @@ def test_the_screen_has_a_core_of_the_engine_while_it_draws(had):
         selector.select()
         assert engine.lent == []  # no reply is running
         with interpreter.shared(engine):
-            selector.select()  # it began to answer while the screen drew; the next picture has a core
+            selector.select()  # it began to answer while the screen was drawn; the next drawing has a core
             assert engine.lent == [True]
             selector.select(0)
-            assert engine.lent == [True] and seen[-1] == [True]  # the picture is not done yet
+            assert engine.lent == [True] and seen[-1] == [True]  # the drawing is not finished yet
             selector.select(0.1)
             assert engine.lent == [True, False, True] and seen[-1] == [False]
         selector.select(0.1)
@@ -84,7 +84,7 @@ def test_a_core_is_given_back_to_whom_it_was_taken_from(had):
         with interpreter.shared(other):
             selector.select(0)
             assert engine.lent == [True, False] and other.lent == [True]
-    assert other.lent == [True, False]  # and when the screen is gone
+    assert other.lent == [True, False]  # after the screen has ended
 
 
 def test_a_core_is_given_back_while_an_editor_has_the_terminal(had, monkeypatch):

@@ -19,7 +19,7 @@ class Unmeasured:
     def __init__(self, engine: ScriptedEngine, stages: int) -> None:
         self.gates = [threading.Event() for _ in range(stages)]
         self.taken, self.replies = 0, engine.asked
-        self.before = -1  # replies that had been asked for when it began
+        self.before = -1  # replies that were requested before it began
         engine.measure = self.measure  # type: ignore[attr-defined]
 
     def measure(self) -> Iterator[str]:
@@ -66,7 +66,7 @@ async def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):
         await say(pilot, "Hi")
         await until(pilot, lambda: TIMING in talk.screen_text())
         await say(pilot, "Once more")
-        measured.gates[0].set()  # the step under way
+        measured.gates[0].set()  # the current step
         await until(pilot, lambda: talk.replies() == ["Hello.", "Again."])
         assert measured.taken == 1
         measured.gates[1].set()

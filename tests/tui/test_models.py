@@ -195,7 +195,7 @@ async def test_three_parts_in_order_and_a_search_as_one_types(chat, models, offe
         assert found[8:10] == [wording("does_not_fit_this_machine"), wording("heavy_gated_terms_must_accepted")]
         assert found[10].startswith("needs ") and found[10].endswith(wording("gib_5_4_gib_may_used"))
         assert highlighted(talk) == "scripted (answers now)"
-        await pilot.press("up", "up")  # round about, past what cannot be chosen
+        await pilot.press("up", "up")  # wraps around, past models that cannot be chosen
         assert highlighted(talk) == "other"
         await pilot.press("pagedown")
         assert highlighted(talk) == "bil[lion] (recommended)"

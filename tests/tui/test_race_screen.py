@@ -86,7 +86,7 @@ async def test_a_race_with_a_prompt_of_its_own(chat, races):
             and re.search(r"with\s+phrases\s+and", page)
             and REPLAYED in page
         )
-        await pilot.resize_terminal(60, 24)  # it is over, and is drawn once more all the same
+        await pilot.resize_terminal(60, 24)  # the race is over, but it is drawn once more
         await until(pilot, lambda: [len(rule) == 2 * rule.index("┼") + 1 < 60 for rule in rules(talk)] == [True, True])
         await pilot.press("f5")
         await until(pilot, shows(talk, wording("both_texts_are_the_same")))

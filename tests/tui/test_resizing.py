@@ -18,7 +18,7 @@ async def test_two_sizes_that_wait_for_a_screen_are_not_laid_out_in_turns_for_ev
     lay_out = Screen._refresh_layout
 
     def counted(screen, *given, **named):
-        if len(layouts) < 3 * ENOUGH:  # or a test that fails would never end
+        if len(layouts) < 3 * ENOUGH:  # otherwise a failing test would never end
             layouts.append(screen.size)
             lay_out(screen, *given, **named)
 

@@ -142,7 +142,7 @@ async def test_a_stopped_reply_keeps_what_was_said_and_the_conversation_goes_on(
 
 async def test_stopped_before_the_first_token_the_prompt_is_given_back_but_not_over_what_is_typed(chat):
     gates = threading.Event(), threading.Event()
-    talk = chat(*([gate, Prefill(5, 5), "never seen"] for gate in gates))  # the step under way is finished
+    talk = chat(*([gate, Prefill(5, 5), "never seen"] for gate in gates))  # the current step is finished
     async with talk.playing() as pilot:
         for gate, typed, left in zip(gates, ("", "else"), ("Hm", "else"), strict=True):
             await say(pilot, "Hm")

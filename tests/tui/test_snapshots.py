@@ -250,7 +250,7 @@ async def test_without_colours(chat, monkeypatch):
         text = picture[picture.index("-matrix") :]
         colours = set(re.findall("fill: #([0-9a-f]{6})", picture)) | set(re.findall('fill="#([0-9a-f]{6})"', text))
         coloured = {colour for colour in colours if len({colour[:2], colour[2:4], colour[4:]}) > 1}
-        assert coloured <= {"ff5f57", "febc2e", "28c840", "c5c8c6"}  # of the window that is drawn around
+        assert coloured <= {"ff5f57", "febc2e", "28c840", "c5c8c6"}  # colours of the window around the screen
         assert len(colours) > 5
 
 

@@ -169,7 +169,7 @@ def test_what_must_happen_before_the_first_paint(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     terminal.prepare()
-    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"  # the user's own word counts
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"  # the user's own setting counts
     assert os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1"
     assert resource_tracker._resource_tracker._fd is not None
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS")
@@ -350,7 +350,7 @@ def test_a_signal_after_the_chat_has_ended_is_no_trouble(chat):
         await pilot.press("ctrl+q")
 
     talk.play(story)
-    assert talk.app.event_loop.is_closed()  # which refuses what it is asked, and says so
+    assert talk.app.event_loop.is_closed()  # a closed loop refuses calls, and says so
     talk.app.leave(143)
     assert talk.app.return_code == 0
 

@@ -96,7 +96,7 @@ def least_contrast(talk, row) -> float:
     ratios = []
     for segment in talk.app.screen._compositor.render_strips()[row]:
         style = segment.style
-        if segment.text.strip(" ▏❯") and not style.reverse:  # but for the cursor and for lines
+        if segment.text.strip(" ▏❯") and not style.reverse:  # except the cursor and lines
             pair = (brightness(Color.from_rich_color(color)) for color in (style.color, style.bgcolor))
             dark, light = sorted(pair)
             ratios.append((light + 0.05) / (dark + 0.05))
@@ -112,7 +112,7 @@ async def test_in_every_theme_the_footer_and_the_placeholder_can_be_read(chat):
             await pilot.pause()
             footer, prompt = talk.app.screen.query_one(KeysFooter).region.y, talk.app.screen.query_one(Prompt).region.y
             await until(pilot, lambda: "Send" in talk.screen_text() and "Say something" in talk.screen_text())
-            if name.startswith("ansi"):  # what these colours are the terminal decides
+            if name.startswith("ansi"):  # the terminal decides on these colours
                 words = next(
                     one for one in talk.app.screen._compositor.render_strips()[prompt] if "ay something" in one.text
                 )

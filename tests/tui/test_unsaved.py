@@ -53,7 +53,7 @@ async def test_it_is_told_until_all_is_kept(chat, full):
         full(True)
         await talked(talk, pilot, "five")
         await until(pilot, lambda: line(talk))
-        full(False)  # it is tried again when one leaves
+        full(False)  # saving is tried again when the user leaves
     assert [prompt for prompt, *_ in talk.kept()] == ["one", "two", "three", "four", "five"]
     assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
 

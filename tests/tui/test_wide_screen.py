@@ -12,7 +12,7 @@ from localspec_tui.widgets.xray_view import XRayView
 
 SIZE = (200, 50)
 TEXT, DIALOG = 100, 90  # columns
-AROUND = 2  # lines of a dialog below what it holds
+AROUND = 2  # lines of a dialog below its content
 
 
 async def test_no_line_of_text_is_longer_than_100_columns(chat):

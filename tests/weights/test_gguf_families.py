@@ -167,7 +167,7 @@ def ahead_by_llama_cpp(file: Path, tokens: list[int], states: np.ndarray) -> np.
         batch.pos[row], batch.n_seq_id[row], batch.seq_id[row][0], batch.logits[row] = row, 1, 0, 1
     assert library().llama_decode(context, batch) == 0
     found = np.ctypeslib.as_array(library().llama_get_logits(context), (count, gguf_families.VOCABULARY)).copy()
-    batch.token = None  # is not llama.cpp's to free
+    batch.token = None  # it is not llama.cpp's memory to free
     library().llama_batch_free(batch)
     library().llama_free(context)
     library().llama_model_free(model)
@@ -333,7 +333,7 @@ def test_no_drafter_changes_an_id(opened, name, kind):
     def plainly(prompt: list[int], count: int, sampling: Sampling) -> list[int]:
         return reply(Session(target, Autoregressive(), Budget(0)), prompt, count, sampling)[0]
 
-    # a family samples in one way, and the next in the other; `make test-all` in both
+    # each family samples in one way, and the next one in the other; `make test-all` uses both
     ways = (Sampling(), HOT)
     for sampling in ways if "WHOLE_MATRIX" in os.environ else ways[[*FAMILIES].index(name) % 2 :][:1]:
         for seed in range(9):  # the reply to some prompts ends at once

@@ -30,7 +30,7 @@ def other(change):
     return lambda tensor: replace(tensor, **change)
 
 
-# name of a tensor -> what it becomes, of what it is (None: it is added)
+# name of a tensor -> its new value, made from its old one (None: the tensor is added)
 CASES = {
     "a bias of one number": (f"{LAYER}gate_up_proj.bias", lambda _: vector(1)),
     "a bias that its family does not have": (f"{LAYER}o_proj.bias", lambda _: vector(48)),

@@ -50,7 +50,7 @@ def test_texts_have_the_ids_that_llama_cpp_gives_them(tmp_path, name, pre):
     plain |= {"general.architecture": "llama", "llama.attention.head_count": 4}
     plain |= {f"llama.{key}": one for key, one in shape.items()} | {"llama.attention.layer_norm_rms_epsilon": 1e-5}
     (tmp_path / "a.gguf").write_bytes(written(plain, {}))
-    # It neither composes characters nor knows those of newer Unicode, and it reads C strings.
+    # It neither composes characters nor knows the characters of newer Unicode, and it reads C strings.
     texts = [text for text in TEXTS if text and "\0" not in text and "e\u0301" not in text and "½" not in text]
     for text, ids in zip(texts, their_ids(tmp_path / "a.gguf", texts), strict=True):
         assert ours.encode(text, True) == ids, repr(text)

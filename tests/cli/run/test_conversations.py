@@ -71,7 +71,7 @@ def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages)
     assert last["prompt_tokens"] == 1 + sum(len(text.encode()) + 2 for _, text in messages[-1])
     assert run("--conversation", first.info.id, "four").out == hello.text + "\n"
     assert messages[-1] == [("user", "one"), said_so, ("user", "four")]
-    run("--continue", "five")  # the one that was used last by now
+    run("--continue", "five")  # now the conversation used last
     assert messages[-1] == [("user", "one"), said_so, ("user", "four"), said_so, ("user", "five")]
     assert [conversation.info.id for conversation in kept(home)] == [first.info.id, second.info.id]
     assert [[turn.prompt for turn in conversation.turns] for conversation in kept(home)] == [
@@ -101,7 +101,7 @@ def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, mon
     run("-c", "more")
     assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1, 1]
     assert latest("last") == "a chat"
-    with Store.open(Paths(home).database, pytest.fail) as store:  # continued in a chat
+    with Store.open(Paths(home).database, pytest.fail) as store:  # as if it was continued in a chat
         store.history.say(kept(home)[0].info.id, "and more", model=str(hello.path), system=None)
     assert latest("last") == latest("last of run") == "not seen"
 
@@ -142,7 +142,7 @@ def test_no_log_keeps_nothing(run, home, long, monkeypatch):
         assert kept(home) == [] and kept_tokens(Paths(home).database) == set()
         assert files_with(home, *traces) == []
     (home / "config" / "config.toml").unlink()
-    run("-m", long.path, "QZJX", "--drafter", "phrases")  # by itself it takes none for so small a model
+    run("-m", long.path, "QZJX", "--drafter", "phrases")  # without a flag, it takes no drafter for so small a model
     for trace in traces:  # these tests would notice
         assert files_with(home, trace) == [Paths(home).database]
 

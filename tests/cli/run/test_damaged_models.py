@@ -104,7 +104,7 @@ def test_damaged_models(run, tmp_path, hello, damage):
 
 
 def test_a_tokenizer_that_panics_in_the_midst_of_a_reply_costs_nothing_that_was_said(run, home, long, monkeypatch):
-    class PanicException(BaseException):  # as the library's, which has no name to import
+    class PanicException(BaseException):  # like the library's exception, which cannot be imported
         pass
 
     def fails(self: Tokenizer, tokens: list[int], skip_special_tokens: bool = False) -> str:

@@ -42,7 +42,7 @@ def test_what_learns_and_what_forgets(run, long):
     def length(*arguments: object) -> float:
         drafter = (
             () if "--no-spec" in arguments else ("--drafter", "phrases", "--draft-max", 8)
-        )  # else a busy machine switches drafts off
+        )  # otherwise a busy machine switches drafts off
         reply = run("-m", long.path, "hi", "--json", *drafter, *arguments).json
         assert reply["text"] == long.text
         return float(reply["speculation"]["acceptance_length"])
@@ -60,7 +60,7 @@ def test_what_learns_and_what_forgets(run, long):
 def test_a_directory_has_its_phrases_however_it_is_spelt(run, home, long, monkeypatch):
     monkeypatch.chdir(long.path.parent)
     spellings = (str(long.path), long.path.name, f"./{long.path.name}", f"{long.path}/")
-    ask = ("hi", "--json", "--drafter", "phrases", "--draft-max", 8)  # else a busy machine switches drafts off
+    ask = ("hi", "--json", "--drafter", "phrases", "--draft-max", 8)  # otherwise a busy machine switches drafts off
     lengths = [run("-m", name, *ask).json["speculation"]["acceptance_length"] for name in spellings]
     assert lengths[0] == 1.0 and min(lengths[1:]) > 3
     with Store.open(Paths(home).database, lambda sentence: pytest.fail(sentence)) as store:
@@ -95,7 +95,7 @@ def test_phrases_hold_nothing_of_the_prompt(run, home, models):
     assert reply["text"] == "abcdxefgh"
     assert reply["speculation"]["draft_n"] > reply["speculation"]["draft_n_accepted"]  # the marker was drafted
     database = Paths(home).database
-    with Store.open(database, pytest.fail) as store:  # a conversation does hold it
+    with Store.open(database, pytest.fail) as store:  # the conversation does contain it
         store.history.remove([store.history.latest()])
     files = [database, *database.parent.glob("localspec.db-*")]
     packed = b"".join(struct.pack("<I", ord(letter)) for letter in marker[:2])

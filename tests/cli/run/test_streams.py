@@ -23,7 +23,7 @@ from localspec.chat.start import DEMO
 
 pytestmark = pytest.mark.slow
 
-# Runs the program where nothing can reach the network, and looks at what it imported.
+# Run the program without a network, and list what it imported.
 OFFLINE = """
 import sys
 def watch(event, arguments):
@@ -96,13 +96,13 @@ def test_full_disks_behind_the_streams(home, hello):
 
 
 def test_notices(run, home, hello, monkeypatch):
-    monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # as the demo model, which it replaces
+    monkeypatch.setattr("localspec.models.entries.Entry.toy", True)  # like the demo model, which it replaces
     (home / "config").mkdir(parents=True)
     (home / "config" / "models.toml").write_text(f'[demo]\npath = "{hello.path}"\n')
     result = run("hi")
     assert (result.code, result.out) == (0, hello.text + "\n")
     assert result.err == f"localspec: {DEMO}\n"
-    assert run("hi").err == ""  # once a day
+    assert run("hi").err == ""  # shown once a day
     assert run("hi", "-m", "demo").err == ""
 
 

@@ -92,7 +92,7 @@ def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkey
     refused(
         run("-m", granite.path, "hi", "--think", "-s", "Be brief."), 2, "--think has no effect with a system prompt"
     )
-    # What is said for all models holds for those that heed it.
+    # A setting for all models applies to those that can follow it.
     monkeypatch.setenv("LOCALSPEC_THINK", "off")
     assert run("-m", hello.path, "hi").code == 0
 
