@@ -138,7 +138,7 @@ def as_computed(device: Device, model: Model) -> Device:
 
 
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
-    """Return the precisions in which this model can be loaded: those of its packings, if it is here only packed."""
+    """Return the `precisions` in which this model can be loaded (`Model.can_be`)."""
     return [one for one in precisions if model.can_be(one.quantize, one.device.backend)]
 
 

@@ -189,7 +189,7 @@ def recommendations(
 ) -> list[Recommendation]:
     """Return the recommendation of each registered model, the highest quality first.
 
-    With `here`, only models and drafters that can be loaded now count. Otherwise those that can be fetched count too.
+    With `here`, only models and drafters that can be loaded now count; otherwise also models and drafters to fetch.
     """
     cards = known()
     found: list[Recommendation] = []
@@ -207,8 +207,7 @@ def recommendations(
 
 
 def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the recommendations `here`, then the recommendations of `every` whose pair of model and drafter `here`
-    lacks."""
+    """Return the recommendations in `here`, then those in `every` with another pair of model and drafter."""
     seen = {one.model_and_drafter for one in here}
     return [*here, *(one for one in every if one.model_and_drafter not in seen)]
 
@@ -276,9 +275,9 @@ class _OfMachine(NoMeasurements):
 def _quality(model: Model) -> int:
     """Return the model's quality in the registry, or an estimate from registered models of about the same size.
 
-    A mixture of experts counts like a dense model whose size is the geometric mean of its parameters and of those that
-    a token reads. Registered mixtures agree: that mean is 8 to 11 B, and their qualities are 59 to 66, while those of
-    dense models of 8 to 15 B from the same families are 50 to 61.
+    A mixture of experts counts like a dense model whose size is the geometric mean of its parameters and of the
+    parameters that a token reads. Registered mixtures agree: with means of 8 to 11 B they have qualities of 59 to 66,
+    and dense models of 8 to 15 B from the same families have 50 to 61.
     """
     entry, size = model.card.entry, float(model.parameters)
     if model.shape.experts:

@@ -195,7 +195,7 @@ class Drafter(TrainedDrafter):
         return self._trees.grow(context, logits_of, depths)
 
     def _logits(self, states: Rows) -> Rows:
-        """Return logits [rows, vocab_size] of outputs [rows, channels]; those outside the nearest clusters are -inf."""
+        """Return logits [rows, vocab_size] of outputs [rows, channels], with -inf outside the nearest clusters."""
         logits = self._head(states)
         if self._centroids is None:
             return logits

@@ -33,9 +33,9 @@ class DFlashOptions:
     states that it reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and `block`
     the number of tokens of a block, including the root.
 
-    `causal` says in which layers a row of the block sees no later row: those with a window, all, or none. Embeddings
-    are multiplied by `scale`, and logits by `multiplier`. With a `cap`, logits x become cap · tanh(x / cap); 0 is no
-    cap. Raises UsageMistake for impossible values.
+    `causal` says in which layers a row of the block sees no later row: the layers with a window, all layers, or none.
+    Embeddings are multiplied by `scale`, and logits by `multiplier`. With a `cap`, logits x become cap · tanh(x / cap);
+    0 is no cap. Raises UsageMistake for impossible values.
     """
 
     config: str = ""

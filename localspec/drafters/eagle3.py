@@ -209,7 +209,7 @@ class Drafter(TrainedDrafter):
     """EAGLE-3 (Li et al. 2025, §3.1): drafts one level of a tree after another, each in one small batch.
 
     A level's logits are W RMSNorm(s) over the draft vocabulary, where s [nodes, hidden_size] are the layer's states.
-    Only rows of the text keep keys and values. Those of a draft are discarded with the draft.
+    Only rows of the text keep keys and values; the keys and values of a draft are discarded with it.
     """
 
     kind = "eagle3"
@@ -332,7 +332,7 @@ class Drafter(TrainedDrafter):
                 return last
 
     def _text_states(self, ids: Rows, features: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return the states of tokens of the text, whose ids are [rows, 1]."""
+        """Return the states of tokens of the text. ids [rows, 1] are the tokens."""
         return (self._layer(self._embed(ids[:, 0]), features, *seats),)
 
     def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:

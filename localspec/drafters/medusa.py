@@ -227,8 +227,8 @@ def sparse_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
 def dense_tree(accuracies: Sequence[Sequence[float]], nodes: int) -> DraftTree:
     """Return Medusa's dense tree (§3.1.2): every product of the first s_k candidates of each head k.
 
-    The numbers s_k are those with the highest expected acceptance among trees of at most this many nodes. The returned
-    tree has ranks in place of tokens.
+    The numbers s_k have the highest expected acceptance among trees of at most this many nodes. The returned tree has
+    ranks in place of tokens.
     """
     best: float = 0.0
     widths: tuple[int, ...] = ()

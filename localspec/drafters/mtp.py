@@ -47,8 +47,8 @@ class MtpOptions:
 class Drafter(TrainedDrafter, OfModel):
     """Multi-token prediction: one layer that runs once per token, with the target's embedding and head.
 
-    Rows of the text keep keys and values. Those of a draft are discarded with the draft. The drafter proposes chains,
-    because a target with recurrent layers cannot read branches.
+    Rows of the text keep keys and values; the keys and values of a draft are discarded with it. The drafter proposes
+    chains, because a target with recurrent layers cannot read branches.
     """
 
     kind = "mtp"

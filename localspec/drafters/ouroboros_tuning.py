@@ -210,7 +210,7 @@ def starting(costs: ForwardCostModel) -> Hyperparameters:
 
 
 def values(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
-    """Return variants of `best` with all other values of one parameter, leaving out those with an expensive window."""
+    """Return variants of `best` with all other values of one parameter, except variants with an expensive window."""
     tried = [replace(best, **{name: value}) for value in RANGES[name]]
     return [one for one in tried if one != best and (not one.window or _window_price(one, costs) <= CHEAP)]
 

@@ -335,7 +335,7 @@ class _TreeBuilder:
         return node
 
     def drafted(self, parent: int) -> dict[int, float]:
-        """Return the drafter's chances of the children of a node by token; empty if one of them is unknown."""
+        """Return the drafter's chances of the children of a node by token; empty if a chance is unknown."""
         chances = self._inner.chance
         if chances is None or parent >= self._inner.size:
             return {}

@@ -1,8 +1,8 @@
 """The phrase pool: earlier continuations of the last few tokens, from this conversation or from earlier sessions.
 
 Its phrases are those of Ouroboros (Zhao et al. 2024): committed text, phrases from verification (§3.3), phrases from
-history (§3.4) and phrases of a Jacobi window (§3.1). A store saves those from history across sessions. A wrong phrase
-costs time but never changes the text, because the target verifies it.
+history (§3.4) and phrases of a Jacobi window (§3.1). A store saves the phrases from history across sessions. A wrong
+phrase costs time but never changes the text, because the target verifies it.
 """
 
 from collections import OrderedDict

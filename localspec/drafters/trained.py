@@ -152,8 +152,8 @@ class TrainedDrafter(ABC):
     _cache: ParkableCache | None = None
 
     def __init__(self, target: DraftableModel[Any], options: Any, tensors: Mapping[str, Array]) -> None:
-        """Build the drafter. `tensors` are those that `tensor_specs` lists, in fp32 if floating-point; each is read
-        once."""
+        """Build the drafter. `tensors` are the tensors that `tensor_specs` lists, in fp32 if floating-point; each is
+        read once."""
         self.target, self.options, self.compute = target, options, target.compute
         self.calibration = Calibration()
         self.accuracies: Sequence[Sequence[float]] = ()

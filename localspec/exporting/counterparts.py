@@ -155,9 +155,8 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
 def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
     """Return the small model that an engine drafts with in place of a drafter of the kind `parallelspec`.
 
-    A drafter of the form `model` still drafts in parallel. One of the form `medusa` drafts token by token there,
-    because engines have one mask token for all depths, but this form has one for each depth. The form `eagle` is
-    refused.
+    A drafter of the form `model` still drafts in parallel. A drafter of the form `medusa` drafts token by token there,
+    because it has a mask token for each depth, and engines have one for all depths. The form `eagle` is refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":

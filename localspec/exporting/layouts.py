@@ -84,7 +84,7 @@ def write_eagle3(
 ) -> None:
     """Write the EAGLE-3 head in a drafter's file, in the precision that `config` names.
 
-    `sizes` are those of its target. The head has no separate embedding.
+    `sizes` are the sizes of its target. The head has no separate embedding.
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
     with safe_open(drafter, framework="pt") as opened:

@@ -65,8 +65,8 @@ class GgufFile:
 class LayerSizes:
     """The sizes of one layer in channels, if the layers of a model differ.
 
-    `keys_of` is the layer whose keys and values it reads; None if it has its own. It is an earlier layer, or a layer of
-    another model (`TransformerConfig.borrows`). With `keys_are_values`, one projection makes both.
+    `keys_of` is the layer that provides the keys and values, an earlier layer or a layer of another model
+    (`TransformerConfig.borrows`); None if the layer has its own. With `keys_are_values`, one projection makes both.
     """
 
     num_kv_heads: int

@@ -1,9 +1,9 @@
 """Llama, the family that descriptions of other families refer to.
 
-A layer is attention and a gated MLP. Each reads its input through an RMSNorm, and its output is added to that input.
-Positions rotate channel i of a head with channel i + head_dim / 2. In GGUF these two are neighbours, so the rows of
-queries and keys have another order there. The frequencies of Llama 3.1 are in `rope_freqs.weight`. Files of Mistral and
-of most models with Llama's arithmetic also have the architecture `llama` in GGUF.
+A layer is attention and a gated MLP. Both read their input through an RMSNorm, and add their output to the input.
+Positions rotate channel i of a head with channel i + head_dim / 2. In GGUF these two channels are neighbours, so the
+rows of queries and keys have another order there. The frequencies of Llama 3.1 are in `rope_freqs.weight`. Files of
+Mistral and of most models with Llama's arithmetic also have the architecture `llama` in GGUF.
 """
 
 from localspec.families.family import PAIRS, Family, Gguf, Sampled

@@ -71,7 +71,7 @@ class ModelConfig:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> "ModelConfig":
-        """Return the values of a config.json. Raises ValueError for impossible ones; the message is a clause."""
+        """Return the values of a config.json. Raises ValueError for impossible values; the message is a clause."""
         content = text_config(content)
         family = FAMILIES.get(str(content.get("model_type")))
         if family is None:

@@ -103,7 +103,7 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 
 
 def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return Gemma 4's frequencies: the slower ones of a head are zero, and the others are unchanged."""
+    """Return Gemma 4's frequencies: the slower frequencies of a head are zero, and the others are unchanged."""
     half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
     kept = np.arange(half) < int(share * config.head_dim // 2)
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
@@ -155,7 +155,7 @@ def _yarn_attention_scaling(parameters: Mapping[str, Any], factor: float) -> flo
 
 
 def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return frequencies of LongRoPE (Ding et al. 2024): a factor per channel that was found by a search.
+    """Return frequencies of LongRoPE (Ding et al. 2024), with a factor for each channel that a search found.
 
     There is one set of factors for short texts and one for long texts.
     """

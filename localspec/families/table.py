@@ -48,7 +48,7 @@ def _inside(kind: str) -> dict[str, str]:
 
 
 def supported(refused: str | None) -> str:
-    """Return the end of a sentence that refuses an architecture: which ones are supported, and the nearest model."""
+    """Return the end of a sentence that refuses an architecture: the supported architectures, and the nearest model."""
     names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
     return f"supported are {', '.join(names)}; {nearest_model(refused)}"
 

@@ -1,4 +1,4 @@
-"""GGUF files in the shared cache: those of pulled models, and those that other programs fetched."""
+"""GGUF files in the shared cache: files of pulled models, and files that other programs fetched."""
 
 import os
 import re
@@ -122,7 +122,7 @@ class CachedGguf:
 def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     """Return the GGUF files in the cache of a repository, or of one type in a repository.
 
-    Without a source, return those of every repository.
+    Without a source, return the files of every repository.
     """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))

@@ -323,7 +323,7 @@ class ChatTokenizer:
         return set(characters) <= set(said) or (len(characters) == 1 and bool(said.strip()))
 
     def stop_tokens(self, eos_token_ids: Iterable[object]) -> frozenset[int]:
-        """Return all ids that end a reply: those given, the tokenizer's, and the mark that the template writes after
+        """Return all ids that end a reply: the given ids, the tokenizer's, and the mark that the template writes after
         replies.
 
         `eos_token_ids` are values of config.json and generation_config.json: an id, a list of ids, or None. Raises

@@ -37,10 +37,10 @@ class DefaultDraft:
 def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
     """Return the small model that drafts for a target, and sentences about a skipped model, if any.
 
-    The result is the first of these that is here and has the target's tokens: the model that models.toml names; the
-    model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose step
-    reads at most half as many bytes. If none is here, the result is the model that models.toml names, which must be
-    fetched. Only headers are read. `every` is a recent result of `known`, for a caller that asks about many models.
+    The result is the first of these models that is here and has the target's tokens: the model that models.toml names;
+    the model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose
+    step reads at most half as many bytes. If none is here, the result is the model that models.toml names, which must
+    be fetched. Only headers are read. `every` is a recent result of `known`, for callers that ask about many models.
     """
     named: DefaultDraft | None = None
     if card.draft:

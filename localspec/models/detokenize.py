@@ -14,9 +14,9 @@ _WINDOW = 16  # most tokens that are decoded again for each new one, unless no c
 class Detokenizer:
     """A decoder that never splits a character.
 
-    It decodes the last few tokens with and without the new ones, and returns the difference. This is necessary because
-    a sentencepiece tokenizer drops the space before a first word, and a byte-level tokenizer splits a character over
-    several tokens.
+    It decodes the last few tokens with and without the new tokens, and returns the difference. This is necessary
+    because a sentencepiece tokenizer drops the space before a first word, and a byte-level tokenizer splits a character
+    over several tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

@@ -146,9 +146,9 @@ def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
 def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> DrafterCard:
     """Return the trained drafter that `name`, a kind or a directory, means for a model.
 
-    The user's own drafters of a kind, the newest first, come before a drafter that came with the model. Damaged
-    drafters, and those that a bench found not to pay, are skipped. Raises NotHere if there is none, UsageMistake if it
-    was made for another model or another family, and LocalspecError if it is damaged.
+    The user's own drafters of a kind, the newest first, come before a drafter that came with the model. Drafters that
+    are damaged, or that a bench found not to pay, are skipped. Raises NotHere if there is no drafter, UsageMistake for
+    a drafter of another model or family, and LocalspecError for a damaged drafter.
     """
     if name in kinds(*WEIGHTS):
         trouble = None
@@ -185,7 +185,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
 
 
 def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
-    """Return the trained drafters for a model that can be read: of each kind the one that `find_drafter` finds."""
+    """Return the readable trained drafters for a model: of each kind the drafter that `find_drafter` finds."""
     found: dict[str, DrafterCard] = {}
     for _, drafter in _drafters_here(card, paths):
         if isinstance(drafter, DrafterCard):

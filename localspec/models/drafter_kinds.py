@@ -87,7 +87,7 @@ class DraftCost:
 def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
     """Return how many tokens a drafter with these options may propose. Impossible numbers stand for all tokens.
 
-    The options are read from a file. Impossible ones are refused when the drafter is loaded.
+    The options are read from a file. Impossible options are refused when the drafter is loaded.
     """
     found = options.get("vocabulary")
     return found if isinstance(found, int) and 0 < found < shape.vocab_size else shape.vocab_size

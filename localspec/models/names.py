@@ -80,7 +80,7 @@ def _plain(name: str) -> str:
 
 
 def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
-    """Return one name for each set of files, because several of these models may share their files."""
+    """Return one name for each set of files, because several of the models may share their files."""
     names: dict[Path, str] = {}
     for card in cards:
         names.setdefault(card.path, card.name)

@@ -32,7 +32,7 @@ def is_only_copy(origin: Origin, paths: Paths) -> bool:
 
 
 def move_only_copies(paths: Paths, reporter: Reporter) -> None:
-    """Move every only copy out of the cache directory. Report those that cannot be moved in one notice.
+    """Move every only copy out of the cache directory. Report all copies that cannot be moved in one notice.
 
     Call it before models are looked up by name: a path found earlier may no longer exist afterwards.
     """

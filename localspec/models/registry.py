@@ -106,7 +106,7 @@ def listed_as(digests: Collection[str], paths: Paths) -> str:
     """Return the name of the entry that lists these GGUF files; empty if there is none, or if its model is already
     here.
 
-    `digests` are as `file_digests` returns them.
+    `digests` is a result of `file_digests`.
     """
     for name, card in cards(paths).items():
         if card.entry and digests and set(digests) <= {*card.entry.sha256, *card.entry.fingerprints}:

@@ -149,7 +149,7 @@ def propose(
 ) -> Proposal:
     """Return the layers and tokens per draft that should be fastest (§5.3). Add a token to the draft only if it pays.
 
-    Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are those `measured`.
+    Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are the `measured` ones.
     `length` returns the tokens per iteration of the verified tree, by its candidates' chances [depth][rank]. At most
     `most` layers are considered (None: all).
     """

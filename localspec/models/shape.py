@@ -207,7 +207,7 @@ class Shape:
 
     @property
     def small(self) -> int:
-        """The number of weights that are never packed: those of norms before attention and MLP, and of routers."""
+        """The number of weights that are never packed: norms before attention and MLP, and routers."""
         routers = self.num_layers * self.hidden_size * self.experts.count if self.experts else 0
         return (2 * self.num_layers + 1) * self.hidden_size + routers
 

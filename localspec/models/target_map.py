@@ -46,7 +46,7 @@ class TargetMap:
 
 
 def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
-    """Return the map in a config.json and the header of its file; None for a model without one.
+    """Return the map in a config.json and the header of its file; None for a model without such a map.
 
     Raises NotHere if the file is missing, and LocalspecError for invalid content.
     """

@@ -24,8 +24,8 @@ _handed_on: "list[Tokenizer]" = []  # at most one
 class Tokenizer:
     """A tokenizer of the library tokenizers, with the special tokens and the template of its config.
 
-    It returns the same ids as transformers. `special_tokens` are those with a name, such as eos_token; `chat_template`
-    is None if the model has none.
+    It returns the same ids as transformers. `special_tokens` are the tokens with a name, such as eos_token;
+    `chat_template` is None if the model has none.
     """
 
     def __init__(self, files: Mapping[str, str], path: Path, tried: bool = False) -> None:
@@ -86,7 +86,7 @@ class Tokenizer:
         _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
-        """Return this tokenizer with the chat template in these files; None if they belong to another tokenizer."""
+        """Return this tokenizer with the chat template in `files`; None if the files belong to another tokenizer."""
         differing = {name for name in TOKENIZER_FILES if files.get(name) != self._files.get(name)}
         if differing - {"chat_template.jinja"} or "LlamaTokenizer" in files.get("tokenizer_config.json", ""):
             return None  # Llama's splitting depends on config.json, too

@@ -93,7 +93,7 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
 
 
 def forget(files: Mapping[str, bytes]) -> None:
-    """Delete the records of these text files. They are tried again if they are still needed."""
+    """Delete the records of these text files. The files are tried again if they are still needed."""
     with suppress(OSError):
         (Paths(home()).tokenizers / _mark(files)).unlink()
 
@@ -119,7 +119,7 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's answers about the tokenizer and the template; an error if one of them crashed it."""
+    """Return the child's answers about the tokenizer and the template; an error if one of them crashed the child."""
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
     said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])

@@ -135,9 +135,9 @@ def register(
 ) -> Iterator[Installed | Packed]:
     """Register the file of a part under the name of its source, and pack it if the settings say so.
 
-    `texts` are the model's own, used instead of those in the file; `before` is the result of `made_before`. All fetched
-    files stay if the registration fails. Raises the errors of `import_gguf`, and LocalspecError if the file has fewer
-    bits than the form that should replace the original.
+    `texts` are the model's own text files, which replace the texts in the file; `before` is the result of
+    `made_before`. All fetched files stay if the registration fails. Raises the errors of `import_gguf`, and
+    LocalspecError if the file has fewer bits than the form that should replace the original.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
 

@@ -53,7 +53,7 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
 
 
 def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
-    """Return the options in config.json. Raises UsageMistake for another target's options, and for impossible ones."""
+    """Return the options in config.json. Raises UsageMistake for options that are impossible or another target's."""
     text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
     if not isinstance(text, dict):
         raise UsageMistake("its config.json has no text_config; fetch the drafter again.")

@@ -72,7 +72,7 @@ FITTED = 0.5  # of that rate, for a few steps of heads that start from least squ
 
 @dataclass(frozen=True)
 class CourseOptions:
-    """The user's settings of a course, in addition to those of the training.
+    """The user's settings of a course, in addition to the settings of the training.
 
     `hours` is the time for everything. None means that localspec chooses.
     """

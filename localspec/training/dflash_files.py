@@ -73,8 +73,7 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
 
 
 def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -> dict[str, Any]:
-    """Return the options in config.json. Raises LocalspecError for unsupported ones, UsageMistake for
-    impossible ones."""
+    """Return the options in config.json. Raises LocalspecError for unsupported, UsageMistake for impossible options."""
     inner = config.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
     names = {**_OURS, **(_DSPARK if kind == DSPARK else {}), "target_layer_ids": ""}

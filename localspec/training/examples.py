@@ -52,7 +52,7 @@ def read_examples(files: Sequence[Path]) -> list[Example]:
 
 
 def read_answers(file: Path, most: int | None = None) -> list[Example]:
-    """Read the first `most` lines of a file of answers, or all of them. There are none if the file does not exist.
+    """Return the first `most` lines of a file of answers, or all lines; nothing if the file does not exist.
 
     Another training may add lines at the same time, so a line without its end is left out. Raises UsageMistake for a
     file that cannot be read.
@@ -252,8 +252,8 @@ class PastConversation:
 
 @dataclass(frozen=True)
 class Past:
-    """A user's conversations, the newest first: those to learn from directly, those whose prompts the model answers
-    again, and held-out prompts, which are in neither group."""
+    """A user's conversations, the newest first: conversations to learn from directly, conversations with prompts that
+    the model answers again, and held-out prompts, which are in neither group."""
 
     own: Sequence[PastConversation]
     questions: Sequence[Question]

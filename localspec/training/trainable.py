@@ -341,7 +341,7 @@ def _specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorSpec]:
 
 
 def most_frequent(frequencies: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the `count` most frequent tokens, ascending. Of equally frequent ones take the lowest ids.
+    """Return the ids of the `count` most frequent tokens, ascending. Of equally frequent tokens take the lowest ids.
 
     Tokenizers give the lowest ids to common tokens.
     """

@@ -202,7 +202,7 @@ def _remembered(paths: Paths) -> dict[str, Known]:
 
 
 def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
-    """Add new records, and drop those of files that are gone. If they cannot be saved, the files will be read again.
+    """Add new records, and drop records of files that are gone. If saving fails, the files will be read again.
 
     For a file that changed recently only digest and fingerprint are saved: its times would not show a further change.
     """

@@ -146,7 +146,7 @@ def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> 
 class GgufModel:
     """A model in one or more GGUF files. The first file has the metadata.
 
-    `given` are the publisher's text files of the model, which replace those made from the metadata.
+    `given` are the publisher's text files of the model. They replace the files made from the metadata.
     """
 
     parts: tuple[GgufFile, ...]

@@ -1,4 +1,4 @@
-"""The packed models on this machine, those imported from GGUF files, and GGUF files of other programs.
+"""The packed models on this machine, the models imported from GGUF files, and GGUF files of other programs.
 
 Packed files that can be made again from weights on this machine are in the cache directory. The others are in the data
 directory.
@@ -256,7 +256,7 @@ _MOST_PARTS = 1000
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a path is a file whose name ends like a GGUF file's."""
+    """Return whether a path is a file with a name that ends like a GGUF file's."""
     return path.suffix.lower() == _SUFFIX and path.is_file()
 
 

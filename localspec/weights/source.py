@@ -71,7 +71,7 @@ class PackingSource:
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
         """Return a function that reads rows of the head from the model's file; None if the head is packed.
 
-        The head stays in the file for a draft model in blocks whose logits cover only some tokens.
+        The head stays in the file for a draft model in blocks that computes logits of only some tokens.
         """
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None

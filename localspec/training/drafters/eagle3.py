@@ -129,7 +129,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """The weights of the matrix that joins states, and for each step those of the layer, its head and the
+        """The weights of the matrix that joins states, and for each step the weights of the layer, its head and the
         target's head."""
         own, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
         joined = self.fc.weight.numel()

@@ -273,7 +273,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, depth_losses)
 
     def _places(self, batch: Batch) -> Places:
-        """Return the target's outputs for texts that were just read, in the form of saved ones."""
+        """Return the target's outputs for texts that were just read, in the form of saved outputs."""
         predicting = _predicting(batch.loss_mask)
         text, place = predicting.nonzero(as_tuple=True)
         roots = batch.tokens.roll(-1, 1)[predicting]

@@ -207,7 +207,7 @@ class Trainable(TrainableDrafter):
         return LossOutput(total, depth_losses)
 
     def _corrected(self, states: torch.Tensor, group: Group, tokens: torch.Tensor) -> torch.Tensor:
-        """Return states [rows, hidden_size], where those of masks are corrected by the text's token at their
+        """Return states [rows, hidden_size], where masks' states are corrected by the text's token at their
         position."""
         if not self.options.rank:
             return states

@@ -194,7 +194,7 @@ class Trainable(TrainableDrafter):
 
         In the full form gradients also reach the kept layers through the text's keys and values. The loss then includes
         the target's own prediction of the text, so that the target stays as good a model. Raises UsageMistake for the
-        full form of a target in fp16, whose steps are too coarse.
+        full form of a target in fp16, because fp16 has too coarse steps.
         """
         if len(self.layers) and not self._trainable:
             raise UsageMistake(
