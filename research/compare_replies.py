@@ -117,7 +117,7 @@ def answer_all(options: argparse.Namespace) -> None:
                 wanted = {threads: file for (threads, name), file in files.items() if name == drafter}
                 for threads, file in wanted.items():
                     if not file.exists():
-                        store.phrases.forget()  # of the run before, in which the same was said
+                        store.phrases.delete()  # of the run before, in which the same was said
                         engine = plain if drafter == PLAIN else engine_of(card, packing, drafter, store, plain)
                         found = answered(engine, prompts, threads, options.max_tokens)
                         if drafter != PLAIN:

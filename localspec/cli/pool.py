@@ -110,7 +110,7 @@ def clear(
         if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
             return
         chosen = [None] if model is None else [pool.pool for pool in pools]
-        removed = sum(store.phrases.forget(pool, conversation=conversation) for pool in chosen)
+        removed = sum(store.phrases.delete(pool, conversation=conversation) for pool in chosen)
         typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
         if store.unfinished:
             tell(f"localspec: {store.unfinished}")

@@ -264,7 +264,7 @@ def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes:
         phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from the model?")
     if count and phrases:
         with store_if_any("phrases") as store:
-            removed = sum(store.phrases.forget(pool.pool) for pool in pools) if store else 0
+            removed = sum(store.phrases.delete(pool.pool) for pool in pools) if store else 0
         typer.echo(f"Deleted {counted(removed, 'phrase')}.")
     elif count:
         commands = (f"`localspec pool clear {former.get(pool.model, pool.model)}`" for pool in pools)

@@ -289,7 +289,7 @@ class Phrases:
         found = self._database.read(lambda connection: connection.execute(query, (pool, conversation)).fetchone())
         return int(found[0])
 
-    def forget(
+    def delete(
         self,
         pool: int | None = None,
         *,

@@ -180,7 +180,7 @@ def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path)
     assert second > first
     assert from_pool > own
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
-        store.phrases.forget()
+        store.phrases.delete()
     assert session()[1:] == (first, own)
 
 

@@ -160,7 +160,7 @@ def test_clearing_all_phrases_rewrites_no_large_file(
             store.phrases.learn(pool, [(n, b"", MARKER.encode()) for n in range(2000)])
     assert leave_copies(path, ["phrase", "phrase_by_use"]) > 20
     with Store.open(path, pytest.fail) as store:
-        assert store.phrases.forget(None if everything else pools[0]) == (4000 if everything else 2000)
+        assert store.phrases.delete(None if everything else pools[0]) == (4000 if everything else 2000)
         assert bool(marks(store)) is not everything
         assert (traces(path) == set()) is everything
         assert [pool.phrases for pool in store.phrases.pools()] == [0 if everything else 2000, 0]

@@ -566,7 +566,7 @@ def test_removing_counts_what_was_there_and_leaves_the_rest(store: Store, histor
     assert sorted(info.id for info in history.conversations()) == [numbers[1], numbers[2], numbers[4]]
     assert len(history.search("prompt")) == 3 and texts(history, numbers[1]) == [("prompt 1", "reply", "stop")]
     assert len(store.phrases.look_up(pool, [1])) == 1 and store.measurements.recall("costs", "demo") == [1]
-    store.phrases.forget()
+    store.phrases.delete()
     assert len(history.conversations()) == 3
 
 

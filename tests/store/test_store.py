@@ -186,7 +186,7 @@ def test_a_pool_far_beyond_its_limit_comes_back_to_it_reply_by_reply(path: Path,
         assert left == [MOST_AT_ONCE + 100, 100, 100, 100]
         newest = {2 * MOST_AT_ONCE + 99, *range(10**6, 10**6 + 4)}
         assert newest < {found.key for found in store.phrases.export(pool)} and store.phrases.any_phrase()
-        store.phrases.forget(pool)
+        store.phrases.delete(pool)
         assert not store.phrases.any_phrase()
 
 
@@ -239,7 +239,7 @@ def test_measurements_are_found_by_name_and_subject_and_the_newest_counts(path: 
             "exactness", "demo"
         ) == [3]
         assert store.measurements.recall("costs", "Demo") is None
-        store.phrases.forget()
+        store.phrases.delete()
         assert store.measurements.recall("costs", "demo") == value, "a measurement is no phrase"
         rows = store._database._connection.execute("SELECT taken FROM measurement").fetchall()
         assert len(rows) == 3 and all(abs(taken - time.time()) < 60 for (taken,) in rows)
@@ -292,10 +292,10 @@ def test_what_a_conversation_said_last_goes_with_it(store: Store) -> None:
     store.phrases.learn(pool, [phrase(2), phrase(3)], conversation=6)
     store.phrases.learn(other, [phrase(4)], conversation=5)
     assert (store.phrases.count(pool), store.phrases.count(pool, 5), store.phrases.count(pool, 6)) == (3, 1, 2)
-    assert store.phrases.forget(pool, conversation=5) == 1
-    assert store.phrases.forget(conversation=5) == 1
+    assert store.phrases.delete(pool, conversation=5) == 1
+    assert store.phrases.delete(conversation=5) == 1
     assert store.phrases.count(pool) == 2 and store.phrases.count(other) == 0
-    assert store.phrases.forget(pool, phrases=[phrase(3), phrase(9)]) == 1
+    assert store.phrases.delete(pool, phrases=[phrase(3), phrase(9)]) == 1
     assert [found.key for found in store.phrases.export(pool)] == [2]
 
 
@@ -316,7 +316,7 @@ def test_cleared_phrases_are_gone_from_the_files(path: Path, notices: list[str],
             store.phrases.learn(pool, [], used=[(reply * 100, b"", MARKER + bytes([0]))])
         assert len(another.phrases.look_up(pool, [0])) == 1
         assert MARKER in bytes_on_disk(path)
-        assert store.phrases.forget(None if everything else pool) == (201 if everything else 200)
+        assert store.phrases.delete(None if everything else pool) == (201 if everything else 200)
         assert MARKER not in bytes_on_disk(path)
         assert (b"another phrase that stays" in bytes_on_disk(path)) is not everything
         assert {info.model: info.phrases for info in store.phrases.pools()} == {
@@ -333,7 +333,7 @@ def test_clearing_gives_the_space_back(path: Path, notices: list[str]) -> None:
     filled(path, replies=10)
     size = path.stat().st_size
     with Store.open(path, notices.append) as store:
-        store.phrases.forget()
+        store.phrases.delete()
         assert path.stat().st_size < size / 4
 
 
@@ -349,7 +349,7 @@ def test_without_room_to_shrink_the_file_the_bytes_are_gone_all_the_same(store: 
         return sqlite3.SQLITE_DENY if action == attach else sqlite3.SQLITE_OK
 
     store._database._connection.set_authorizer(judge)
-    assert store.phrases.forget() == 200
+    assert store.phrases.delete() == 200
     assert denied and MARKER not in bytes_on_disk(path)
 
 
@@ -373,8 +373,8 @@ def test_clear_says_so_when_another_process_keeps_the_bytes(
             reader.execute("BEGIN")
             reader.execute("SELECT count(*) FROM phrase").fetchall()
             with pytest.raises(StoreTrouble, match=matching("n1_phrase_removed_but_deleted")):
-                store.phrases.forget()
-        assert store.phrases.forget() == 0
+                store.phrases.delete()
+        assert store.phrases.delete() == 0
         assert MARKER not in bytes_on_disk(path)
 
 
@@ -487,7 +487,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
                 assert list(store.phrases.export(pool)) == []
             else:
                 with pytest.raises(StoreTrouble, match=matching("is_damaged_and_may_still_hold_it")):
-                    store.phrases.forget()
+                    store.phrases.delete()
             store.measurements.remember("costs", "demo", [3])
             assert store.measurements.recall("costs", "demo") == [3]
             assert len(notices) == 1 and "localspec.db.broken-1" in notices[0] and "malformed" in notices[0]
@@ -519,7 +519,7 @@ def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
             changes: list[Callable[[], object]] = [
                 lambda: store.phrases.learn(pool, [phrase(1)]),
                 lambda: store.measurements.remember("costs", "demo", 3),
-                store.phrases.forget,
+                store.phrases.delete,
             ]
             why = matching("make_it_and_its_directory_writable")
             for change in changes:
@@ -553,7 +553,7 @@ def test_no_trigger_runs_for_each_phrase_that_is_cleared(path: Path, notices: li
         store._database._connection.set_trace_callback(asked.append)
         counts = []
         for which, conversation in ((pool, 2), (None, 2), (None, None)):
-            forgotten = store.phrases.forget(which, conversation=conversation)
+            forgotten = store.phrases.delete(which, conversation=conversation)
             counts.append((forgotten, [info.phrases for info in store.phrases.pools()]))
         store._database._connection.set_trace_callback(None)
         assert [forgotten for forgotten, _ in counts] == [500, 500, 500]

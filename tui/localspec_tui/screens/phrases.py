@@ -140,8 +140,8 @@ class PhrasesScreen(AskingScreen[None]):
     @work(exclusive=True, group="asking")
     async def action_delete(self) -> None:
         if (kept := self._chosen()) is not None:
-            forget, pool = self._store.phrases.forget, kept.pool.pool
-            await self._delete(f"“{kept.line}”", lambda: forget(pool, phrases=[kept.name]))
+            delete, pool = self._store.phrases.delete, kept.pool.pool
+            await self._delete(f"“{kept.line}”", lambda: delete(pool, phrases=[kept.name]))
 
     @work(exclusive=True, group="asking")
     async def action_delete_chat(self) -> None:
@@ -150,22 +150,22 @@ class PhrasesScreen(AskingScreen[None]):
         if (conversation := kept.phrase.conversation) is None:
             self._tell("The conversation of this phrase was not saved.")
             return
-        forget, pool = self._store.phrases.forget, kept.pool.pool
+        delete, pool = self._store.phrases.delete, kept.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)
         what = f"the {counted(count, 'phrase')} last used in {self._stories.title(conversation)}"
-        await self._delete(what, lambda: forget(pool, conversation=conversation))
+        await self._delete(what, lambda: delete(pool, conversation=conversation))
 
     @work(exclusive=True, group="asking")
     async def action_delete_all(self) -> None:
-        pools, forget = [pool.pool for pool in self._pools], self._store.phrases.forget
+        pools, delete = [pool.pool for pool in self._pools], self._store.phrases.delete
         what = f"all {counted(self._all(), 'phrase')} of {self._card.name}"
-        await self._delete(what, lambda: sum(forget(pool) for pool in pools))
+        await self._delete(what, lambda: sum(delete(pool) for pool in pools))
 
-    async def _delete(self, what: str, forget: Callable[[], int]) -> None:
+    async def _delete(self, what: str, delete: Callable[[], int]) -> None:
         if not await self._asking.decision(f"Delete {what} for good?"):
             return
         try:
-            sentence = f"Deleted {counted(await asyncio.to_thread(forget), 'phrase')}."
+            sentence = f"Deleted {counted(await asyncio.to_thread(delete), 'phrase')}."
         except LocalspecError as error:
             sentence = str(error)
         self._look_for(self._search.value, sentence)
