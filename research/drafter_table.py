@@ -106,9 +106,10 @@ def section(reports: dict[int, dict[str, Any]], names: Sequence[str]) -> str:
         [
             "Tokens per step (τ), by number of nodes:",
             table(heads, lengths),
-            "Speedup over plain decoding, by number of nodes (median of the replies, quartiles):",
+            "Speedup over plain decoding, by number of nodes (median of the replies, in brackets the quartiles):",
             table(heads, speeds),
-            f"With {FOCUS} nodes: how often a guess at a depth is accepted if the one before it was, and the time of draft and verification, in plain steps:",
+            f"With {FOCUS} nodes. *Depth 1* is the first guessed token, *depth 2* the one after it; a figure is how often a guess "
+            "there is accepted, if the one before it was. *Draft* and *verify* are times in plain steps:",
             table(["drafter", *(f"depth {depth}" for depth in range(1, DEPTHS + 1)), "draft", "verify"], depths),
         ]
     )
@@ -143,9 +144,10 @@ def main(given: Sequence[str] | None = None) -> None:
     parameters = inspect(card.path).parameters
     parts.append(
         f"Made by `python research/drafter_table.py -m {arguments.model} --prompts DIR --limit {arguments.limit} "
-        f"-n {arguments.max_tokens} --work DIR --out PAGE`. Replies have at most {arguments.max_tokens} tokens and do not repeat "
-        "themselves. Trees have a fixed number of *nodes* (guessed tokens); a tree of one node is a single guess. A *plain "
-        "step* is one forward pass without a draft. The drafters have these sizes:"
+        f"-n {arguments.max_tokens} --work DIR --out PAGE`. Replies have at most {arguments.max_tokens} tokens. Prompts whose "
+        "reply repeats itself before that are left out. Drafts are trees with a fixed number of *nodes* (guessed tokens); a "
+        "tree of one node is a single guess. The target checks a draft in one *step*, one forward pass; a *plain step* has no "
+        "draft. The drafters have these sizes:"
     )
     parts.append(
         table(

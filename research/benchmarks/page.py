@@ -31,7 +31,7 @@ Made by `make bench-report` (`research/bench_report.py`) from [benchmarks.json](
 - **Packings.** int8 and int4 are localspec's, Q8_0, Q4_0 and Q4_K_M are llama.cpp's. The digit is the
   approximate number of bits per weight.
 - **llama.cpp** is built from source with the instructions of this machine, and called through llama-cpp-python's C functions.
-  Its own quantiser makes its files. It repacks weights (its default), and uses flash attention if that is
+  Its own quantiser makes its files. It repacks weights (its default), and uses flash attention for a model if that is
   faster on the whole. On a processor with AMX it is built without AMX (CFLAGS and CXXFLAGS `-mno-amx-int8
   -mno-amx-tile`), because with AMX it crashed here ([its issue 20824](https://github.com/ggml-org/llama.cpp/issues/20824)).
 - **A forward** is one pass through the model. It ends when the likeliest token of each row is known. A *row* is one token
@@ -155,13 +155,18 @@ def _conditions(raw: Mapping[str, Any]) -> str:
             [f"{run['model']}, {run['isa']}: {run['section']}", run["when"], str(run["threads"]), str(len(taken)),
              str(left_out), f"{low:.1f}–{high:.1f}", f"`{run['command']}`"]
         )  # fmt: skip
-    machines = sorted({f"- {run['machine']}; {run['versions']}" for run in raw["runs"].values()})
-    told = ["Machine and versions, by the instructions that localspec used:", "\n".join(machines)]
+    machines = sorted({f"- {run['machine']}; {_versions(run)}" for run in raw["runs"].values()})
+    told = ["Machine and versions (`native` is localspec's compiled library):", "\n".join(machines)]
     told.append(
-        "The last column has the command of each section. *Disturbed* counts the readings that other programs disturbed. `native` is localspec's compiled library."
+        "Each section was measured by its own command. *Disturbed* counts the readings that other programs disturbed."
     )
     heads = ["section", "when (UTC)", "threads", "readings", "disturbed", "load average", "command"]
     return "\n\n".join([*told, table(heads, lines)])
+
+
+def _versions(run: Mapping[str, Any]) -> str:
+    """Return the versions of the programs, without the instructions that the run used."""
+    return str(run["versions"]).replace(f"with {run['isa']}", "with the instructions of each section")
 
 
 def _main_table(measured: Measurements) -> str:
@@ -202,7 +207,7 @@ def _main_table(measured: Measurements) -> str:
         columns += " *First token*, *cold* and *peak* are explained under “Loading and memory”."
     if replies:
         columns += " *Best speculation* is the fastest setting with drafts, in tokens/s (“Replies”)."
-    return f"{table([heads[i] for i in filled], [[line[i] for i in filled] for line in lines])}\n\n{columns}"
+    return f"{columns}\n\n{table([heads[i] for i in filled], [[line[i] for i in filled] for line in lines])}"
 
 
 def columns_of(readings: Raw, contender: str) -> list[str]:
@@ -249,8 +254,10 @@ def _ratios(measured: Measurements) -> str:
     lines.append(["best speculation ÷ llama.cpp at its fastest", *best])
     lines = [line for line in lines if any(line[1:])]
     heads = ["speed of localspec ÷ speed of llama.cpp", "int8 ÷ Q8_0", "int4 ÷ the faster of Q4_0 and Q4_K_M"]
-    fastest = "The last row has both settings in brackets. llama.cpp may be at its fastest without drafts (*plain*)."
-    return "\n\n".join([table(heads, lines), *([fastest] if any(best) else [])]) if lines else ""
+    told = "Speedups over llama.cpp."
+    if any(best):
+        told += " The last row has both settings in brackets; llama.cpp may be at its fastest without drafts (*plain*)."
+    return f"{told}\n\n{table(heads, lines)}" if lines else ""
 
 
 def _limits(measured: Measurements) -> str:
