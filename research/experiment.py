@@ -38,7 +38,7 @@ from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.ouroboros_tuning import ReplayTarget
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import CARD, WEIGHTS, load_drafter
+from localspec.drafters.trained import CARD, WEIGHTS, load_drafter
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Done

@@ -18,7 +18,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.models import drafter_cards, registry
 from localspec.models.drafter_kinds import MERGED
 

@@ -18,7 +18,7 @@ from localspec.bench.prompts import BenchPrompt
 from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.models import drafter_cards, registry
 
 SIZES = (4, 8, 16, 32, 64, 128)

@@ -34,9 +34,9 @@ from localspec.bench.prompts import BenchPrompt
 from localspec.choosing.plans import cost_effectiveness
 from localspec.decoding.budget import Budget
 from localspec.decoding.measuring import finished
-from localspec.drafters.layer_probe import agreeing
+from localspec.drafters.layers import agreeing
 from localspec.drafters.phrases import WithPhrases
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import resolve

@@ -18,14 +18,14 @@ from safetensors.numpy import save_file
 
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.drafters.saved import load_drafter
 from localspec.drafters.tensors import StoredTensors
+from localspec.drafters.trained import load_drafter
 from localspec.engine.loading import load_target
 from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.drafter_cards import ACCEPTANCE, DIGEST, FACTORS, GROUP, file_digest, read_drafter
-from localspec.training.generated import ELSEWHERE, measure_generated
-from localspec.training.prompts import held_out_prompts
+from localspec.training.examples import held_out_prompts
+from localspec.training.verdict import ELSEWHERE, measure_generated
 
 SECONDS = 600.0  # after which no reply begins
 SMALL = 2**14  # tensors with fewer numbers are stored in fp16

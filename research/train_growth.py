@@ -17,7 +17,7 @@ from typing import Any
 
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.engine.loading import load_target
 from localspec.environment import home
 from localspec.events import Reporter
@@ -27,10 +27,10 @@ from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec.training.course import Course, CourseOptions
 from localspec.training.directory import Lock, has_unfinished
-from localspec.training.generated import measure_generated
+from localspec.training.examples import held_out_prompts
 from localspec.training.job import Job, TrainingRequest
-from localspec.training.prompts import held_out_prompts
 from localspec.training.trainable import parse_options, save_drafter
+from localspec.training.verdict import measure_generated
 from localspec.weights.fingerprint import Identity
 
 KINDS = ("medusa", "s3d", "semi", "parallelspec", "eagle3")

@@ -184,7 +184,7 @@ def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one_reply_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generate as little as possible at the end of a training, which takes most of a short one's time."""
-    monkeypatch.setattr("localspec.training.generated.SECONDS", 0.0)
+    monkeypatch.setattr("localspec.training.verdict.SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

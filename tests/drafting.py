@@ -15,8 +15,7 @@ from localspec.decoding.drafter import Context, Drafter
 from localspec.decoding.logits import Hidden, NumpyHidden
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.saved import load_drafter
-from localspec.drafters.trained import TrainedDrafter
+from localspec.drafters.trained import TrainedDrafter, load_drafter
 from localspec.families.architecture import weight_map
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kind_of

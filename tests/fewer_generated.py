@@ -1,5 +1,5 @@
 """For a cage, whose trainings then generate one reply of each kind at their end: as the fixture `one_reply_of_each_kind`."""
 
-from localspec.training import generated
+from localspec.training import verdict
 
-generated.SECONDS = 0.0
+verdict.SECONDS = 0.0

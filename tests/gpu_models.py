@@ -26,7 +26,7 @@ from localspec.drafters.mtp import MtpOptions
 from localspec.drafters.ouroboros import build as ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import drafter_class, load_drafter
+from localspec.drafters.trained import drafter_class, load_drafter
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds
 from localspec.models.s3d_prediction import MeasuredLayers

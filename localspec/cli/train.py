@@ -28,12 +28,11 @@ from localspec.marks import drawable
 from localspec.models import registry
 from localspec.models.drafter_cards import accepted_kinds, trained_drafters
 from localspec.models.drafter_kinds import TABLE, kinds
-from localspec.models.names import full_name
+from localspec.models.registry import full_name
 from localspec.paths import Paths, file_stem, private_files
 from localspec.quantities import counted, speedup
 from localspec.store.store import user_store
-from localspec.training.course_state import NOTABLE
-from localspec.training.directory import Lock, refuse_course, usable
+from localspec.training.directory import NOTABLE, Lock, refuse_course, usable
 from localspec.training.examples import read_examples
 from localspec.weights.checkpoint import is_packed
 

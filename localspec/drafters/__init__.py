@@ -1,1 +1,1 @@
-"""One file per method of drafting; `trained.py` is the base of drafters with weights, `saved.py` loads their files."""
+"""One file per method of drafting; `trained.py` is the base of drafters with weights, and loads them."""

@@ -15,12 +15,10 @@ from localspec.decoding.forward import nan_words
 from localspec.decoding.measuring import Measuring, finished
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.draft_model import DraftModel
-from localspec.drafters.layer_probe import probing_layers
-from localspec.drafters.layers import Layers
+from localspec.drafters.layers import Layers, probing_layers
 from localspec.drafters.merged import Merged
 from localspec.drafters.phrases import WithPhrases
-from localspec.drafters.saved import load_drafter
-from localspec.drafters.trained import TrainedDrafter
+from localspec.drafters.trained import TrainedDrafter, load_drafter
 from localspec.engine.assemble import LoadedDraftModel, replying
 from localspec.engine.backends import Target, open_target
 from localspec.engine.model_profile import CHECKING, ModelProfile, progress_texts

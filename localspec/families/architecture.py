@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.families.delta_net import DeltaNet
-from localspec.families.experts import MixtureSizes
-from localspec.families.family import LayerSizes, Names
+from localspec.families.family import DeltaNet, LayerSizes, MixtureSizes, Names
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import FAMILIES
 

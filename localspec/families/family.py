@@ -7,6 +7,7 @@ Parameters have the names of the Hugging Face code of Llama. Query, key and valu
 as `gate_up_proj`. `o_norm` and `down_norm` norm the outputs of attention and MLP before they are added to the state.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -144,3 +145,197 @@ class Family:
     inside: tuple[str, ...] = ()  # model types that may contain it, though another language model is usual
     sampling: tuple[Sampled, ...] = ()  # the first row that matches counts, in the order of the table
     nearest: Mapping[str, str] = field(default_factory=dict)
+
+
+ORIGINAL = "original_max_position_embeddings"
+MOST_POSITIONS = 2**31  # limit of the library
+
+
+class NotComputed(ValueError):
+    """An error: the model has a property (`has`) that its family allows and localspec does not compute."""
+
+    def __init__(self, has: str) -> None:
+        super().__init__(f"{has}, which localspec does not compute")
+
+
+def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool], where: str = "") -> None:
+    """Raise ValueError if the value of a key is impossible. Its message is a clause."""
+    if not possible(values[name]):
+        raise ValueError(f"{where}{name} = {str(values[name])[:40]} is not possible")
+
+
+def number(value: object) -> bool:
+    """Return whether this is a number and not a Boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def positive(value: object) -> bool:
+    """Return whether this is a positive integer that fits in the compiled library's 32 bits."""
+    return type(value) is int and 1 <= value < 2**31
+
+
+def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tuple[str, ...]:
+    """Return kinds of layers: the last of each `every` layers attends to the whole text, the rest are `others`."""
+    return tuple(others if layer % every else "full_attention" for layer in range(1, layers + 1))
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotation of positions, from the keys of older and newer files."""
+    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+        raise ValueError("the rope_parameters differ by layer, which localspec does not compute for this family")
+    theta, part = config.get("rope_theta"), config.get("partial_rotary_factor")
+    rope = {"rope_theta": 10000.0 if theta is None else theta}
+    rope |= {} if part is None else {"partial_rotary_factor": part}
+    rope |= {name: value for name, value in said.items() if value is not None}
+    rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] in ("llama3", "yarn", "longrope"):
+        rope.setdefault(ORIGINAL, config["max_position_embeddings"])
+        if config.get(ORIGINAL) is not None:
+            rope[ORIGINAL] = config[ORIGINAL]
+        check(rope, ORIGINAL, positive, "rope_parameters: ")
+    if rope["rope_type"] in ("linear", "dynamic", "llama3"):
+        rope.setdefault("factor", None)
+    for name in {"rope_theta", "factor", "partial_rotary_factor"} & rope.keys():
+        check(rope, name, lambda value: number(value) and 0 < value < math.inf, "rope_parameters: ")
+    if rope["rope_type"] == "dynamic":  # the context is multiplied by it
+        most = MOST_POSITIONS / config["max_position_embeddings"]
+        check(rope, "factor", lambda value: value < most, "rope_parameters: ")
+    return rope
+
+
+def two_rotations(
+    found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return two rotations, for layers without a window and for layers with one, as in Gemma 3 and 4."""
+    if "sliding_attention" in found["layer_types"]:
+        check(found, "sliding_window", positive)
+    rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
+    if not isinstance(rotations, dict) or not isinstance(scaling, dict):
+        raise ValueError("the rope_parameters are not a table")
+    if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"the rope_parameters name {min(map(str, unknown))!r:.40}, which is not a kind of layer")
+    whole, local = (
+        rotations.get(kind) or {"rope_type": "default", **default}
+        for kind, default in (("full_attention", whole_default), ("sliding_attention", {}))
+    )
+    if not isinstance(whole, dict) or not isinstance(local, dict):
+        raise ValueError("the rope_parameters of a kind of layer are not a table")
+    base = {**found, "rope_scaling": None, **local_default}
+    return {
+        "rope_scaling": None,
+        "rope_parameters": {**whole, **scaling},
+        "local_rope_parameters": rope_parameters({**base, "rope_parameters": local}),
+    }
+
+
+# -- recurrent layers --------------------------------------------------------------------------------------------------
+
+LINEAR = "linear_attention"  # the name of such a layer in config.json
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """The sizes of a model's recurrent layers, in channels. `layers` says which layers these are."""
+
+    layers: tuple[bool, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int  # of a head
+    value_dim: int  # of a head
+    taps: int  # of the convolution: tokens in its sum, including the token's own
+    tiled: bool = False  # value heads that share a key head are `key_heads` apart, not consecutive
+
+    @property
+    def keys(self) -> int:
+        """The number of channels of all keys together, and also of all queries together."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """The number of channels of all values together, and also of their gates."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """The number of input channels of the convolution: queries, keys, values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def read(self) -> int:
+        """The count of numbers with which a token changes a state: `channels`, and two per value head, strength and
+        decay."""
+        return self.channels + 2 * self.value_heads
+
+    @property
+    def numbers(self) -> int:
+        """The count of numbers in the states of all layers, without the last tokens of the convolutions."""
+        return sum(self.layers) * self.value_heads * self.key_dim * self.value_dim
+
+
+# The CPU engine needs experts whose inner channels, and states whose channels, are multiples of these.
+_MULTIPLE_OF_SIZE, _MULTIPLE_OF_STATES = 16, 32
+MOST_EXPERTS = 4096  # of a layer, in the CPU engine
+
+# Tensors of the experts. A name with braces stands for one tensor of each expert.
+EXPERTS: Names = {
+    "router.weight": ("mlp.gate.weight",),
+    "experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+    "experts.down_proj.weight": ("mlp.experts.{}.down_proj.weight",),
+}
+EXPERTS_IN_GGUF: Names = {
+    "router.weight": ("ffn_gate_inp.weight",),
+    "experts.gate_up_proj.weight": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "experts.down_proj.weight": ("ffn_down_exps.weight",),
+}
+# In the order in which `from_gguf` reads them.
+KEYS_IN_GGUF = dict.fromkeys(("expert_count", "expert_used_count", "expert_feed_forward_length"), positive)
+
+
+@dataclass(frozen=True)
+class MixtureSizes:
+    """The sizes of a layer's mixture of experts.
+
+    With `dense`, the layer also has an MLP of `intermediate_size` channels, through which every token passes. The
+    output of the MLP is added to the output of the experts; if the MLP is `gated`, it is first multiplied by a number
+    between 0 and 1 for each token (Qwen3.5). With `norms`, router, experts and MLP each have norms, and the weights of
+    each expert are multiplied by a number (Gemma 4).
+    """
+
+    count: int  # experts of a layer
+    used: int  # experts that the router chooses for a token
+    size: int  # inner channels of an expert
+    normalised: bool = True  # whether the weights of the chosen experts sum to 1; otherwise those of all experts do
+    dense: bool = False
+    gated: bool = False
+    norms: bool = False
+
+
+def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
+    """Return the sizes in a config.json, `found`, under the keys `count`, `used` and `size`.
+
+    Raises ValueError for impossible sizes, and NotComputed if the CPU engine does not compute such experts.
+    """
+    for name in (count, used, size):
+        check(found, name, positive)
+    if found[used] > found[count]:
+        raise ValueError(f"{used} = {found[used]} is more than {count} = {found[count]}")
+    if found[count] > MOST_EXPERTS:
+        raise NotComputed(f"{found[count]} experts in a layer, more than {MOST_EXPERTS}")
+    if found[size] % _MULTIPLE_OF_SIZE or found["hidden_size"] % _MULTIPLE_OF_STATES:
+        raise NotComputed(f"experts of {found[size]} channels on states of {found['hidden_size']}")
+    return MixtureSizes(found[count], found[used], found[size], normalised)
+
+
+def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
+    """Return the sizes in the metadata of a GGUF file, under the family's keys in config.json: `count`, `used`, `size`.
+
+    Raises ValueError if one is missing, or if more experts are used than there are.
+    """
+    found = {key: file.number(key) for key in KEYS_IN_GGUF}
+    if missing := next((key for key, value in found.items() if value is None), None):
+        raise ValueError(f"it has no value for {missing}")
+    every, some = found["expert_count"], found["expert_used_count"]
+    if some > every:
+        raise ValueError(f"expert_used_count = {some} is more than expert_count = {every}")
+    return dict(zip((count, used, size), found.values(), strict=True))

@@ -13,8 +13,19 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, Sampled
-from localspec.families.reading import by_pattern, check, number, positive, two_rotations
+from localspec.families.family import (
+    IN_GGUF,
+    IN_SAFETENSORS,
+    Family,
+    Gguf,
+    GgufFile,
+    Sampled,
+    by_pattern,
+    check,
+    number,
+    positive,
+    two_rotations,
+)
 
 _PATTERN, _LOCAL_BASE = 6, 1e4
 OUTPUT_NORMS = {

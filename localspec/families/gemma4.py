@@ -18,11 +18,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
-from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, LayerSizes
+from localspec.families.family import (
+    EXPERTS_IN_GGUF,
+    IN_GGUF,
+    IN_SAFETENSORS,
+    KEYS_IN_GGUF,
+    Family,
+    Gguf,
+    GgufFile,
+    LayerSizes,
+    by_pattern,
+    check,
+    from_gguf,
+    number,
+    positive,
+    read_experts,
+    two_rotations,
+)
 from localspec.families.gemma3 import OUTPUT_NORMS, OUTPUT_NORMS_IN_GGUF
-from localspec.families.reading import by_pattern, check, number, positive, two_rotations
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:

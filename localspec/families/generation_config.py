@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import LocalspecError, cannot_read, first_line
-from localspec.families.reading import number
+from localspec.families.family import number
 from localspec.families.table import FAMILIES
 from localspec.outside_files import parse_json, read_bytes
 from localspec.setting_checks import HOTTEST

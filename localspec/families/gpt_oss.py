@@ -8,11 +8,23 @@ safetensors, in which rows of gate and up alternate.
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
-from localspec.families.experts import IN_SAFETENSORS as EXPERTS
-from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile, Sampled
-from localspec.families.reading import NotComputed, by_pattern, check, number
+from localspec.families.family import (
+    EXPERTS,
+    EXPERTS_IN_GGUF,
+    IN_GGUF,
+    IN_SAFETENSORS,
+    KEYS_IN_GGUF,
+    Family,
+    Gguf,
+    GgufFile,
+    NotComputed,
+    Sampled,
+    by_pattern,
+    check,
+    from_gguf,
+    number,
+    read_experts,
+)
 
 # The output of the clamped gate for a gate g and an up u is g σ(_ALPHA g) (u + 1), where g is first limited to at most
 # _LIMIT, and u to ±_LIMIT.

@@ -8,8 +8,17 @@ without a rotation. In GGUF both are `granite`, with gate and up as two tensors.
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import IN_SAFETENSORS, PAIRS, Family, Gguf, GgufFile
-from localspec.families.reading import NotComputed, check, number, positive
+from localspec.families.family import (
+    IN_SAFETENSORS,
+    PAIRS,
+    Family,
+    Gguf,
+    GgufFile,
+    NotComputed,
+    check,
+    number,
+    positive,
+)
 
 _MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 

@@ -7,8 +7,7 @@ Llamas.
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import PAIRS, Family, Gguf, GgufFile
-from localspec.families.reading import ORIGINAL, number, positive, rope_parameters
+from localspec.families.family import ORIGINAL, PAIRS, Family, Gguf, GgufFile, number, positive, rope_parameters
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.families.delta_net import LINEAR, DeltaNet
-from localspec.families.experts import MixtureSizes
-from localspec.families.family import LayerSizes
-from localspec.families.reading import ORIGINAL, NotComputed, check, number, positive, rope_parameters
+from localspec.families.family import (
+    LINEAR,
+    ORIGINAL,
+    DeltaNet,
+    LayerSizes,
+    MixtureSizes,
+    NotComputed,
+    check,
+    number,
+    positive,
+    rope_parameters,
+)
 from localspec.families.table import FAMILIES, nearest_model, text_config
 
 # Defaults of the config classes in the Hugging Face code; a family has only the keys that its stock model reads.

@@ -6,8 +6,7 @@ In GGUF the factors of LongRoPE are two separate tensors. The tokenizer drops bl
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
-from localspec.families.reading import ORIGINAL
+from localspec.families.family import IN_GGUF, IN_SAFETENSORS, ORIGINAL, Family, Gguf, GgufFile
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,20 @@ ahead is counted as the last layer.
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.delta_net import LINEAR, DeltaNet
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Change, Family, Gguf, GgufFile
-from localspec.families.reading import by_pattern, check, number, positive
+from localspec.families.family import (
+    IN_GGUF,
+    IN_SAFETENSORS,
+    LINEAR,
+    Change,
+    DeltaNet,
+    Family,
+    Gguf,
+    GgufFile,
+    by_pattern,
+    check,
+    number,
+    positive,
+)
 
 _SIZES = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",

@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
-from localspec.families.experts import IN_SAFETENSORS as EXPERTS
-from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
-from localspec.families.family import GgufFile
+from localspec.families.family import (
+    EXPERTS,
+    EXPERTS_IN_GGUF,
+    KEYS_IN_GGUF,
+    GgufFile,
+    from_gguf,
+    positive,
+    read_experts,
+)
 from localspec.families.qwen35 import QWEN35
-from localspec.families.reading import positive
 
 _SHARED = "expert_shared_feed_forward_length"
 

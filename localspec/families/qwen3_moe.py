@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.experts import IN_GGUF as EXPERTS_IN_GGUF
-from localspec.families.experts import IN_SAFETENSORS as EXPERTS
-from localspec.families.experts import KEYS_IN_GGUF, from_gguf, read_experts
-from localspec.families.family import IN_GGUF, IN_SAFETENSORS, Family, Gguf, GgufFile
+from localspec.families.family import (
+    EXPERTS,
+    EXPERTS_IN_GGUF,
+    IN_GGUF,
+    IN_SAFETENSORS,
+    KEYS_IN_GGUF,
+    Family,
+    Gguf,
+    GgufFile,
+    NotComputed,
+    from_gguf,
+    read_experts,
+)
 from localspec.families.qwen2 import DEFAULTS
-from localspec.families.reading import NotComputed
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:

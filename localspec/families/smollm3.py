@@ -6,8 +6,7 @@ A GGUF file does not say which layers have no rotary positions. In llama.cpp, to
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.families.family import PAIRS, Family, Gguf
-from localspec.families.reading import check, number, positive
+from localspec.families.family import PAIRS, Family, Gguf, check, number, positive
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:

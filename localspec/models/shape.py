@@ -6,9 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from localspec.families.delta_net import DeltaNet
-from localspec.families.experts import MixtureSizes
-from localspec.families.family import Family, LayerSizes
+from localspec.families.family import DeltaNet, Family, LayerSizes, MixtureSizes
 from localspec.families.model_config import with_defaults
 from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import inspect

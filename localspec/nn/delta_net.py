@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.families.delta_net import DeltaNet
+from localspec.families.family import DeltaNet
 from localspec.nn.linear import LayerClass
 from localspec.nn.placed_rows import PlacedChain
 from localspec.nn.states import State, StateCache

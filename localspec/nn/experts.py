@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.families.experts import MixtureSizes as Sizes
+from localspec.families.family import MixtureSizes as Sizes
 from localspec.nn.linear import Linear, QuantizedLinear
 from localspec.nn.states import AT_ONCE
 

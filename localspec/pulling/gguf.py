@@ -14,7 +14,7 @@ from localspec.engine.importing import import_gguf, named_packing
 from localspec.environment import home, hub_places
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
-from localspec.families.reading import positive
+from localspec.families.family import positive
 from localspec.families.table import OF_GGUF
 from localspec.hub.cache import differs, snapshot
 from localspec.hub.plan import CONFIG, Part, Plan, plan

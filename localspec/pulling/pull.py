@@ -14,8 +14,8 @@ from localspec.choosing.measure import MeasurementCache, Measurements, Measureme
 from localspec.config import Settings
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.events import Reporter
+from localspec.families.family import NotComputed
 from localspec.families.model_config import ModelConfig, not_computed
-from localspec.families.reading import NotComputed
 from localspec.hub.cache import snapshot
 from localspec.hub.client import must_be_online, server
 from localspec.hub.fetch import fetch, too_large
@@ -24,8 +24,7 @@ from localspec.hub.plan import plan as ask_hub
 from localspec.machine.hardware import devices
 from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_cards import MTP
-from localspec.models.names import repository_of, sources_of
-from localspec.models.registry import TargetCard, cards, named_card, split_of
+from localspec.models.registry import TargetCard, cards, named_card, repository_of, sources_of, split_of
 from localspec.models.shape import Shape
 from localspec.pulling import gguf
 from localspec.pulling.gguf import Instead, replaced, with_smaller_form

@@ -32,17 +32,35 @@ from localspec.quantities import speedup
 from localspec.store.store import Store
 from localspec.training import checkpoint, estimate
 from localspec.training.answering import BatchAnswerer, GenerationSettings, answerer, answering_choice, at_once
-from localspec.training.course_state import NOTABLE, CoursePlan, CourseState, drafter_json, read
-from localspec.training.directory import ANSWERS, PLAN, Lock, has_unfinished, refuse_other, refuse_result
+from localspec.training.directory import (
+    ANSWERS,
+    NOTABLE,
+    PLAN,
+    CoursePlan,
+    CourseState,
+    Lock,
+    drafter_json,
+    has_unfinished,
+    read,
+    refuse_other,
+    refuse_result,
+)
 from localspec.training.distill import Distiller, append, saved_replies
-from localspec.training.examples import Example, Past, Question, digest_of, read_answers, read_past
-from localspec.training.generated import SECONDS
+from localspec.training.examples import (
+    Example,
+    Past,
+    Question,
+    digest_of,
+    held_out_prompts,
+    read_answers,
+    read_past,
+    shipped_questions,
+)
 from localspec.training.job import Clock, Job, TrainingRequest
-from localspec.training.prompts import held_out_prompts, shipped_questions
 from localspec.training.readings import Readings
 from localspec.training.result import report_of
 from localspec.training.trainable import PROBE_SECONDS, trainable_class
-from localspec.training.verdict import FEWEST, MOST, Verdict, judge, seconds_of
+from localspec.training.verdict import FEWEST, MOST, SECONDS, Verdict, judge, seconds_of
 from localspec.training.verdict import LEAST as LEAST_PROMPTS
 
 Source = Literal["prompts", "history"]

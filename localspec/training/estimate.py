@@ -16,7 +16,7 @@ from localspec.choosing.fit import unpacked
 from localspec.choosing.measure import MeasurementSource
 from localspec.errors import DoesNotFit, UsageMistake
 from localspec.families.architecture import TransformerConfig
-from localspec.families.delta_net import DeltaNet
+from localspec.families.family import DeltaNet
 from localspec.machine.hardware import wait_for
 from localspec.machine.machine import Machine
 from localspec.machine.memory import free_memory

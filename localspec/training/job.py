@@ -15,7 +15,7 @@ from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.decoding.compute import DraftableModel
-from localspec.drafters.saved import drafter_class
+from localspec.drafters.trained import drafter_class
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.events import Reporter
 from localspec.machine.machine import Machine, this_machine
@@ -26,7 +26,6 @@ from localspec.training import checkpoint, estimate, processes
 from localspec.training.corpus import Corpus
 from localspec.training.directory import READINGS, Lock, refuse_other, refuse_result
 from localspec.training.examples import Example, digest_of
-from localspec.training.generated import SECONDS, measured_text
 from localspec.training.readings import Readings, positions, reader_of
 from localspec.training.result import NEW_TARGET, report_of, rounded, write_result, write_target
 from localspec.training.target import decoding_target, load_target, perplexity, served_target
@@ -39,6 +38,7 @@ from localspec.training.trainable import (
     make_drafter,
     trainable_class,
 )
+from localspec.training.verdict import SECONDS, measured_text
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import is_packed, originals, revision
 

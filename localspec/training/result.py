@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from localspec import __version__
-from localspec.drafters.saved import CARD
+from localspec.drafters.trained import CARD
 from localspec.errors import LocalspecError
 from localspec.families.architecture import weight_map
 from localspec.models.drafter_cards import ACCEPTANCE

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from localspec.decoding.compute import Array, DraftableModel
-from localspec.drafters.saved import CARD, WEIGHTS, drafter_class
 from localspec.drafters.tensors import TensorSpec, check_tensors
-from localspec.drafters.trained import TrainedDrafter, check_vocabulary
+from localspec.drafters.trained import CARD, WEIGHTS, TrainedDrafter, check_vocabulary, drafter_class
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import DIGEST, FORMAT, file_digest

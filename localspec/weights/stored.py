@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from localspec.errors import LocalspecError, cannot_read
 from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
+from localspec.families.family import NotComputed
 from localspec.families.model_config import ModelConfig, least_parameters, not_computed
-from localspec.families.reading import NotComputed
 from localspec.families.table import FAMILIES
 from localspec.weights.checkpoint import Checkpoint, tensor_headers, tensor_start, text_name
 

@@ -9,7 +9,7 @@ from properties import given, st
 
 from localspec.choosing import cost
 from localspec.choosing.cost import CONTEXT, Estimate, ForwardCosts, Rates, linear, reading, step_seconds
-from localspec.families.experts import MixtureSizes
+from localspec.families.family import MixtureSizes
 from localspec.machine.machine import Device
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import BLOCKS

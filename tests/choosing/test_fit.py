@@ -15,7 +15,7 @@ from s3d_tables import TABLES, Line
 from localspec.choosing import fit
 from localspec.choosing.fit import BUCKET, CHUNK, ITEM, STATIC_ROWS, packed, weights
 from localspec.choosing.plans import cost_effectiveness
-from localspec.families.experts import MixtureSizes
+from localspec.families.family import MixtureSizes
 from localspec.models.entries import PACKAGE
 from localspec.models.shape import Shape
 from localspec.weights.packed_file import Origin

@@ -18,7 +18,7 @@ from localspec.choosing.plans import COMFORTABLE, Precision, run_plans
 from localspec.choosing.survey import Recommendation, preferred, recommendations
 from localspec.config import Settings
 from localspec.errors import DoesNotFit
-from localspec.families.experts import MixtureSizes
+from localspec.families.family import MixtureSizes
 from localspec.models.entries import PACKAGE, Entry
 from localspec.models.model import Model, model_of
 from localspec.models.registry import TargetCard, known

@@ -37,9 +37,9 @@ from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec.training import answering, checkpoint, course, distill, generated, job, verdict
+from localspec.training import answering, checkpoint, course, distill, job, verdict
+from localspec.training.examples import shipped_questions
 from localspec.training.job import Job
-from localspec.training.prompts import shipped_questions
 from localspec.training.readings import Readings
 from localspec.training.train import Training
 from localspec.training.trainable import Proposed
@@ -61,7 +61,7 @@ def small(monkeypatch):
     """Few and short answers, and a bench of two prompts."""
     for module, name, value in (
         (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4), (answering.Native, "at_once", 1),
-        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (generated, "SECONDS", 0.0),
+        (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (verdict, "SECONDS", 0.0),
         (course.hardware, "slowdown", lambda: 1.0), (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
         (host_time, "PHRASES", 0.0),  # so that phrases pay on a tiny model, too
     ):  # fmt: skip

@@ -22,7 +22,7 @@ from transformers import Qwen3Config
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
-from localspec.families.experts import MixtureSizes
+from localspec.families.family import MixtureSizes
 from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.records import ExpectedFile
 from localspec.hub.sources import Source

@@ -29,7 +29,7 @@ from localspec.cli.main import main
 from localspec.errors import DoesNotFit, LocalspecError
 from localspec.models.drafter_cards import read_drafter, trained_drafters
 from localspec.models.registry import resolve
-from localspec.training import estimate, generated
+from localspec.training import estimate, verdict
 from localspec.training.directory import Lock
 from localspec.weights.checkpoint import revision
 from localspec.weights.fingerprint import weights_fingerprint
@@ -60,7 +60,7 @@ def data(tmp_path_factory) -> Path:
 def few_replies() -> Iterator[None]:
     """As `one_reply_of_each_kind`, also for fixtures of the module."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generated, "SECONDS", 0.0)
+        patch.setattr(verdict, "SECONDS", 0.0)
         yield
 
 
@@ -492,8 +492,8 @@ FORKED = """
 import os, socket, sys
 from localspec.cli.main import main
 import accelerate.utils, torch._dynamo, torch.distributed
-from localspec.training import generated, job  # with these, most of what a process imports
-generated.SECONDS = 0.0  # one reply of each kind
+from localspec.training import job, verdict  # with these, most of what a process imports
+verdict.SECONDS = 0.0  # one reply of each kind
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = str(free.getsockname()[1])

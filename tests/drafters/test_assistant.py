@@ -23,7 +23,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.assistant import AssistantOptions, Drafter
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.models.drafter_cards import read_drafter
 from localspec.training.assistant_files import read_published

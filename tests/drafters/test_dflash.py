@@ -24,7 +24,7 @@ from localspec.decoding.drafter import Context
 from localspec.decoding.session import Session
 from localspec.drafters.dflash import DFlashOptions, Drafter
 from localspec.drafters.merged import Merged
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import read_drafter
 from localspec.training.published_files import convert

@@ -20,7 +20,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.dspark import Drafter, DSparkOptions
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import UsageMistake
 from localspec.models.drafter_cards import read_drafter
 from localspec.training.published_files import convert

@@ -22,7 +22,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import usual_places
 from localspec.drafters.merged import Merged
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.training.drafters.eagle3 import Trainable

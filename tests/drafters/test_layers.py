@@ -16,7 +16,7 @@ from localspec.decoding.measuring import MeasuringProgress, finished
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
-from localspec.drafters import layer_probe
+from localspec.drafters import layers as layer_probe
 from localspec.drafters.layers import Layers
 from localspec.models.s3d_prediction import MeasuredLayers
 

@@ -20,7 +20,7 @@ from localspec.decoding.drafter import Drafter
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
-from localspec.drafters import saved
+from localspec.drafters import trained as saved
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.tensors import StoredTensors
 from localspec.errors import LocalspecError

@@ -40,8 +40,7 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.medusa import Drafter as Medusa
 from localspec.drafters.medusa import dense_tree, sparse_tree
-from localspec.drafters.saved import load_drafter
-from localspec.drafters.trained import draft_vocabulary
+from localspec.drafters.trained import draft_vocabulary, load_drafter
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import RANKS, read_drafter
 from localspec.nn.draft_layers import TorchLinears

@@ -25,8 +25,8 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import kind_of, kinds
-from localspec.training.generated import NODES, measure_generated
 from localspec.training.trainable import Batch, TrainableDrafter, make_drafter
+from localspec.training.verdict import NODES, measure_generated
 
 Make = Callable[..., Tiny]
 SHARED = next(iter(RECURRENT))
@@ -166,7 +166,7 @@ class KnowingOffChain(OffChain):
 @pytest.mark.slow
 def test_what_it_brings_on_text_is_measured_by_the_path_that_promises_most(tiny, monkeypatch):
     """Measured on the likeliest path; of a tree whose path is not taken, otherwise only first children are read."""
-    monkeypatch.setattr("localspec.training.generated.TOKENS", 12)
+    monkeypatch.setattr("localspec.training.verdict.REPLY_TOKENS", 12)
     model, prompt = tiny(SHARED), prompt_ids(9)
     text = [*prompt, *stock_reply(model.stock, prompt, 20)]
     drafter: Any = KnowingOffChain(text)

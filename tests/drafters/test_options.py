@@ -13,7 +13,7 @@ from each import each
 from golden import matching
 from tiny_models import DYNAMIC
 
-from localspec.drafters.saved import drafter_class
+from localspec.drafters.trained import drafter_class
 from localspec.errors import UsageMistake
 from localspec.models.drafter_kinds import kinds
 from localspec.training.trainable import make_drafter

@@ -6,9 +6,7 @@ import pytest
 
 from localspec.drafters import eagle3, parallelspec
 from localspec.families.architecture import TransformerConfig
-from localspec.families.delta_net import DeltaNet
-from localspec.families.experts import MixtureSizes
-from localspec.families.family import LayerSizes
+from localspec.families.family import DeltaNet, LayerSizes, MixtureSizes
 
 # A target with something in each field that no other target's plain layer has.
 TARGET = TransformerConfig(

@@ -45,7 +45,7 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.parallelspec import Drafter
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Text
 from localspec.models.drafter_cards import DrafterCard, read_drafter

@@ -23,7 +23,7 @@ from localspec.decoding.drafter import Context, Step
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import s3d
-from localspec.drafters.saved import CARD, load_drafter
+from localspec.drafters.trained import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.s3d_prediction import Constants, MeasuredLayers, Timing, acceptance_at

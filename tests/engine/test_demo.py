@@ -26,7 +26,7 @@ from localspec.drafters.ingredients import Hyperparameters
 from localspec.drafters.ouroboros import Pair, draft_model, ouroboros
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import WEIGHTS, drafter_class, load_drafter
+from localspec.drafters.trained import WEIGHTS, drafter_class, load_drafter
 from localspec.engine.loading import load_target
 from localspec.events import Done, Reporter, Statistics, Text
 from localspec.machine.machine import this_machine

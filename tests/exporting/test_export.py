@@ -26,7 +26,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
 from localspec.exporting import layouts
 from localspec.exporting.engines import ENGINES, no_counterpart

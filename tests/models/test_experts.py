@@ -25,7 +25,7 @@ from localspec.engine.importing import import_gguf
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec.families.architecture import TransformerConfig
-from localspec.families.experts import KEYS_IN_GGUF, MOST_EXPERTS, MixtureSizes, from_gguf
+from localspec.families.family import KEYS_IN_GGUF, MOST_EXPERTS, MixtureSizes, from_gguf
 from localspec.families.model_config import ModelConfig
 from localspec.families.table import text_config
 from localspec.models.default_draft import step_bytes

@@ -13,9 +13,8 @@ from localspec.choosing.named import named_drafter
 from localspec.cli.main import main
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source
-from localspec.models import names, registry
-from localspec.models.names import full_name, name_in_prompt
-from localspec.models.registry import TargetCard
+from localspec.models import registry
+from localspec.models.registry import TargetCard, full_name, name_in_prompt
 
 SMOL, HALF, WHOLE = (
     "SmolLM2-135M-Instruct.Q4_1",
@@ -123,9 +122,9 @@ def test_a_prompt_of_one_word_may_have_meant_a_model(enter, word, meant):
 def test_what_is_found_begins_as_was_typed_and_nothing_else_does(found: list[str], typed: str) -> None:
     cards = {name: TargetCard(name, Path("/nowhere") / f"{at}", None, "") for at, name in enumerate(found)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names.registry, "cards", lambda _=None: cards)
-        patch.setattr(names.registry, "known", lambda _=None: cards)
-        patch.setattr(names.os.path, "lexists", lambda _: False)
+        patch.setattr(registry, "cards", lambda _=None: cards)
+        patch.setattr(registry, "known", lambda _=None: cards)
+        patch.setattr(registry.os.path, "lexists", lambda _: False)
         begun = [name for name in found if name.lower().startswith(typed.lower())]
         same = [name for name in found if name.lower() == typed.lower()]
         try:

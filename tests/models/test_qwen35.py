@@ -28,7 +28,7 @@ from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Text
 from localspec.families.architecture import TransformerConfig
-from localspec.families.delta_net import DeltaNet
+from localspec.families.family import DeltaNet
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
 from localspec.models.drafter_kinds import kinds

@@ -25,7 +25,7 @@ from localspec.decoding.session import Session
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.autoregressive import Autoregressive
 from localspec.drafters.s3d import S3DOptions, stacked_adapters
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.families.architecture import in_features, weight_map
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.stored_names import WHICH, adapted_parts
@@ -229,7 +229,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.limits import Limits
 from localspec.decoding.session import Session
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.models.drafter_cards import read_drafter
 from localspec.native.target import NativeTarget
 demo, found = Path({str(DEMO)!r}), {{}}

@@ -30,7 +30,7 @@ from localspec.drafters.draft_model import DraftModel
 from localspec.drafters.ingredients import Hyperparameters, Ingredients
 from localspec.drafters.layers import Layers
 from localspec.drafters.pool import PhrasePool
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kinds

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from localspec import Engine, Limits, Sampling
 from localspec.choosing.choose import choose
 from localspec.config import Settings
-from localspec.drafters.saved import load_drafter
 from localspec.drafters.tensors import StoredTensors
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.machine import compiled

@@ -21,7 +21,7 @@ from localspec.choosing.fit import CHUNK, cache, drafter_numbers, unread, weight
 from localspec.choosing.measure import NoMeasurements
 from localspec.choosing.plans import Precision, as_computed, run_plans
 from localspec.config import Settings
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.engine.importing import import_gguf
 from localspec.events import Reporter
 from localspec.families.architecture import in_features, weight_map

@@ -4,7 +4,7 @@ import pytest
 import torch
 from each import each
 
-from localspec.families.experts import MixtureSizes as Sizes
+from localspec.families.family import MixtureSizes as Sizes
 from localspec.nn.experts import Experts, chosen_experts
 from localspec.nn.linear import Linear
 from localspec.nn.states import AT_ONCE

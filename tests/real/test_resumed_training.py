@@ -9,7 +9,7 @@ import pytest
 from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.cli.main import main
-from localspec.training import course, generated, verdict
+from localspec.training import course, verdict
 from localspec.training.job import Job
 from localspec.training.train import StepReport
 
@@ -22,7 +22,7 @@ def test_a_stopped_training_has_the_answers_that_it_began_with(
 ) -> None:
     for module, name, value in (
         (course, "REPLY", 12), (verdict, "LEAST", 1), (verdict, "MOST", 1), (verdict, "TOKENS", 8),
-        (generated, "SECONDS", 0.0), (generated, "TOKENS", 8),
+        (verdict, "SECONDS", 0.0), (verdict, "REPLY_TOKENS", 8),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(sys, "stdin", None)

@@ -16,7 +16,7 @@ from session_replies import reply
 from tiny_models import FAMILIES, Tiny, prompt_ids, stock_reply
 
 from localspec.decoding.budget import Budget
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.published_heads import base_model, is_eagle3, kind_of_heads

@@ -18,7 +18,7 @@ from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.medusa import Drafter as Medusa
-from localspec.drafters.saved import load_drafter
+from localspec.drafters.trained import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target

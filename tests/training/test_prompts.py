@@ -3,7 +3,7 @@
 from collections import Counter
 
 from localspec.bench.prompts import BUILT_IN
-from localspec.training.prompts import SLOT, held_out_prompts, shipped_questions
+from localspec.training.examples import SLOT, held_out_prompts, shipped_questions
 
 
 def texts() -> list[str]:

@@ -35,13 +35,13 @@ from localspec.native.model import NativeModel
 from localspec.native.target import NativeTarget
 from localspec.nn.linear import PackedLinear
 from localspec.nn.target import Target
-from localspec.training import generated
 from localspec.training import target as training_target
+from localspec.training import verdict
 from localspec.training.corpus import Row
 from localspec.training.drafters.s3d import timings
-from localspec.training.generated import measured_text
 from localspec.training.target import decoding_target, load_target, served_target, torch_target
 from localspec.training.trainable import make_drafter
+from localspec.training.verdict import measured_text
 from localspec.weights.matrices import BlockStack
 
 pytestmark = pytest.mark.skipif(compiled.library() is None, reason="the library is not built")
@@ -267,7 +267,7 @@ def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, 
     found = measured_text(decoding, drafter, [Row(list(range(5, 25)), [False] * 8 + [True] * 12)])
     assert found["acceptance"]["replies"] == 1 and found["acceptance"]["length"] >= 1
     assert found["acceptance_elsewhere"]["replies"] > 20, "the prompts that ship and are held out"
-    monkeypatch.setattr(generated, "until_it_goes_round", lambda _: 4)
+    monkeypatch.setattr(verdict, "until_it_goes_round", lambda _: 4)
     short = measured_text(decoding, drafter, [])["acceptance_elsewhere"]
     assert short["replies"] > 20 and short["tokens"] <= 4 * short["replies"], "a reply ends where it goes round"
     assert short["tokens"] < found["acceptance_elsewhere"]["tokens"]

@@ -17,7 +17,7 @@ from localspec.choosing import drafters
 from localspec.decoding.drafter import Context
 from localspec.decoding.sampling import Sampling
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.layer_probe import probe
+from localspec.drafters.layers import probe
 from localspec.drafters.s3d import Drafter, S3DOptions
 from localspec.drafters.trained import draft_vocabulary
 from localspec.engine.assemble import greedy_replies
