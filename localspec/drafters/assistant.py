@@ -23,9 +23,9 @@ import numpy as np
 from localspec.decoding.compute import Array, DraftableModel, Rows
 from localspec.decoding.drafter import Context, HeldText, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.paths import PathTrees
+from localspec.drafters.paths import PathDrafter
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, TrainedDrafter
+from localspec.drafters.trained import QUIET, bytes_of, check_options
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, parameter_rows
 from localspec.families.rope import Rope
@@ -50,17 +50,13 @@ class AssistantOptions:
     nearest: int = 0
 
     def __post_init__(self) -> None:
-        for name, fine, hint in (
+        some = min(self.clusters, 1) <= self.nearest <= self.clusters
+        checks = (
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
             ("clusters", 0 <= self.clusters <= MOST_CLUSTERS, f"0 to {MOST_CLUSTERS}"),
-            (
-                "nearest",
-                min(self.clusters, 1) <= self.nearest <= self.clusters,
-                "1 to the number of clusters, or 0 without clusters",
-            ),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of assistant is not possible; give {hint}.")
+            ("nearest", some, "1 to the number of clusters, or 0 without clusters"),
+        )
+        check_options("assistant", self, checks)
 
 
 def layers_of(options: AssistantOptions, target: TransformerConfig, context: int) -> tuple[TransformerConfig, Rope]:
@@ -95,7 +91,7 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
     return replace(sizes, layer_sizes=tuple(layers), borrows=True, vocab_size=0, tied=True, logit_cap=0.0), rope
 
 
-class Drafter(TrainedDrafter):
+class Drafter(PathDrafter):
     """An assistant of Gemma 4 (Google 2026). It stores nothing of the text except the target's last state."""
 
     kind = "assistant"
@@ -118,7 +114,6 @@ class Drafter(TrainedDrafter):
                 raise LocalspecError("'members' does not list each token of the model once; fetch the assistant again.")
         self._state: Rows = None  # the target's state that predicted the last token
         self._length = 0  # tokens read up to that state
-        self._trees = PathTrees(self)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: AssistantOptions) -> dict[str, TensorSpec]:
@@ -151,14 +146,14 @@ class Drafter(TrainedDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights and of a state; keys and values are the target's."""
-        held = [self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state]
-        return sum(int(one.nbytes) for one in held if one is not None)
+        held = self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state
+        return bytes_of(*held)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
     def observe(self, step: Step) -> None:
         """Calibrate the drafter's confidence, and store the target's state of the last row that the target has read."""
-        self._trees.calibrate(step)
+        super().observe(step)
         rows = step.hidden.rows
         if len(rows):
             self._state = self.compute.concat([rows[len(rows) - 1 :]])
@@ -168,7 +163,7 @@ class Drafter(TrainedDrafter):
         """Discard the state if it is later than `length`. Nothing is drafted until the target reads another token."""
         if length < self._length:
             self._state, self._length = None, length
-        self._trees.forget()
+        super().rewind(length)
 
     def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
         """Continue after a text that the target already holds. The state is unknown until the target reads a token."""

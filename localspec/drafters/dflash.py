@@ -17,7 +17,7 @@ from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.eagle3 import are_places
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, Features, ParallelDrafter
+from localspec.drafters.trained import QUIET, Features, ParallelDrafter, bytes_of, check_options
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
@@ -50,7 +50,7 @@ class DFlashOptions:
     KIND: ClassVar[str] = "dflash"
 
     def __post_init__(self) -> None:
-        for name, fine, hint in (
+        checks = (
             ("states", are_places(self.states), "indices like 2,14,25"),
             ("mask", 0 <= self.mask < 2**31, "the id of a token"),
             ("block", 2 <= self.block <= MOST_BLOCK, f"2 to {MOST_BLOCK}"),
@@ -58,9 +58,8 @@ class DFlashOptions:
             ("scale", 0 < self.scale < 1e6, "a number above 0"),
             ("multiplier", 0 < self.multiplier < 1e6, "a number above 0"),
             ("cap", 0 <= self.cap < 1e6, "a number, or 0 for none"),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of {self.KIND} is not possible; give {hint}.")
+        )
+        check_options(self.KIND, self, checks)
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -114,8 +113,8 @@ class Layer:
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys and values."""
-        held = [self._q, self._k, self._v, self._o, self._gate, self._up, self._down, self.attention]
-        return sum(int(one.nbytes) for one in [*held, *self._norms.values()])
+        linears = self._q, self._k, self._v, self._o, self._gate, self._up, self._down
+        return bytes_of(*linears, self.attention, *self._norms.values())
 
     def read_text(self, features: Rows, positions: Sequence[int]) -> None:
         """Store keys and values of the text, made from features [rows, hidden_size]."""
@@ -147,7 +146,7 @@ class NormedFeatures(Features):
     @property
     def nbytes(self) -> int:
         """Bytes of matrix, norm and stored rows."""
-        return self._fc.nbytes + int(self._norm.nbytes) + super().nbytes
+        return bytes_of(self._fc, self._norm) + super().nbytes
 
     @QUIET
     def of(self, step: Step) -> Rows:
@@ -216,20 +215,14 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and features."""
-        return sum(int(one.nbytes) for one in (*self._layers, self._features, self._norm))
+        return bytes_of(*self._layers, self._features, self._norm)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
-
-    def observe(self, step: Step) -> None:
-        """Calibrate the drafter's confidence, and store features of the rows now in the target's cache."""
-        self.calibrate(step)
-        self._features.observe(step)
 
     def rewind(self, length: int) -> None:
         """Discard everything after the first `length` tokens. Earlier keys, values and features stay valid."""
         self._forget_rows(length)
-        self._features.truncate(length)
-        self.forget_draft()
+        super().rewind(length)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

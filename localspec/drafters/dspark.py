@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from localspec.decoding.compute import Array, DraftableModel, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context
 from localspec.decoding.tree import DraftTree
 from localspec.drafters import dflash
-from localspec.drafters.paths import PathTrees
+from localspec.drafters.paths import PathDrafter
 from localspec.drafters.tensors import TensorSpec
+from localspec.drafters.trained import bytes_of, check_options
 from localspec.errors import UsageMistake
 
 MOST_RANK = 4096
@@ -44,8 +45,7 @@ class DSparkOptions(dflash.DFlashOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.rank <= MOST_RANK:
-            raise UsageMistake(f"rank = {self.rank!r} of dspark is not possible; give 0 to {MOST_RANK}.")
+        check_options(self.KIND, self, [("rank", 0 <= self.rank <= MOST_RANK, f"0 to {MOST_RANK}")])
         possible = ("none", "state", "both") if self.rank else ("none", "state")
         if self.confidence not in possible:
             raise UsageMistake(
@@ -54,7 +54,7 @@ class DSparkOptions(dflash.DFlashOptions):
             )
 
 
-class Drafter(dflash.Drafter):
+class Drafter(PathDrafter, dflash.Drafter):
     """A DSpark drafter (DeepSeek 2026): one forward of a few layers for a block, then a small product per level."""
 
     kind = "dspark"
@@ -75,7 +75,6 @@ class Drafter(dflash.Drafter):
             )
             if options.confidence == "both":
                 self._of_token = compute.linear(np.ascontiguousarray(weight[:, width:]))
-        self._trees = PathTrees(self)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: dflash.DFlashOptions) -> dict[str, TensorSpec]:
@@ -92,16 +91,7 @@ class Drafter(dflash.Drafter):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and features."""
-        heads = (self._embedding, self._markov, self._of_state, self._of_token)
-        return super().nbytes + sum(int(one.nbytes) for one in heads if one is not None)
-
-    def calibrate(self, step: Step) -> None:
-        """Calibrate the confidence of the last draft along the committed text."""
-        self._trees.calibrate(step)
-
-    def forget_draft(self) -> None:
-        """Discard the last draft's candidates without learning from them."""
-        self._trees.forget()
+        return super().nbytes + bytes_of(self._embedding, self._markov, self._of_state, self._of_token)
 
     def _tree(self, context: Context, logits: Rows, states: Rows) -> DraftTree:
         compute, of_token = self.compute, self._of_token

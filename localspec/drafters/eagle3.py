@@ -19,9 +19,9 @@ from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.paths import PathTrees
+from localspec.drafters.paths import PathDrafter
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, DraftVocabulary, Features, TrainedDrafter, draft_vocabulary
+from localspec.drafters.trained import QUIET, DraftVocabulary, Features, bytes_of, check_options, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.families.rope import Rope
@@ -56,15 +56,14 @@ class Eagle3Options:
     output: bool = False
 
     def __post_init__(self) -> None:
-        for name, fine, hint in (
+        checks = (
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
             ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
             ("states", not self.states or are_places(self.states), f"up to {MOST_PLACES} indices like 2,14,25"),
             ("norms", self.norms in NORMS, f"one of {', '.join(NORMS)}"),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of eagle3 is not possible; give {hint}.")
+        )
+        check_options("eagle3", self, checks)
 
     def settled(self, sizes: TransformerConfig) -> Self:
         """Return these options for a target of these sizes, with states and draft vocabulary chosen.
@@ -159,8 +158,8 @@ class Layer:
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys and values."""
-        held = [*self._norms.values(), self._qkv, self._o, self._gate, self._up, self._down, self.attention]
-        return sum(int(one.nbytes) for one in held)
+        linears = self._qkv, self._o, self._gate, self._up, self._down
+        return bytes_of(*linears, self.attention, *self._norms.values())
 
     def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
         """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` are the rows'
@@ -190,7 +189,7 @@ class JoinedFeatures(Features):
     @property
     def nbytes(self) -> int:
         """Bytes of matrix, norms and stored rows."""
-        return self._fc.nbytes + (0 if self._scale is None else int(self._scale.nbytes)) + super().nbytes
+        return bytes_of(self._fc, self._scale) + super().nbytes
 
     @QUIET
     def of(self, step: Step) -> Rows:
@@ -205,7 +204,7 @@ class JoinedFeatures(Features):
         return self._fc(states)
 
 
-class Drafter(TrainedDrafter):
+class Drafter(PathDrafter):
     """EAGLE-3 (Li et al. 2025, §3.1): drafts one level of a tree after another, each in one small batch.
 
     A level's logits are W RMSNorm(s) over the draft vocabulary, where s [nodes, hidden_size] are the layer's states.
@@ -230,7 +229,6 @@ class Drafter(TrainedDrafter):
         attention, recorded = self._layer.attention, self.compute.recorded
         self._of_text, self._of_nodes = recorded(self._text_states, attention), recorded(self._node_states, attention)
         self._of_root = recorded(self._root_logits)
-        self._trees = PathTrees(self)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: Eagle3Options) -> dict[str, TensorSpec]:
@@ -271,21 +269,14 @@ class Drafter(TrainedDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and features."""
-        held = [self._layer, self._features, self._norm, self._head]
-        return sum(int(one.nbytes) for one in [*held, *([] if self._embedding is None else [self._embedding])])
+        return bytes_of(self._layer, self._features, self._norm, self._head, self._embedding)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
-
-    def observe(self, step: Step) -> None:
-        """Calibrate the drafter's confidence, and store features of the rows now in the target's cache."""
-        self._trees.calibrate(step)
-        self._features.observe(step)
 
     def rewind(self, length: int) -> None:
         """Discard everything after the first `length` tokens. Earlier keys, values and features stay valid."""
         self._layer.attention.truncate(max(length - 1, 0))  # the first token has no row
-        self._features.truncate(length)
-        self._trees.forget()
+        super().rewind(length)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

@@ -16,8 +16,13 @@ from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Logits
 from localspec.decoding.tree import DraftTree, best_first_tree
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import DraftVocabulary, ParallelDrafter, draft_vocabulary, refuse_without_joint
-from localspec.errors import UsageMistake
+from localspec.drafters.trained import (
+    DraftVocabulary,
+    ParallelDrafter,
+    check_options,
+    draft_vocabulary,
+    refuse_without_joint,
+)
 from localspec.models.drafter_cards import RANKS
 from localspec.models.stored_names import MOST_RANK
 
@@ -72,7 +77,7 @@ class MedusaOptions:
     vocabulary: int = -1
 
     def __post_init__(self) -> None:
-        for name, fine, hint in (
+        checks = (
             ("heads", 1 <= self.heads <= 16, "1 to 16"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
             ("tree", self.tree in TREES, f"one of {', '.join(TREES)}"),
@@ -86,9 +91,8 @@ class MedusaOptions:
             ("schedule", self.schedule in SCHEDULES, f"one of {', '.join(SCHEDULES)}"),
             ("warmup", 0 <= self.warmup < 1, "0 or more and below 1"),
             ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of medusa is not possible; give {hint}.")
+        )
+        check_options("medusa", self, checks)
         if not self.joint and self.balance == SOFT_BALANCE:  # the default as earlier versions wrote it
             object.__setattr__(self, "balance", 0.0)
         refuse_without_joint("medusa", self, JOINT)

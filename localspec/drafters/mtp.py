@@ -18,13 +18,12 @@ import numpy as np
 
 from localspec.choosing.fit import CHUNK
 from localspec.decoding.compute import Array, DraftableModel, RowModel, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context
 from localspec.decoding.forward import ParkableCache
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.paths import PathTrees
+from localspec.drafters.paths import PathDrafter
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import QUIET, Features, OfModel, TrainedDrafter
-from localspec.errors import UsageMistake
+from localspec.drafters.trained import QUIET, Features, OfModel, bytes_of, check_options
 from localspec.families.architecture import ahead_config, ahead_features, ahead_gguf_map, ahead_map
 from localspec.models.drafter_cards import mtp_layer
 from localspec.weights.checkpoint import inspect, is_packed
@@ -40,11 +39,10 @@ class MtpOptions:
     depth: int = 5
 
     def __post_init__(self) -> None:
-        if not 1 <= self.depth <= 16:
-            raise UsageMistake(f"depth = {self.depth} of mtp is not possible; give 1 to 16.")
+        check_options("mtp", self, [("depth", 1 <= self.depth <= 16, "1 to 16")])
 
 
-class Drafter(TrainedDrafter, OfModel):
+class Drafter(PathDrafter, OfModel):
     """Multi-token prediction: one layer that runs once per token, with the target's embedding and head.
 
     Rows of the text keep keys and values; the keys and values of a draft are discarded with it. The drafter proposes
@@ -52,6 +50,7 @@ class Drafter(TrainedDrafter, OfModel):
     """
 
     kind = "mtp"
+    CHAIN = True
     Options = MtpOptions
     options: MtpOptions
     _features: Features
@@ -70,7 +69,6 @@ class Drafter(TrainedDrafter, OfModel):
         self._model = compute.model(ahead_config(own), None, tensors)
         self._cache = self._model.cache(0)
         self._features = Features(compute)
-        self._trees = PathTrees(self, chain=True)
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
@@ -103,21 +101,14 @@ class Drafter(TrainedDrafter, OfModel):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, keys, values and states."""
-        held = [*self._norms.values(), self._fc, self._model, self._cache, self._features]
-        return sum(int(one.nbytes) for one in held)
+        return bytes_of(*self._norms.values(), self._fc, self._model, self._cache, self._features)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
-
-    def observe(self, step: Step) -> None:
-        """Calibrate the layer's confidence, and store states of the rows now in the target's cache."""
-        self._trees.calibrate(step)
-        self._features.observe(step)
 
     def rewind(self, length: int) -> None:
         """Discard everything after the first `length` tokens. Earlier keys, values and states stay valid."""
         self._cache.truncate(min(self._cache.length, max(length - 1, 0)))  # the first token has no row
-        self._features.truncate(length)
-        self._trees.forget()
+        super().rewind(length)
 
     @QUIET
     def draft(self, context: Context) -> DraftTree:

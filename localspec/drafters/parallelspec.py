@@ -23,7 +23,15 @@ from localspec.decoding.forward import ParkableCache
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.paths import PathTrees
 from localspec.drafters.tensors import StoredTensors, TensorSpec
-from localspec.drafters.trained import DraftVocabulary, Features, OfModel, ParallelDrafter, draft_vocabulary
+from localspec.drafters.trained import (
+    DraftVocabulary,
+    Features,
+    OfModel,
+    ParallelDrafter,
+    bytes_of,
+    check_options,
+    draft_vocabulary,
+)
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
 from localspec.models.drafter_cards import BIAS, WEIGHT, TargetMap, target_map
@@ -65,7 +73,7 @@ class ParallelSpecOptions:
     vocabulary: int = -1
 
     def __post_init__(self) -> None:
-        for name, fine, hint in (
+        checks = (
             ("masks", 1 <= self.masks <= MOST_MASKS, f"1 to {MOST_MASKS}"),
             ("form", self.form in FORMS, f"one of {', '.join(FORMS)}"),
             ("layers", 1 <= self.layers <= 8, "1 to 8"),
@@ -74,9 +82,8 @@ class ParallelSpecOptions:
             ("correction", 0 <= self.correction <= 1024, "0 for none, or up to 1024"),
             ("begin", self.begin in BEGINNINGS, f"one of {', '.join(BEGINNINGS)}"),
             ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {getattr(self, name)!r} of parallelspec is not possible; give {hint}.")
+        )
+        check_options("parallelspec", self, checks)
         of_model = self.form == "model"
         if of_model and not (self.model or self.config):
             raise UsageMistake("The form 'model' of parallelspec needs a small language model; give model = DIRECTORY.")
@@ -263,24 +270,19 @@ class Drafter(ParallelDrafter, OfModel):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, cache and features."""
-        held = [self._model, self._masks, self._cache]
-        held += [one for one in (self._joined, self._never, self._correction, self._features) if one is not None]
-        return sum(int(one.nbytes) for one in held) + self._vocabulary.nbytes
+        own = self._joined, self._never, self._correction, self._features
+        return bytes_of(self._model, self._masks, self._cache, self._vocabulary, *own)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
-    def observe(self, step: Step) -> None:
-        """Calibrate the confidence, and store features of the rows now in the target's cache."""
-        (self._trees if self._correction else self).calibrate(step)
-        if self._features is not None:
-            self._features.observe(step)
+    def calibrate(self, step: Step) -> None:
+        if self._correction:
+            self._trees.calibrate(step)
+        else:
+            super().calibrate(step)
 
-    def rewind(self, length: int) -> None:
-        """Discard cached tokens and features after the first `length`. Earlier tokens and features stay valid."""
-        self._cache.truncate(min(self._cache.length, length))
-        if self._features is not None:
-            self._features.truncate(length)
-        self.forget_draft()
+    def forget_draft(self) -> None:
+        super().forget_draft()
         self._trees.forget()
 
     def draft(self, context: Context) -> DraftTree:
@@ -367,7 +369,7 @@ class Correction:
     @property
     def nbytes(self) -> int:
         """Bytes of the correction's matrices."""
-        return self._near.nbytes + self.far.nbytes + self._out.nbytes
+        return bytes_of(self._near, self.far, self._out)
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:
         """Return the correction of the logits [rows, draft vocabulary] after tokens with these embeddings."""

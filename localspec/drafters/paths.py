@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from localspec.decoding.compute import Rows
+from localspec.decoding.compute import Array, DraftableModel, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Ids
@@ -196,3 +197,19 @@ class PathTrees:
                 compute.concat([rows[0][:1], *(rows[depth][chain : chain + 1] for depth, chain in nodes)])
             ),
         )
+
+
+class PathDrafter(TrainedDrafter):
+    """A trained drafter whose candidates depend on the tokens above them. It drafts with `_trees`."""
+
+    CHAIN: ClassVar[bool] = False  # whether it drafts only chains
+
+    def __init__(self, target: DraftableModel[Any], options: Any, tensors: Mapping[str, Array]) -> None:
+        super().__init__(target, options, tensors)
+        self._trees = PathTrees(self, self.CHAIN)
+
+    def calibrate(self, step: Step) -> None:
+        self._trees.calibrate(step)
+
+    def forget_draft(self) -> None:
+        self._trees.forget()

@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from reprlib import repr as shortened
 from typing import Any, ClassVar
 
 import numpy as np
 
 from localspec.decoding.compute import Array, DraftableModel, LowRank, Rows
-from localspec.decoding.drafter import Context, Step
+from localspec.decoding.drafter import Context
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import DraftVocabulary, ParallelDrafter, draft_vocabulary
+from localspec.drafters.trained import DraftVocabulary, ParallelDrafter, bytes_of, check_options, draft_vocabulary
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.models.s3d_prediction import symmetric
@@ -43,7 +42,7 @@ class S3DOptions:
     vocabulary: int = -1
 
     def __post_init__(self) -> None:
-        for name, fine, hint in (
+        checks = (
             ("depth", 1 <= self.depth <= MAX_DEPTH, f"1 to {MAX_DEPTH}"),
             ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
             ("alpha", 0 < self.alpha < float("inf"), "a number above 0"),
@@ -51,9 +50,8 @@ class S3DOptions:
             ("adapters", self.adapters in ("", "none", *WHICH), f"{', '.join(WHICH)} or none"),
             ("skip", not self.skip or len(_numbers(self.skip, "-")) == 2, "the first and the last layer, as in 2-5"),
             ("kept", not self.kept or _numbers(self.kept, ","), "layers in ascending order, as in 0,1,6,7"),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {shortened(getattr(self, name))} of s3d is not possible; give {hint}.")
+        )
+        check_options("s3d", self, checks)
         if self.skip and self.kept:
             raise UsageMistake(
                 f"skip = {self.skip!r} and kept = {self.kept!r} of s3d both choose the layers; give one of them."
@@ -134,16 +132,7 @@ class Drafter(ParallelDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the drafter, without the target's layers."""
-        adapters = self._adapters.nbytes if self._adapters is not None else 0
-        return int(self._mask.nbytes) + adapters + self._vocabulary.nbytes
-
-    def observe(self, step: Step) -> None:
-        """Calibrate the chances of the last draft by the committed tokens."""
-        self.calibrate(step)
-
-    def rewind(self, length: int) -> None:
-        """Discard the last draft; the drafter holds no text."""
-        self.forget_draft()
+        return bytes_of(self._mask, self._adapters, self._vocabulary)
 
     def draft(self, context: Context) -> DraftTree:
         """Run one pass of the kept layers (eqs. 5 to 8) and return the likeliest tree of its predictions."""

@@ -15,9 +15,9 @@ import numpy as np
 from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, Rows
 from localspec.decoding.drafter import Context, Step
 from localspec.decoding.tree import DraftTree
-from localspec.drafters.paths import PathTrees
+from localspec.drafters.paths import PathDrafter
 from localspec.drafters.tensors import TensorSpec
-from localspec.drafters.trained import DraftVocabulary, TrainedDrafter, draft_vocabulary, refuse_without_joint
+from localspec.drafters.trained import DraftVocabulary, bytes_of, check_options, draft_vocabulary, refuse_without_joint
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig
 from localspec.models.stored_names import MOST_RANK
@@ -66,28 +66,17 @@ class SemiOptions:
             raise UsageMistake(
                 f"recent = {self.recent!r} is not a model of recent tokens; use one of {', '.join(RECENT_MODELS)}."
             )
-        for name, value, fine, hint in (
-            ("depth", self.depth, 1 <= self.depth <= 16, "1 to 16"),
-            ("layers", self.layers, self.layers in (1, 2), "1 or 2"),
-            (
-                "vocabulary",
-                self.vocabulary,
-                self.vocabulary >= -1,
-                "0 for all tokens, -1 for automatic, or a number",
-            ),
-            ("share", self.share, 0 < self.share <= 1, "above 0 and at most 1"),
-            ("rank", self.rank, 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
-            ("balance", self.balance, 0 < self.balance < 1, "a number between 0 and 1"),
-            ("first", self.first, 0 <= self.first < 1, "0 or more and below 1"),
-            (
-                "draft_rank",
-                self.draft_rank,
-                0 <= self.draft_rank <= MOST_DRAFT_RANK,
-                f"0 for all tokens, or up to {MOST_DRAFT_RANK}",
-            ),
-        ):
-            if not fine:
-                raise UsageMistake(f"{name} = {value} of semi is not possible; give {hint}.")
+        checks = (
+            ("depth", 1 <= self.depth <= 16, "1 to 16"),
+            ("layers", self.layers in (1, 2), "1 or 2"),
+            ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
+            ("share", 0 < self.share <= 1, "above 0 and at most 1"),
+            ("rank", 1 <= self.rank <= MOST_RANK, f"1 to {MOST_RANK}"),
+            ("balance", 0 < self.balance < 1, "a number between 0 and 1"),
+            ("first", 0 <= self.first < 1, "0 or more and below 1"),
+            ("draft_rank", 0 <= self.draft_rank <= MOST_DRAFT_RANK, f"0 for all tokens, or up to {MOST_DRAFT_RANK}"),
+        )
+        check_options("semi", self, checks)
         if self.joint and self.first:
             raise UsageMistake(
                 f"first = {self.first} of semi trains target and drafter in turn, and joint trains both at once; "
@@ -211,7 +200,7 @@ def _cell(compute: Compute, tensors: Mapping[str, Array], name: str) -> LinearLa
     return compute.linear(weight, tensors[f"{name}.bias_ih"] + tensors[f"{name}.bias_hh"])
 
 
-class Drafter(TrainedDrafter):
+class Drafter(PathDrafter):
     """Semi-autoregressive drafting (Semi-Autoregressive Decoding for Efficient LLM Inference, §4, eqs. 5 to 8, app. A).
 
     The logits of depth j are W_3 σ([W_p h_p, W_q h_q] + b), [nodes, vocab_size]. h_p [1, hidden_size] is the target's
@@ -244,7 +233,6 @@ class Drafter(TrainedDrafter):
         self._initial = self.compute.rows(np.zeros((1, self._recent.state_size), np.float32))
         read = [partial(self._read, depth) for depth in range(options.depth)]
         self._levels = [self.compute.recorded(function) for function in read]
-        self._trees = PathTrees(self)
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: SemiOptions) -> dict[str, TensorSpec]:
@@ -275,8 +263,7 @@ class Drafter(TrainedDrafter):
 
     @property
     def nbytes(self) -> int:
-        layers = (self._recent, self._far, self._near, self._mixed, self._out, self._vocabulary)
-        return sum(layer.nbytes for layer in layers if layer is not None)
+        return bytes_of(self._recent, self._far, self._near, self._mixed, self._out, self._vocabulary)
 
     # -- the model ----------------------------------------------------------------------------------------------------
 
@@ -302,17 +289,17 @@ class Drafter(TrainedDrafter):
 
     def observe(self, step: Step) -> None:
         """Store the state that predicted the new root, and calibrate the drafter's confidence."""
+        super().observe(step)
         self._state = step.hidden.take([len(step.hidden) - 1]).rows  # a copy: a view would keep a whole chunk in memory
-        self._trees.calibrate(step)
 
     def rewind(self, length: int) -> None:
         """Discard the state that predicted the root; the next step brings a new one."""
         self._state = None
-        self._trees.forget()
+        super().rewind(length)
 
     def draft(self, context: Context) -> DraftTree:
         """Return the best tree by the tiny model, or for the rule `rejection` a tree of chains sampled from it."""
-        self._trees.forget()
+        self.forget_draft()
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         far, state = self._far(self._state), self._initial

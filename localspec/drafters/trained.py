@@ -40,6 +40,22 @@ def refuse_without_joint(kind: str, options: Any, names: Sequence[str]) -> None:
             )
 
 
+def check_options(kind: str, options: Any, checks: Sequence[tuple[str, object, str]]) -> None:
+    """Raise UsageMistake for an impossible option of a kind.
+
+    `checks` are the name of each option, whether its value is possible, and possible values in words.
+    """
+    for name, possible, hint in checks:
+        if not possible:
+            value = shortened(getattr(options, name))
+            raise UsageMistake(f"{name} = {value} of {kind} is not possible; give {hint}.")
+
+
+def bytes_of(*parts: Any) -> int:
+    """Return the bytes of parts of a drafter. Parts that are None are left out."""
+    return sum(int(part.nbytes) for part in parts if part is not None)
+
+
 FREQUENT, LARGE = 2**13, 2**15  # tokens of a draft vocabulary, and of the smallest vocabulary that is shortened
 
 
@@ -188,17 +204,30 @@ class TrainedDrafter(ABC):
     def nbytes(self) -> int:
         """Bytes of the drafter."""
 
-    @abstractmethod
     def observe(self, step: Step) -> None:
-        """Observe a step, as `Drafter.observe` does."""
+        """Observe a step, as `Drafter.observe` does: calibrate the last draft, and store features of the rows that are
+        now in the target's cache."""
+        self.calibrate(step)
+        if self._features is not None:
+            self._features.observe(step)
+
+    def calibrate(self, step: Step) -> None:  # noqa: B027  # not every drafter is calibrated
+        """Calibrate the confidence of the last draft along the committed text."""
 
     @abstractmethod
     def draft(self, context: Context) -> DraftTree:
         """Return a tree of at most `context.nodes` nodes below the root, as `Drafter.draft` does."""
 
-    @abstractmethod
     def rewind(self, length: int) -> None:
-        """Discard the text after `length`, as `Drafter.rewind` does."""
+        """Discard everything after the first `length` tokens. Earlier keys, values and features stay valid."""
+        if self._cache is not None:
+            self._cache.truncate(min(self._cache.length, length))
+        if self._features is not None:
+            self._features.truncate(length)
+        self.forget_draft()
+
+    def forget_draft(self) -> None:  # noqa: B027  # likewise
+        """Discard the last draft's candidates without learning from them."""
 
     def hand_over(self) -> HeldText:
         """Return the state for the text, as `Drafter.hand_over` does.

@@ -163,7 +163,7 @@ def _write(directory: Path, found: dict[str, Any]) -> None:
     new.replace(file)
 
 
-# -- text that the target generates -------------------------------------------------------------------------------------
+# -- text that the target generates ------------------------------------------------------------------------------------
 
 NODES = 16  # of each tree
 REPLIES, REPLY_TOKENS = 16, 48  # replies, and tokens of each, at most
