@@ -10,15 +10,11 @@ from localspec.families.gemma4 import GEMMA4, UNIFIED
 from localspec.families.glm4 import GLM4
 from localspec.families.gpt_oss import GPT_OSS
 from localspec.families.granite import GRANITE, GRANITE_4
-from localspec.families.llama import LLAMA
+from localspec.families.llama import LLAMA, MISTRAL
 from localspec.families.ministral3 import MINISTRAL3
-from localspec.families.mistral import MISTRAL
 from localspec.families.phi3 import PHI3
-from localspec.families.qwen2 import QWEN2
-from localspec.families.qwen3 import QWEN3
-from localspec.families.qwen3_moe import QWEN3_MOE
-from localspec.families.qwen35 import QWEN35
-from localspec.families.qwen35_moe import QWEN35_MOE
+from localspec.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from localspec.families.qwen35 import QWEN35, QWEN35_MOE
 from localspec.families.smollm3 import SMOLLM3
 
 _ROWS = (

@@ -1,4 +1,8 @@
-"""Qwen3 with a mixture of experts in the place of each MLP, such as Qwen3-30B-A3B."""
+"""Qwen2, Qwen2.5 and Qwen3.
+
+Qwen2 is Llama with biases of queries, keys and values, and windows from some layer on. Qwen3 has no biases, but norms
+of each query and each key. Some of it, such as Qwen3-30B-A3B, has a mixture of experts in the place of each MLP.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,10 +17,41 @@ from localspec.families.family import (
     Gguf,
     GgufFile,
     NotComputed,
+    Sampled,
     from_gguf,
     read_experts,
 )
-from localspec.families.qwen2 import DEFAULTS
+
+DEFAULTS = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_key_value_heads": 32,
+    "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
+}  # fmt: skip
+
+QWEN2 = Family(
+    model_type="qwen2",
+    classes={"Qwen2ForCausalLM": "qwen2"},
+    defaults=DEFAULTS,
+    not_read=("attention_bias", "mlp_bias"),
+    arithmetic={"qkv_bias": True},
+    gguf=Gguf("qwen2"),
+    sampling=(
+        Sampled("QwQ", "qwq", 0.6, 0.95),  # card of QwQ-32B
+        Sampled("Qwen2.5", r"qwen-?2\.5", 0.7, 0.8, 20),  # config of Qwen2.5-7B-Instruct
+    ),
+)
+
+QWEN3 = Family(
+    model_type="qwen3",
+    classes={"Qwen3ForCausalLM": "qwen3"},
+    defaults={**DEFAULTS, "head_dim": 128},
+    not_read=("mlp_bias",),
+    arithmetic={"qk_norm": True},
+    gguf=Gguf("qwen3"),
+    sampling=(
+        Sampled("Qwen3", r"qwen-?3(?!\.?\d|b\b)", 0.6, 0.95, 20, answering=(0.7, 0.8, 20)),
+    ),  # card of Qwen3-0.6B
+    nearest={"Qwen": "qwen3-4b"},
+)
 
 
 def _read(found: Mapping[str, Any]) -> dict[str, Any]:
