@@ -93,9 +93,9 @@ def measure(description: Path) -> None:
     prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
     measured = measure_generated(target, load_drafter(card, target), prompts, ELSEWHERE, SECONDS)
     assert measured, "every published model has room for these replies"
-    about = json.loads(description.read_text("utf-8")) | {"acceptance_elsewhere": measured.as_json()}
+    about = json.loads(description.read_text("utf-8")) | {"acceptance_elsewhere": measured}
     description.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
-    print(f"{measured.length:.2f} tokens a step with {measured.nodes} nodes, in {measured.replies} replies")
+    print(f"{measured['length']:.2f} tokens a step with {measured['nodes']} nodes, in {measured['replies']} replies")
 
 
 def main() -> None:

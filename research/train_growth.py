@@ -131,7 +131,7 @@ def measured(
             prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
             drafter = load_drafter(read_drafter(copy), target)
             found = measure_generated(target, drafter, prompts, arguments.replies, 1e9, nodes)
-            lengths[str(nodes)] = found.length if found else 1.0
+            lengths[str(nodes)] = found["length"] if found else 1.0
             file.write_text(json.dumps(lengths) + "\n")
         rows.append((kind, hours, lengths))
     return rows

@@ -32,7 +32,6 @@ from localspec.training.target import decoding_target, load_target, perplexity, 
 from localspec.training.train import StepReport, Training, TrainingPlan
 from localspec.training.trainable import (
     PROBE_SECONDS,
-    PreviousRun,
     Proposed,
     TrainableDrafter,
     make_drafter,
@@ -339,11 +338,7 @@ class Job:
 
         Without the `target` of a training, the model is loaded as for replies. Measurements take about `seconds`.
         """
-        previous = [
-            PreviousRun(card.options, card.right_after_right)
-            for card in trained_drafters(self.request.card)
-            if card.kind == self.request.kind
-        ]
+        previous = [card for card in trained_drafters(self.request.card) if card.kind == self.request.kind]
         served = partial(served_target, self.request.card, self._settings, target)
         own = self.shadow.target if target is None else target
         return trainable_class(self.request.kind).propose(own, previous, served, seconds, self._progress)

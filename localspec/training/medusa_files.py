@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from localspec.drafters.medusa import MedusaOptions
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
@@ -37,7 +38,7 @@ from localspec.training.published_files import (
     table_of,
     unpickled,
 )
-from localspec.training.trainable import TrainableDrafter, make_drafter
+from localspec.training.trainable import ConvertedDrafter
 from localspec.weights.checkpoint import PICKLED_INDEX
 
 FILES = (
@@ -87,15 +88,16 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
     convert("medusa", path, target, directory, about)
 
 
-def read_published(path: Path, target: Target, stored: Stored | None = None) -> TrainableDrafter:
-    """Return the heads of a file or directory as a drafter for this target. Pickles are read as data, never run.
+def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDrafter:
+    """Return the heads of a file or directory for this target, in the precision of the file. Pickles are read as data,
+    never run.
 
-    Vocabulary matrices that equal the target's are shared with it. If the target is on torch's meta device, its weights
-    are in `stored`, and the drafter keeps the precision of the file. Raises NotHere if there are no heads, and
-    LocalspecError for heads of another model, for a truncated vocabulary, and for damaged files.
+    Vocabulary matrices that equal the target's, which are among its `stored` weights, are shared with it. Raises
+    NotHere if there are no heads, and LocalspecError for heads of another model, for a truncated vocabulary, and for
+    damaged files.
     """
     file = first_file(path, FILES, "no Medusa head")
-    tensors, vocabulary = read_tensors(file, partial(_head_names, file=file)), stored(HEAD) if stored else None
+    tensors, vocabulary = read_tensors(file, partial(_head_names, file=file)), stored(HEAD)
     check_numbers(tensors, file, (_TOKEN_MAP,))
     blocks = _blocks(tensors, file)
     heads, layers = len(blocks), len(blocks[0])
@@ -116,21 +118,15 @@ def read_published(path: Path, target: Target, stored: Stored | None = None) -> 
                 f"The heads in {file} {what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
-    private = not all(_is_target_head(linear, target, vocabulary) for linear in linears)
-    form = {"private": private, "private_rank": 0, "linear": False, "vocabulary": 0}
-    drafter = make_drafter("medusa", target, {"heads": heads, "layers": layers, **form})
+    private = not all(torch.equal(linear.to(vocabulary.dtype), vocabulary) for linear in linears)
     filled = {}
     for layer in range(layers):
         filled[f"blocks.{layer}.weight"] = torch.stack([head[layer][0] for head in blocks])
         filled[f"blocks.{layer}.bias"] = torch.stack([head[layer][1] for head in blocks])
     if private:
         filled["linears"] = torch.stack(linears)
-    if vocabulary is None:
-        drafter.load_tensors({name: tensor.float() for name, tensor in filled.items()})
-    else:
-        drafter.check_tensors(filled)
-        drafter.load_state_dict(filled, strict=False, assign=True)
-    return drafter.eval().requires_grad_(False)
+    options = MedusaOptions(heads, layers, private, private_rank=0, linear=False, vocabulary=0)
+    return ConvertedDrafter("medusa", options, filled)
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
@@ -180,10 +176,3 @@ def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
     if found and found.keys() != set(range(heads)):
         raise LocalspecError(f"{file} has {heads} heads, but {len(found)} vocabulary matrices; fetch it again.")
     return [found[head] for head in range(heads)] if found else []
-
-
-def _is_target_head(linear: torch.Tensor, target: Target, vocabulary: torch.Tensor | None) -> bool:
-    """Return whether this matrix, rounded to the target's precision, equals the target's."""
-    if vocabulary is not None:
-        return torch.equal(linear.to(vocabulary.dtype), vocabulary)
-    return torch.equal(linear.to(target.device, target.dtype), target.transformer.lm_head.weight)

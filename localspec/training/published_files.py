@@ -25,7 +25,7 @@ from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import private_directory, private_files
 from localspec.training.checkpoint import errors_in_words
-from localspec.training.trainable import ConvertedDrafter, TrainableDrafter, save_drafter
+from localspec.training.trainable import ConvertedDrafter, save_drafter
 from localspec.weights.checkpoint import inspect, text_name, weight_files
 from localspec.weights.fingerprint import Identity
 
@@ -57,9 +57,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
         if {**made_for, **existing["target"]} == made_for and existing.get("published") == about["published"]:
             return
     target = Target.load(model, device="meta")
-    read: Callable[..., TrainableDrafter | ConvertedDrafter] = import_module(
-        f"localspec.training.{_READERS[kind]}"
-    ).read_published
+    read: Callable[..., ConvertedDrafter] = import_module(f"localspec.training.{_READERS[kind]}").read_published
     drafter = read(path, target, *(() if kind_of(kind).by_shapes else (partial(stored_matrix, model),)))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
     with private_files(), errors_in_words(directory):

@@ -30,8 +30,7 @@ ADAMW = "AdamW"  # the optimiser of checkpoints that do not name one
 
 def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
     """Return fp32 numbers rounded to bf16 at random: the nearer of the two neighbours is likelier."""
-    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
-    generator = torch.Generator(x.device).manual_seed(number)
+    generator = torch.Generator(x.device).manual_seed(_number(seed))
     chance = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
     bits = (x.view(torch.int32) + chance) & -(2**16)  # bits that bf16 has no room for
     return bits.view(torch.float32).to(torch.bfloat16)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
 
@@ -17,7 +18,7 @@ from localspec.drafters.tensors import TensorSpec, check_tensors
 from localspec.drafters.trained import CARD, WEIGHTS, TrainedDrafter, check_vocabulary, drafter_class
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
-from localspec.models.drafter_cards import DIGEST, FORMAT, file_digest
+from localspec.models.drafter_cards import DIGEST, FORMAT, DrafterCard, file_digest
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.adapters import Adapters
 from localspec.nn.cache import TextPrefix
@@ -48,6 +49,22 @@ class Batch:
     prefix: TextPrefix | None = None
     inner: torch.Tensor | None = None
     places: Places | None = None
+
+    def read_places(self, depth: int, states: torch.Tensor, taught: torch.Tensor) -> Places:
+        """Return the places of texts that were just read, in the form of saved ones, for drafts of `depth` tokens.
+
+        The states of all positions are `states`. With `distill`, `taught` are those that the labels are made of. Both
+        are [texts, n, hidden_size].
+        """
+        predicting = predicting_next(self.loss_mask)
+        text, place = predicting.nonzero(as_tuple=True)
+        roots, numbers = self.tokens.roll(-1, 1)[predicting], text * 2 * (self.tokens.shape[1] + depth) + place
+        return Places(states[predicting], roots, numbers, taught[predicting] if self.distill else roots)
+
+
+def predicting_next(loss_mask: torch.Tensor) -> torch.Tensor:
+    """Return bool [texts, n]: True where a position predicts a token that counts in the loss."""
+    return F.pad(loss_mask[:, 1:], (0, 1))
 
 
 @dataclass(frozen=True)
@@ -87,17 +104,6 @@ class Proposed(NamedTuple):
     options: dict[str, Any]
     sentence: str
     pays: bool = True
-
-
-@dataclass(frozen=True)
-class PreviousRun:
-    """A drafter that was trained earlier: its options, and how often its drafts were right on held-out text.
-
-    `right_after_right` [depth] is the share of drafts that were right if all depths before were; empty if not measured.
-    """
-
-    options: Mapping[str, Any]
-    right_after_right: Sequence[float]
 
 
 class Recomputing(Protocol):
@@ -155,7 +161,7 @@ class TrainableDrafter(nn.Module):
     def propose(
         cls,
         target: Target,
-        previous: Sequence[PreviousRun] = (),
+        previous: Sequence[DrafterCard] = (),
         decoding: Callable[[], DecodingTarget] | None = None,
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,

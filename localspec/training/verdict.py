@@ -171,27 +171,6 @@ ELSEWHERE = 32  # replies to prompts of all kinds, which are more diverse
 SECONDS = 120.0  # for each of the two texts, after which no further reply begins, by default
 
 
-@dataclass(frozen=True)
-class GeneratedText:
-    """The result of greedy replies: the target committed `tokens` in `steps` forwards, with trees of `nodes` nodes."""
-
-    tokens: int
-    steps: int
-    replies: int
-    nodes: int = NODES
-
-    @property
-    def length(self) -> float:
-        """Tokens per forward, including the bonus token."""
-        return self.tokens / self.steps
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the result as it is stored in drafter.json."""
-        return {
-            "length": round(self.length, 4), "nodes": self.nodes, "tokens": self.tokens, "replies": self.replies,
-        }  # fmt: skip
-
-
 def measure_generated(
     target: DraftableModel[Any],
     drafter: TrainedDrafter,
@@ -199,11 +178,12 @@ def measure_generated(
     most: int = REPLIES,
     seconds: float = SECONDS,
     nodes: int = NODES,
-) -> GeneratedText | None:
+) -> dict[str, Any]:
     """Let the target answer at most `most` prompts, with trees of this many nodes.
 
-    No reply begins after `seconds` seconds, and replies end where they repeat themselves. Return None if no prompt
-    leaves room for a reply.
+    Return the acceptance for drafter.json: the tokens per forward as `length`, including the bonus token, and `nodes`,
+    `tokens` and `replies`. It is empty if no prompt leaves room for a reply. No reply begins after `seconds` seconds,
+    and replies end where they repeat themselves.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
     tokens = steps = replies = 0  # committed tokens, and the forwards for them
@@ -218,7 +198,9 @@ def measure_generated(
             replies += 1
         if replies == most or time.monotonic() - began > seconds:
             break
-    return GeneratedText(tokens, steps, replies, nodes) if tokens else None
+    if not tokens:
+        return {}
+    return {"length": round(tokens / steps, 4), "nodes": nodes, "tokens": tokens, "replies": replies}
 
 
 def _answered(session: Session, prompt: Sequence[int], most: int) -> Statistics:
@@ -240,7 +222,7 @@ def measured_text(
         "acceptance": measure_generated(target, drafter, map(_prompt, held_out), seconds=seconds),
         "acceptance_elsewhere": measure_generated(target, drafter, shipped, ELSEWHERE, seconds),
     }
-    return {name: text.as_json() for name, text in found.items() if text is not None}
+    return {name: text for name, text in found.items() if text}
 
 
 def _prompt(row: Row) -> list[int]:

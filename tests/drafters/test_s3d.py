@@ -25,14 +25,14 @@ from localspec.decoding.tree import DraftTree
 from localspec.drafters import s3d
 from localspec.drafters.trained import CARD, load_drafter
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.models.drafter_cards import read_drafter
+from localspec.models.drafter_cards import RIGHT_AFTER_RIGHT, DrafterCard, read_drafter
 from localspec.models.s3d_prediction import Constants, MeasuredLayers, Timing, acceptance_at
 from localspec.nn.linear import Linear
 from localspec.nn.target import Target
 from localspec.training.corpus import Row
 from localspec.training.drafters import s3d as training
 from localspec.training.train import Training, TrainingPlan
-from localspec.training.trainable import Batch, PreviousRun, make_drafter, save_drafter
+from localspec.training.trainable import Batch, make_drafter, save_drafter
 
 Make = Callable[[str], Tiny]
 OWN = DRAFTING_FAMILIES
@@ -490,6 +490,11 @@ def test_confidence_is_judged_by_what_the_target_said(tiny: Make) -> None:
     assert len(judged) == 2
 
 
+def run_before(options: dict[str, object], rates: list[float]) -> DrafterCard:
+    """Return a drafter that was trained earlier, with how often its drafts were right."""
+    return DrafterCard("s3d", Path(), options, "", "", 0, 0, {RIGHT_AFTER_RIGHT: rates})
+
+
 @pytest.mark.slow
 def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
@@ -503,13 +508,13 @@ def test_a_proposal_rests_on_the_drafters_of_before(tiny: Make, monkeypatch: pyt
         assert isinstance(drafter, training.Trainable)
         beta = drafter.beta
         rates = [acceptance_at(place, beta, constants) for place in (1, 2, 3)]
-        former.append(PreviousRun({"kept": kept, "depth": 3}, rates))
+        former.append(run_before({"kept": kept, "depth": 3}, rates))
     # Files are edited, and models change: a record that cannot belong to this model is ignored.
     former += [
-        PreviousRun({"kept": "0", "more": 1}, [0.9]),
-        PreviousRun({"kept": "0,9"}, [0.9]),
-        PreviousRun({"rank": 0}, [0.9]),
-        PreviousRun({"kept": "0"}, []),  # written by an earlier version, which did not measure it
+        run_before({"kept": "0", "more": 1}, [0.9]),
+        run_before({"kept": "0,9"}, [0.9]),
+        run_before({"rank": 0}, [0.9]),
+        run_before({"kept": "0"}, []),  # written by an earlier version, which did not measure it
     ]
     sentence = training.Trainable.propose(target, former)[1]
     assert wording("as_fitted_to_this_model") in sentence

@@ -24,6 +24,7 @@ from localspec.training.trainable import (
     LossOutput,
     Proposed,
     TrainableDrafter,
+    predicting_next,
 )
 
 SHARE = 0.1  # of the model's weights: most that separate vocabulary matrices may take
@@ -249,13 +250,13 @@ class Trainable(TrainableDrafter):
         On saved readings a step compares only candidates: the likeliest tokens of its places and the most frequent
         tokens, if they are in the draft vocabulary.
         """
-        places = batch.places or self._places(batch)
+        places = batch.places or batch.read_places(self.depth, batch.hidden, batch.hidden)
         adapted = self.adapters is not None and self.progress >= self.options.warmup
         states = places.states
         shared, kept, columns = self.candidates(places.labels)
         if adapted:
             balance = self._balance(batch.distill)
-            own_states = self.adapted_states(batch.tokens)[_predicting(batch.loss_mask)]
+            own_states = self.adapted_states(batch.tokens)[predicting_next(batch.loss_mask)]
             states, shared = scaled_gradient(own_states, balance), self._balanced_head(balance)
         read = self._read(states, places.roots)
         found, there = places.following(self.depth)
@@ -271,16 +272,6 @@ class Trainable(TrainableDrafter):
         if adapted:
             loss = loss + _mean(cross_entropy(own_states, self.adapted_head, places.labels, teacher))
         return LossOutput(loss, depth_losses)
-
-    def _places(self, batch: Batch) -> Places:
-        """Return the target's outputs for texts that were just read, in the form of saved outputs."""
-        predicting = _predicting(batch.loss_mask)
-        text, place = predicting.nonzero(as_tuple=True)
-        roots = batch.tokens.roll(-1, 1)[predicting]
-        states = batch.hidden[predicting]
-        return Places(
-            states, roots, text * 2 * (batch.tokens.shape[1] + self.depth) + place, states if batch.distill else roots
-        )
 
     def _head(self, depth: int, shared: Head, columns: torch.Tensor | None) -> Head:
         """Return a function that maps the input rows of the head at `depth` to its logits."""
@@ -320,11 +311,6 @@ class Trainable(TrainableDrafter):
 
 def _linears(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.baddbmm(bias.to(x.dtype)[:, None], x, weight.to(x.dtype).transpose(1, 2))
-
-
-def _predicting(loss_mask: torch.Tensor) -> torch.Tensor:
-    """Return bool [texts, n]: True where a position predicts a token that counts in the loss."""
-    return F.pad(loss_mask[:, 1:], (0, 1))
 
 
 def scaled_gradient(x: torch.Tensor, scale: float) -> torch.Tensor:

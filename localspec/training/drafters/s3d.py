@@ -23,6 +23,7 @@ from localspec.drafters.trained import draft_vocabulary
 from localspec.engine.assemble import greedy_replies
 from localspec.engine.backends import Target as DecodingTarget
 from localspec.errors import UsageMistake
+from localspec.models.drafter_cards import DrafterCard
 from localspec.models.s3d_prediction import (
     MeasuredAcceptance,
     MeasuredLayers,
@@ -44,7 +45,6 @@ from localspec.training.trainable import (
     Batch,
     GradientWork,
     LossOutput,
-    PreviousRun,
     Proposed,
     TrainableDrafter,
 )
@@ -316,7 +316,7 @@ class Trainable(TrainableDrafter):
     def propose(
         cls,
         target: Target,
-        previous: Sequence[PreviousRun] = (),
+        previous: Sequence[DrafterCard] = (),
         decoding: Callable[[], DecodingTarget] | None = None,
         seconds: float = PROBE_SECONDS,
         progress: Callable[[str], None] = lambda _: None,

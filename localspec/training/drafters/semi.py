@@ -12,7 +12,6 @@ from localspec.models.drafter_cards import RANKS
 from localspec.nn.adapters import Adapters
 from localspec.nn.losses import DepthLoss, Guess, cross_entropies, cross_entropy
 from localspec.nn.target import Target
-from localspec.training.readings import Places
 from localspec.training.trainable import Batch, GradientWork, LossOutput, TrainableDrafter
 
 
@@ -198,59 +197,25 @@ class Trainable(TrainableDrafter):
         own loss with the same labels. If the target learns first, the loss is only the target's (λ = 0), with the text
         as label. After that the target is frozen (λ = 1) and is the teacher.
         """
-        if batch.places is not None:
-            return self._loss_of_places(batch.places, batch.generator)
-        options = self.options
-        alone = self.progress < options.first  # only the target learns
+        options, places, teacher = self.options, batch.places, None
         states = batch.hidden.to(self._dtype)
-        if self.adapters is not None:
-            self.adapters.requires_grad_(alone or options.joint)
-            states = self.adapted_states(batch.tokens)
-        if alone and self.training:
-            own, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
-            return LossOutput(own, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
-        taught_by, teacher = (states, self.adapted_head) if options.first else (batch.hidden, self.target.head)
-        windows = F.pad(batch.tokens, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)  # [texts, n + 1, depth + 1]
-        counted = F.pad(batch.loss_mask, (0, self.depth + 1)).unfold(1, self.depth + 1, 1)
-        # [texts, n, depth + 1] after each position: the root, then the labels, up to the first one not in the mask.
-        windows, counted = windows[:, 1:], counted[:, 1:].cumprod(-1).bool()
-        anchors = counted[..., 1]
-        if options.share < 1:
-            chosen = torch.rand(anchors.shape, generator=batch.generator) < options.share
-            anchors = anchors & chosen.to(anchors.device)
-        text, place = anchors.nonzero(as_tuple=True)
-        windows, counted = windows[text, place], counted[text, place]
-        far, state = _linear(states[text, place], self.far), self._initial_state(len(text))
-        guesses, n = [], batch.tokens.shape[1]
-        for depth in range(self.depth):
-            state, x = self._read(windows[:, depth], far, state, depth)
-            there = counted[:, depth + 1]
-            guesses.append(Guess(x[there], self._head, text[there] * n + place[there] + depth + 1))
-        labels = taught_by.to(self._dtype) if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows
-        found = cross_entropies(guesses, labels.flatten(0, 1), teacher if batch.distill else None, self.kept)
-        # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
-        total = sum((one.loss for one in found), start=0.0 * far.sum())
-        loss = total / max(sum(one.count for one in found), 1)
-        if options.joint:
-            loss = options.balance * loss + (1 - options.balance) * self._target_loss(batch, states, batch.distill)
-        return LossOutput(loss, found)
-
-    @property
-    def reads_once(self) -> bool:
-        """Whether training uses the target's saved readings.
-
-        A target that learns too reads texts with a gradient instead.
-        """
-        return not (self.options.joint or self.options.first)
-
-    def _loss_of_places(self, places: Places, generator: torch.Generator) -> LossOutput:
-        """Return the loss of eq. 8 for saved `places`, each with a state and the root after it."""
+        if places is None:
+            alone = self.progress < options.first  # only the target learns
+            if self.adapters is not None:
+                self.adapters.requires_grad_(alone or options.joint)
+                states = self.adapted_states(batch.tokens)
+            if alone and self.training:
+                own, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
+                return LossOutput(own, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
+            taught_by = states if options.first else batch.hidden.to(self._dtype)
+            places = batch.read_places(self.depth, states, taught_by)
+            teacher = self.adapted_head if options.first else self.target.head
         found, there = places.following(self.depth)
         anchors = there[:, 0].nonzero().flatten()
-        if self.options.share < 1:
-            chosen = torch.rand(len(anchors), generator=generator) < self.options.share
+        if options.share < 1:
+            chosen = torch.rand(len(anchors), generator=batch.generator) < options.share
             anchors = anchors[chosen.to(anchors.device)]
-        found, there = found[anchors], there[anchors]
+        found, there = found[anchors], there[anchors].cumprod(1).bool()
         shared, kept, columns = self.candidates(places.labels)
         far, state = _linear(places.states[anchors].to(self._dtype), self.far), self._initial_state(len(anchors))
         guesses, tokens = [], places.roots[anchors]
@@ -259,9 +224,21 @@ class Trainable(TrainableDrafter):
             head, label = partial(self._head, shared=shared, columns=columns), there[:, depth]
             guesses.append(Guess(x[label], head, found[label, depth]))
             tokens = places.roots[found[:, depth]]
-        losses = cross_entropies(guesses, places.labels, None, kept)
+        losses = cross_entropies(guesses, places.labels, teacher if batch.distill else None, kept)
+        # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
         total = sum((one.loss for one in losses), start=0.0 * far.sum())
-        return LossOutput(total / max(sum(one.count for one in losses), 1), losses)
+        loss = total / max(sum(one.count for one in losses), 1)
+        if options.joint:
+            loss = options.balance * loss + (1 - options.balance) * self._target_loss(batch, states, batch.distill)
+        return LossOutput(loss, losses)
+
+    @property
+    def reads_once(self) -> bool:
+        """Whether training uses the target's saved readings.
+
+        A target that learns too reads texts with a gradient instead.
+        """
+        return not (self.options.joint or self.options.first)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
         """Return the target's own mean loss by its states with adapters.
