@@ -52,7 +52,7 @@ def check_options(kind: str, options: Any, checks: Sequence[tuple[str, object, s
 
 
 def bytes_of(*parts: Any) -> int:
-    """Return the bytes of parts of a drafter. Parts that are None are left out."""
+    """Return the bytes of parts of a drafter. Leave out parts that do not exist."""
     return sum(int(part.nbytes) for part in parts if part is not None)
 
 

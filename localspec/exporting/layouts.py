@@ -13,15 +13,13 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from localspec.drafters.eagle3 import Eagle3Options
 from localspec.drafters.medusa import MedusaOptions
 from localspec.errors import LocalspecError
 from localspec.families.architecture import TransformerConfig, weight_map
+from localspec.nn.weights import write_tensors
 
-SHARD = 2**31  # bytes of a file, about: the memory held at a time
-_INDEX = "model.safetensors.index.json"
 _OF_VOCABULARY = ("embed_tokens", "lm_head.weight")
 
 Named = tuple[str, torch.Tensor]
@@ -36,7 +34,7 @@ def write_heads(drafter: Path, options: MedusaOptions, vocabulary: torch.Tensor,
     vocab_size, hidden_size = vocabulary.shape
     shared = not options.private and not options.change_rank
     with safe_open(drafter, framework="pt") as opened:
-        _write(directory, _heads(opened, options, vocabulary, shared))
+        write_tensors(directory, _finite(_heads(opened, options, vocabulary, shared)))
     _write_config(
         directory,
         {
@@ -88,7 +86,7 @@ def write_eagle3(
     """
     dtype: torch.dtype = getattr(torch, config["dtype"])
     with safe_open(drafter, framework="pt") as opened:
-        _write(directory, _eagle3(opened, options, sizes, dtype))
+        write_tensors(directory, _finite(_eagle3(opened, options, sizes, dtype)))
     draft = options.vocabulary or sizes.vocab_size
     _write_config(directory, {**config, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft})
 
@@ -122,7 +120,7 @@ def write_model(
     `config` is its config.json. The model gets as many ids as its target has, because engines require that; missing or
     surplus ids are padding. Tokenizer files are not written.
     """
-    _write(directory, _model(sizes, weights, vocab_size))
+    write_tensors(directory, _finite(_model(sizes, weights, vocab_size)))
     _write_config(directory, {**config, "vocab_size": vocab_size, "tie_word_embeddings": sizes.tied})
 
 
@@ -136,35 +134,12 @@ def _model(sizes: TransformerConfig, weights: Mapping[str, torch.Tensor], vocab_
         yield from zip((part for part, _ in made_of), torch.split(tensor, [rows for _, rows in made_of]), strict=True)
 
 
-def _write(directory: Path, tensors: Iterator[Named]) -> None:
-    """Write tensors to files of limited size, with an index if there are several.
-
-    Raises LocalspecError for NaN and inf, on which a server would fail later.
-    """
-    held: dict[str, torch.Tensor] = {}
-    table: dict[str, str] = {}
-
-    def flush() -> None:
-        file = f"model-{len({*table.values()}) + 1:05}.safetensors"
-        save_file(held, directory / file, metadata={"format": "pt"})
-        table.update(dict.fromkeys(held, file))
-        held.clear()
-
-    size = total = 0
+def _finite(tensors: Iterator[Named]) -> Iterator[Named]:
+    """Yield the tensors. Raises LocalspecError for NaN and inf, on which a server would fail later."""
     for name, tensor in tensors:
         if not tensor.isfinite().all():
             raise LocalspecError(f"'{name}' would hold NaN or inf; train the drafter again, or fetch it again.")
-        if held and size + tensor.nbytes > SHARD:
-            flush()
-            size = 0
-        held[name] = tensor.detach().clone(memory_format=torch.contiguous_format)  # safetensors accepts no views
-        size, total = size + tensor.nbytes, total + tensor.nbytes
-    flush()
-    if len({*table.values()}) == 1:
-        (directory / "model-00001.safetensors").replace(directory / "model.safetensors")
-    else:
-        index = {"metadata": {"total_size": total}, "weight_map": table}
-        (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+        yield name, tensor
 
 
 def _write_config(directory: Path, config: Mapping[str, Any]) -> None:

@@ -196,12 +196,17 @@ def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
     """Return a sentence for each trained drafter of a model that is left out because it cannot be read."""
     found = []
     for path, content in drafter_directories(card, paths):
-        if content.get("kept", True) is not False:
-            try:
-                read_drafter(path)
-            except LocalspecError as trouble:
-                found.append(f"A drafter of {card.name} is left out. {trouble}")
+        if content.get("kept", True) is not False and isinstance(trouble := _read(path), LocalspecError):
+            found.append(f"A drafter of {card.name} is left out. {trouble}")
     return found
+
+
+def _read(path: Path) -> DrafterCard | LocalspecError:
+    """Return the drafter in a directory, or the reason why it cannot be read."""
+    try:
+        return read_drafter(path)
+    except LocalspecError as trouble:
+        return trouble
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
@@ -210,26 +215,21 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
     The kind is None if it is unknown, because the drafter came with localspec and its drafter.json is damaged.
     """
     for path, content in drafter_directories(card, paths):
-        found: DrafterCard | LocalspecError
-        try:
-            if content.get("kept", True) is False:
-                why = "the bench after its training found that it does not pay"
-                why = why if "bench" in content else "its bench has not run yet"
-                raise NotHere(
-                    f"The drafter in {path} is not used unless you name it, because {why}; give --drafter {path} to "
-                    "use it."
-                )
-            found = read_drafter(path)
-        except LocalspecError as trouble:
-            found = trouble
-        yield content.get("kind"), found
+        if content.get("kept", True) is not False:
+            yield content.get("kind"), _read(path)
+            continue
+        why = "the bench after its training found that it does not pay"
+        why = why if "bench" in content else "its bench has not run yet"
+        yield (
+            content.get("kind"),
+            NotHere(
+                f"The drafter in {path} is not used unless you name it, because {why}; give --drafter {path} to use it."
+            ),
+        )
     for one in card.entry.drafters if card.entry else ():
         # A small model drafts as published; other published drafters were converted when they were fetched.
         if kind_of(one.kind).mask_key and one.source and (here := find_snapshot(one.source, paths or Paths(home()))):
-            try:
-                yield one.kind, read_drafter(here)
-            except LocalspecError as trouble:
-                yield one.kind, trouble
+            yield one.kind, _read(here)
     if not card.here:
         return
     try:

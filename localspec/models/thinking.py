@@ -61,12 +61,9 @@ class Parting:
         self.settled = 0  # up to here it is known which part each character belongs to, if any
         self.answer: int | None = None  # where the answer begins
         self.thinks = marks is not None and begun  # whether there are any thoughts, finished or not
-        self._marks = marks
+        self._marks, self._begun, self._whole = marks, begun, False
+        self._last = False  # whether the last part is there, which no mark ends
         self._parts: list[tuple[bool, int, int | None]] = []  # whether it is thinking, its first place, and its end
-        self._at = self._sought = 0  # text before needs no further search
-        self._again = begun  # some models write the mark once more
-        self._wrapped, self._whole = False, False
-        self._step: Callable[[Marks], bool] = self._enter if begun else self._open
 
     @property
     def thinking(self) -> bool:
@@ -95,97 +92,69 @@ class Parting:
             found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
         return "".join(found[0]), "".join(found[1])
 
-    # -- states; each method returns whether the next may continue at once --------------------------------------------
-
     def _look(self) -> None:
-        if self._marks is None:
-            if self.answer is None:
+        """Divide the whole text, up to the place from which it may still change."""
+        if not self._last:
+            self._parts = []
+            if self._marks is None:
                 self._begin_answer(0)
+            else:
+                self._divide(self._marks)
+        if self._whole or self._last:
             self.settled = len(self.text)
+
+    def _divide(self, marks: Marks) -> None:
+        """Find the parts, from the beginning. Stop where only more text can say what follows."""
+        at, around = 0, ("", "")
+        if not self._begun:
+            start = self._skipped(0)
+            near = start <= _LEAD
+            self.thinks = near and self.text.startswith(marks.opening, start)
+            if self.thinks:
+                at = start + len(marks.opening)
+            elif near and marks.direct and self.text.startswith(marks.direct, start):
+                self._begin_answer(start + len(marks.direct))
+                return
+            elif near and any(self._may_become(mark, start) for mark in (marks.opening, marks.direct) if mark):
+                return
+            else:
+                self._begin_answer(0)
+                return
+        at = self.settled = self._skipped(at)
+        if self._begun and self.text.startswith(marks.opening, at):  # some models write the mark once more
+            at = self.settled = self._skipped(at + len(marks.opening))
+        elif self._begun and self._may_become(marks.opening, at):
             return
-        while self._step(self._marks):
-            pass
-        if self._whole:
-            self.settled = len(self.text)
+        if at == len(self.text) or (end := self._part(True, at, marks.closing)) is None:
+            return
+        at = self.settled = self._skipped(end)
+        if marks.around and self.text.startswith(marks.around[0], at):
+            around = marks.around
+            at = self.settled = self._skipped(at + len(around[0]))
+        if at == len(self.text) or (marks.around and not around[0] and self._may_become(marks.around[0], at)):
+            return
+        if not around[1]:
+            self._begin_answer(at)
+            return
+        self.answer = at
+        end = self._part(False, at, around[1])
+        if end is not None and self._skipped(end) < len(self.text):  # text after the second mark is answer, too
+            self._begin_answer(end)
 
-    def _open(self, marks: Marks) -> bool:
-        """Skip white space and the mark before thoughts, or begin the answer. Return False to wait for more text."""
-        start = self._skipped(self._at)
-        near = start - self._at <= _LEAD
-        if near and self.text.startswith(marks.opening, start):
-            self.thinks, self._at, self._step = True, start + len(marks.opening), self._enter
-        elif near and marks.direct and self.text.startswith(marks.direct, start):
-            self._begin_answer(start + len(marks.direct))
-        elif near and any(self._may_become(mark, start) for mark in (marks.opening, marks.direct) if mark):
-            return False
-        else:
-            self._begin_answer(self._at)
-        return True
-
-    def _enter(self, marks: Marks) -> bool:
-        """Skip white space before the thoughts. Return False to wait for more text."""
-        self._at = self.settled = self._skipped(self._at)
-        if self._again and self.text.startswith(marks.opening, self._at):
-            self._at, self._again = self._at + len(marks.opening), False
-            return True
-        if self._at == len(self.text) or (self._again and self._may_become(marks.opening, self._at)):
-            return False
-        self._parts.append((True, self._at, None))
-        self._sought, self._step = self._at, self._think
-        return True
-
-    def _think(self, marks: Marks) -> bool:
-        found = self.text.find(marks.closing, self._sought)
-        if found < 0:
-            end = len(self.text) - (0 if self._whole else possible(self.text, (marks.closing,)))
-            self._sought = max(self._at, len(self.text) - len(marks.closing) + 1)
-            self.settled = self._stripped(end)
-            if self._whole:
-                self._parts[-1] = (True, self._at, self.settled)
-            return False
-        self._parts[-1] = (True, self._at, self._stripped(found))
-        self._at = self.settled = found + len(marks.closing)
-        self._step = self._leave
-        return True
-
-    def _leave(self, marks: Marks) -> bool:
-        """Skip white space and perhaps the first mark of `around`. Return False to wait for more text."""
-        self._at = self.settled = self._skipped(self._at)
-        mark = marks.around[0] if marks.around and not self._wrapped else ""
-        if mark and self.text.startswith(mark, self._at):
-            self._at, self._wrapped = self._at + len(mark), True
-            return True
-        if self._at == len(self.text) or (mark and self._may_become(mark, self._at)):
-            return False
-        self._begin_answer(self._at)
-        return True
-
-    def _reply(self, marks: Marks) -> bool:
-        if not (self._wrapped and marks.around):
-            self.settled = len(self.text)
-            return False
-        found = self.text.find(marks.around[1], self._sought)
-        if found < 0:
-            self._sought = max(self._at, len(self.text) - len(marks.around[1]) + 1)
-            self.settled = self._stripped(len(self.text) - possible(self.text, marks.around[1:]))
-            return False
-        self._parts[-1] = (False, self._at, self._stripped(found))
-        self._at = self.settled = found + len(marks.around[1])
-        self._wrapped, self._step = False, self._append
-        return True
-
-    def _append(self, _: Marks) -> bool:
-        """Append text after the second mark of `around` to the answer. Return False if it is only white space."""
-        if self._skipped(self._at) == len(self.text):
-            return False
-        self._begin_answer(self._at)
-        return True
+    def _part(self, thinks: bool, start: int, closing: str) -> int | None:
+        """Add a part that ends before the mark `closing`. Return where the mark ends; None if it is not there yet."""
+        found = self.text.find(closing, start)
+        end = found if found >= 0 else len(self.text) - (0 if self._whole else possible(self.text, (closing,)))
+        while end > start and self.text[end - 1].isspace():
+            end -= 1
+        self._parts.append((thinks, start, end if found >= 0 or (thinks and self._whole) else None))
+        self.settled = end if found < 0 else found + len(closing)
+        return None if found < 0 else self.settled
 
     def _begin_answer(self, place: int) -> None:
         self.answer = place if self.answer is None else self.answer
         self._parts.append((False, place, None))
-        self._at = self._sought = place
-        self._step = self._reply
+        self._last = True
 
     # -- searching the text -------------------------------------------------------------------------------------------
 
@@ -197,12 +166,6 @@ class Parting:
         while place < len(self.text) and self.text[place].isspace():
             place += 1
         return place
-
-    def _stripped(self, end: int) -> int:
-        """Return the end of the text before this place, without trailing white space."""
-        while end > self._at and self.text[end - 1].isspace():
-            end -= 1
-        return end
 
 
 def possible(text: str, words: Sequence[str], start: int = 0) -> int:

@@ -5,17 +5,21 @@ used.
 """
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from localspec.families.architecture import TransformerConfig, in_features, stored_shape, weight_map
 from localspec.machine.hardware import physical_cores
 from localspec.weights.stored import LazyTensors, StoredTensor
 
+SHARD = 2**30  # bytes of a written file at most, and of weights in memory at once
 PIECE = 2**18  # numbers read at a time if they change type or device
 BLOCK_PIECE = 2**20  # numbers unpacked from blocks at a time, in whole rows
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
@@ -51,6 +55,36 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
         first += buffer.nbytes
         if between is not None:
             piece.copy_(buffer)
+
+
+def write_tensors(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write named tensors to safetensors files of limited size, with an index if there are several.
+
+    The next tensor is requested only when there is room for it in memory. Raises OSError and SafetensorError.
+    """
+    held: dict[str, torch.Tensor] = {}
+    place: dict[str, int] = {}
+    size = total = files = 0
+
+    def flush() -> None:
+        save_file(held, directory / str(files), metadata={"format": "pt"})
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and size + tensor.nbytes > SHARD:
+            flush()
+            files, size = files + 1, 0
+        # a copy, because safetensors accepts no views
+        held[name], place[name] = tensor.detach().clone(memory_format=torch.contiguous_format), files
+        size, total = size + tensor.nbytes, total + tensor.nbytes
+    flush()
+    names = [f"model-{number:05}-of-{files + 1:05}.safetensors" for number in range(1, files + 2)]
+    names = names if files else ["model.safetensors"]
+    for number, file in enumerate(names):
+        (directory / str(number)).rename(directory / file)
+    if files:
+        index = {"metadata": {"total_size": total}, "weight_map": {name: names[at] for name, at in place.items()}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
 
 
 class Weights(LazyTensors):

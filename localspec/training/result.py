@@ -14,7 +14,6 @@ from platform import python_version
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from localspec import __version__
 from localspec.drafters.trained import CARD
@@ -23,7 +22,7 @@ from localspec.families.architecture import weight_map
 from localspec.models.drafter_cards import ACCEPTANCE
 from localspec.nn.adapters import Adapters
 from localspec.nn.target import Target
-from localspec.nn.weights import TYPES, read_stored
+from localspec.nn.weights import TYPES, read_stored, write_tensors
 from localspec.outside_files import parse_json, read_bytes
 from localspec.training import curves
 from localspec.training.checkpoint import errors_in_words
@@ -35,7 +34,6 @@ from localspec.weights.stored import StoredTensor, read_config, stored_sizes, st
 REPORTED = ("measured_tokens", "steps", "tokens", "loss", "perplexity")  # of how a drafter was trained
 NEW_TARGET = "target.new"
 RESULT = ("The result", "give the same command again: it continues from its checkpoint")  # for errors of writing
-SHARD = 2**30  # bytes of a file at most, and of weights in memory at once
 FINE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # precise enough for a small change
 COPIED = ("generation_config.json", "LICENSE*", "NOTICE*")  # to a changed target
 
@@ -104,34 +102,8 @@ def write_merged(origin: Path, target: Target, adapters: Adapters, path: Path) -
     broken files, OSError and SafetensorError if nothing can be written.
     """
     path.mkdir(parents=True)
-    files: list[dict[str, torch.Tensor]] = [{}]
-    where: dict[str, int] = {}
-    held = total = 0
-    for name, tensor in _merged(origin, adapters):
-        if held and held + tensor.nbytes > SHARD:
-            _write_shard(files[-1], path, len(files))
-            files.append({})
-            held = 0
-        files[-1][name] = tensor
-        where[name] = len(files)
-        held, total = held + tensor.nbytes, total + tensor.nbytes
-    _write_shard(files[-1], path, len(files))
-    count = len(files)
-    names = {number: f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)}
-    if count == 1:
-        names = {1: "model.safetensors"}
-    for number, file in names.items():
-        (path / str(number)).rename(path / file)
-    if count > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": {name: names[at] for name, at in where.items()}}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    write_tensors(path, _merged(origin, adapters))
     target.save_settings(path, {"tie_word_embeddings": False} if adapters.head is not None else {})
-
-
-def _write_shard(tensors: dict[str, torch.Tensor], path: Path, number: int) -> None:
-    """Write one file, under a temporary name until the number of files is known; free the tensors."""
-    save_file(tensors, path / str(number), metadata={"format": "pt"})
-    tensors.clear()
 
 
 def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tensor]]:

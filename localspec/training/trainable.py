@@ -51,7 +51,7 @@ class Batch:
     places: Places | None = None
 
     def read_places(self, depth: int, states: torch.Tensor, taught: torch.Tensor) -> Places:
-        """Return the places of texts that were just read, in the form of saved ones, for drafts of `depth` tokens.
+        """Return the places of texts that were just read, in the form of saved outputs, for drafts of `depth` tokens.
 
         The states of all positions are `states`. With `distill`, `taught` are those that the labels are made of. Both
         are [texts, n, hidden_size].

@@ -92,17 +92,8 @@ def registration(source: PackingSource, origin: Origin, answers: str = IN_BLOCKS
 
 def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     assert isinstance(tensor, GgufTensor)
-    number = numbers[tensor.file]
-    return BlockPart(
-        number,
-        tensor.start,
-        tensor.bytes,
-        tensor.block.name,
-        tensor.shape,
-        tensor.head_rows,
-        tensor.change,
-        tensor.every,
-    )
+    form = tensor.head_rows, tensor.change, tensor.every
+    return BlockPart(numbers[tensor.file], tensor.start, tensor.bytes, tensor.block.name, tensor.shape, *form)
 
 
 def files_of(found: PackedFile) -> list[Path]:

@@ -28,7 +28,6 @@ from localspec.decoding.sampling import Sampling
 from localspec.decoding.session import Session
 from localspec.drafters.trained import load_drafter
 from localspec.errors import DoesNotFit, LocalspecError, NotHere, UsageMistake
-from localspec.exporting import layouts
 from localspec.exporting.engines import ENGINES, no_counterpart
 from localspec.exporting.export import Exported, export
 from localspec.models.drafter_cards import read_drafter
@@ -230,7 +229,7 @@ def test_published_small_models_get_as_many_ids_as_the_model(tiny: Make, tmp_pat
 
 @pytest.mark.slow
 def test_what_is_too_large_for_one_file_gets_an_index(tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(layouts, "SHARD", 20_000)
+    monkeypatch.setattr("localspec.nn.weights.SHARD", 20_000)
     model, small = tiny(LLAMA), small_model(tmp_path / "small")
     done = export("vllm", f"draft_model:{small}", str(model.path), tmp_path / "out")
     assert len([file for file in done.files if file.endswith(".safetensors")]) > 2
@@ -405,7 +404,7 @@ def test_no_half_directory_stays(tiny: Make, tmp_path: Path, monkeypatch: pytest
     def write(*_: Any, **__: Any) -> None:
         raise trouble
 
-    monkeypatch.setattr(layouts, "save_file", write)
+    monkeypatch.setattr("localspec.nn.weights.save_file", write)
     with pytest.raises((DoesNotFit, KeyboardInterrupt)):
         export("vllm", drafter, None, tmp_path / "new" / "out")
     assert list((tmp_path / "new").iterdir()) == []

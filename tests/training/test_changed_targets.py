@@ -219,7 +219,7 @@ def test_what_is_written_are_the_models_own_weights_and_what_was_learnt(
     tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shard: int
 ) -> None:
     """Whatever it was trained on, and in as many files as it takes to hold little in memory."""
-    monkeypatch.setattr(result, "SHARD", shard)
+    monkeypatch.setattr("localspec.nn.weights.SHARD", shard)
     model, target = tiny(name), packed_target(tiny(name).path)
     torch.manual_seed(1)
     adapters = Adapters(target.transformer, [0, 2], 3, 6.0, head=True)
