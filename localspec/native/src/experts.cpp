@@ -3,7 +3,7 @@
 namespace ls {
 namespace {
 
-constexpr int MOST_EXPERTS = 4096;  // also in families/experts.py
+constexpr int MOST_EXPERTS = 4096;  // also in families/family.py
 
 // The matrix of one expert, in the stacked matrix of all. In blocks, gates and ups are two parts, each with all experts.
 // In other formats the panels of an expert hold both its gates and its ups. Biases are stacked by expert.
