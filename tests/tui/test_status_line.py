@@ -1,5 +1,7 @@
 """Status lines show the parts that fit."""
 
+import re
+
 from each import each
 from rich.cells import cell_len
 from tui.scripted_engine import say, talked, until
@@ -58,6 +60,14 @@ async def test_a_title_of_hostile_text_stays_one_safe_line(chat):
         await talked(talk, pilot, "two\nlines [red] " + "x" * 200)
         top = talk.screen_text().splitlines()[0]
         assert "two lines [red] xxx" in top and top.rstrip().endswith("…")
+
+
+async def test_a_narrow_line_shows_the_title_rather_than_precision_and_device(chat):
+    async with chat(["Fine."]).opened() as (talk, pilot):
+        await talked(talk, pilot, "Who are you?")
+        assert re.match(r" localspec · scripted · fp32 · cpu +Who are you\?", talk.screen_text())
+        await pilot.resize_terminal(44, 20)
+        await until(pilot, lambda: re.match(r" localspec · scripted · fp32 +Who are you\?", talk.screen_text()))
 
 
 async def test_a_system_prompt_and_sampling_that_were_set_stand_at_the_top(chat):

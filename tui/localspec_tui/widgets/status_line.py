@@ -60,6 +60,7 @@ def whole_names(sentence: str, width: int) -> str:
 
 
 QUIET_SECONDS = 0.15  # after the last key, before the disk is read
+TITLE = 24  # columns of a long title that facts about the model leave free
 
 
 class WaitingLine(Widget):
@@ -169,6 +170,8 @@ class TopLine(Widget):
         facts = (*self._model[:1], *kept), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")
         for style, parts in zip(("bold", "bold $text-accent", "bold"), facts, strict=True):
+            if parts is facts[-1]:  # the title comes before the model's precision and device
+                room -= min(cell_len(self._title), TITLE) + 2
             for part in parts:
                 if cell_len(BETWEEN + part) <= room:
                     shown.append((part, style))
