@@ -203,7 +203,7 @@ def test_other_unreadable_files(paths):
     assert wording("cannot_be_read") in mistake(paths)
 
 
-def test_a_mark_of_the_encoding_is_none_of_the_file(paths):
+def test_a_byte_order_mark_is_not_part_of_the_file(paths):
     paths.config_file.write_bytes(b"\xef\xbb\xbfseed = 5\n")
     assert load(paths=paths, environ={}).seed == 5
     paths.config_file.write_bytes(b"\xef\xbb\xbfseed = 5\nx\n\xff")

@@ -41,7 +41,7 @@ def given(file, text):
     file.write_bytes(text.encode())
 
 
-def test_a_file_is_made_for_its_owner_alone(file):
+def test_only_its_owner_can_read_a_new_file(file):
     keep_setting(file, "theme", "nord")
     assert file.read_text() == 'theme = "nord"\n'
     if sys.platform != "win32":
@@ -88,14 +88,14 @@ def test_a_value_that_needs_it_is_escaped(file):
 
 
 @each("text", ['theme = """a"""\n', "theme = '''\na'''\n"])
-def test_what_is_not_understood_is_left_alone(file, text):
+def test_entries_that_are_not_understood_stay_unchanged(file, text):
     given(file, text)
     with pytest.raises(UsageMistake, match=matching("left_put_theme_b_there")):
         keep_setting(file, "theme", "b")
     assert file.read_text() == text
 
 
-def test_a_broken_file_is_left_alone(file):
+def test_a_broken_file_stays_unchanged(file):
     given(file, "theme = \n")
     with pytest.raises(UsageMistake, match="line 1"):
         keep_setting(file, "theme", "b")
@@ -113,7 +113,7 @@ def test_a_link_stays_one(file, tmp_path):
     assert file.is_symlink() and file.resolve().read_text() == 'seed = 1\ntheme = "b"\n'
 
 
-def test_what_cannot_be_written_is_told(file, monkeypatch):
+def test_a_file_that_cannot_be_written_is_reported(file, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 

@@ -65,7 +65,7 @@ def test_directories(tmp_path):
 
 
 @each("content", ['{"a":' * 100_000, "[" * 100_000, "9" * 101, "1" * 10_000, b"\xff", "{"])
-def test_json_that_is_none(content):
+def test_invalid_json(content):
     with pytest.raises(ValueError, match="."):
         parse_json(content)
 

@@ -57,7 +57,7 @@ def test_private_directory_makes_every_missing_parent_private(tmp_path, mask):
     assert [mode(tmp_path / "a"), mode(tmp_path / "a" / "b"), mode(made)] == [0o700] * 3
 
 
-def test_private_directory_closes_its_own_and_leaves_parents_alone(tmp_path):
+def test_private_directory_closes_its_own_and_leaves_parents_unchanged(tmp_path):
     parent = tmp_path / "shared"
     (parent / "mine").mkdir(parents=True)
     parent.chmod(0o755)
@@ -67,7 +67,7 @@ def test_private_directory_closes_its_own_and_leaves_parents_alone(tmp_path):
 
 
 @posix
-def test_private_directory_leaves_alone_what_lies_above_a_way_back(tmp_path):
+def test_private_directory_does_not_change_directories_above_a_way_back(tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o755)
@@ -106,7 +106,7 @@ def test_files_that_others_may_read_and_not_write(tmp_path):
     assert modes == [0o755, 0o644, 0o600, 0o600]
 
 
-def test_a_file_is_written_anew_as_a_whole(tmp_path):
+def test_a_file_is_replaced_as_a_whole(tmp_path):
     file = tmp_path / "one.json"
     write_anew(file, b"first")
     write_anew(file, b"second")
@@ -117,7 +117,7 @@ def test_a_file_is_written_anew_as_a_whole(tmp_path):
         assert mode(file) == 0o644
 
 
-def test_a_file_that_cannot_be_written_anew_is_as_before(tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_replaced_stays_as_before(tmp_path, monkeypatch):
     write_anew(tmp_path / "one.json", b"first")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full"):

@@ -51,7 +51,7 @@ def test_how_long_ago(before, shown):
         (size, 1001, 1000, ("1,001 bytes", "1,000 bytes")),
     ],
 )  # fmt: skip
-def test_two_sizes_have_the_digits_that_tell_which_is_larger(form, first, second, shown):
+def test_two_sizes_have_enough_digits_to_show_which_is_larger(form, first, second, shown):
     assert distinct(form, first, second) == shown
 
 
@@ -84,7 +84,7 @@ def test_a_length_of_time_is_understood(written, seconds):
 
 
 @each("written", ["", "30", "d", "0d", "-3d", "1.5d", "3 months", "3dd", "123456d", "\u0663d", "3d\x1b[2J"])
-def test_what_is_none_is_refused(written):
+def test_invalid_values_are_refused(written):
     with pytest.raises(UsageMistake, match=matching("length_time_give_one_such_12h_30d")):
         seconds_of(written)
 

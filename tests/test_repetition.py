@@ -35,7 +35,7 @@ def test_what_was_asked_for_a_few_times_is_no_circle(seed):
 
 
 @each("seed", range(5))
-def test_a_refrain_between_verses_is_none(seed):
+def test_a_refrain_between_verses_is_no_loop(seed):
     chance = random.Random(seed)
     verses = "".join(words(chance, 24) + "\n" + REFRAIN * chance.randint(1, 3) for _ in range(30))
     assert not any(goes_round(verses[:end]) for end in range(0, len(verses), 7))
@@ -60,7 +60,7 @@ def test_a_refrain_between_verses_is_none(seed):
         "a",
     ],
 )
-def test_lists_tables_code_and_rules_are_none(text):
+def test_lists_tables_code_and_rules_are_no_loops(text):
     assert not any(goes_round(text[:end]) for end in range(0, len(text), 29)) and not goes_round(text)
 
 

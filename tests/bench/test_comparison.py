@@ -77,7 +77,7 @@ def test_after_each_turn_somebody_looks_at_what_rows_cost():
     assert begun == [4, 8], "once a turn, before anybody answers"
 
 
-def test_how_long_it_will_take_is_told(monkeypatch):
+def test_the_remaining_time_is_shown(monkeypatch):
     clock, told = Clock(), []
     monkeypatch.setattr(comparison.time, "monotonic", clock)
 

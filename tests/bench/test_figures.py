@@ -40,7 +40,7 @@ def test_cost_effectiveness_is_speedup_over_memory_held():
     assert row["speedup"] == 2.0 and row["M"] == pytest.approx(2.0 / 1.25) and row["peak_bytes"] == 4000
 
 
-def test_identical_is_told_prompt_by_prompt_over_all_repetitions():
+def test_identical_counts_prompts_over_all_repetitions():
     plain = [said((1, 2, 3)), said((4, 5, 6))] * 2
     assert of(plain, plain, ["text"] * 2)["identical"] is True
     other = [said((1, 2, 3)), said((4, 5, 6)), said((1, 2, 3)), said((4, 5, 7))]
@@ -93,7 +93,7 @@ def test_a_reply_of_one_token_has_no_speed():
     assert {row[name] for name in nothing} == {None}
 
 
-def test_why_it_was_switched_off_is_told():
+def test_the_reason_for_switching_off_is_reported():
     ours = [said(off="It was slow."), said()]
     assert of(ours, ours)["off_reason"] == "It was slow." and of([said()], [said()])["off_reason"] is None
 

@@ -62,7 +62,7 @@ def test_what_names_a_file_and_what_is_text(folder, text, before, files):
 
 
 @each("name", ["/nope", "~/nope", "./nope", "../nope.x", "nope.txt", "docs/nope.md", '"no such file"', "/"])
-def test_a_file_that_is_not_there_is_told_where_one_was_meant(folder, name):
+def test_a_missing_file_is_reported_if_a_file_was_meant(folder, name):
     shown = name.strip('"')
     with pytest.raises(UsageMistake, match=re.escape(f"@{shown} cannot be read (") + r".*\\@ for a plain @"):
         with_files(f"what is in @{name}, please")
@@ -71,7 +71,7 @@ def test_a_file_that_is_not_there_is_told_where_one_was_meant(folder, name):
     assert measured(f"what is in @{name}", None, 0) == [], "it is still being typed"
 
 
-def test_all_that_cannot_be_read_are_told_at_once(folder):
+def test_all_unreadable_files_are_reported_at_once(folder):
     with pytest.raises(UsageMistake) as told:
         with_files("@gone.txt @notes.txt @image.png @lost.md @gone.txt")
     missing = "cannot be read (No such file or directory)"
@@ -117,7 +117,7 @@ def test_tokens_are_counted_in_pieces():
     assert max(asked) < 50_000
 
 
-def test_the_history_tells_what_was_typed(folder, tmp_path):
+def test_the_history_shows_what_was_typed(folder, tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         conversation = Conversation(store.history, "demo")
         prompt, engine = with_files("Sort these: @notes.txt"), Engine("Yes.")

@@ -33,7 +33,7 @@ def listed(history: History) -> list[str]:
     return [f"{'  ' * row.below}{row.info.id} {row.indented}" for row in rows(history, history.conversations())]
 
 
-def test_answers_to_one_prompt_are_told_apart_and_stand_together(history: History) -> None:
+def test_answers_to_one_prompt_are_distinguished_and_listed_together(history: History) -> None:
     first = number = said(history, "What is a tree?", "A tree is a plant.")
     other = said(history, "Something else", "Yes.")
     for reply in ("Trees grow.", "A tree is tall.", "Wood."):
@@ -66,7 +66,7 @@ def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(his
     assert says[again] == "answered “…seven eight nine nine nine nine”"
 
 
-def test_prompts_that_begin_alike_are_told_apart_by_what_comes_after(history: History) -> None:
+def test_prompts_with_the_same_beginning_are_distinguished_by_the_rest(history: History) -> None:
     begun = "Tell me a long story about a lighthouse keeper, a storm and a dog."
     first = said(history, "hello there", "Hi.")
     said(history, begun, "Once.", first)
@@ -77,7 +77,7 @@ def test_prompts_that_begin_alike_are_told_apart_by_what_comes_after(history: Hi
     assert says[first].endswith("and a dog.”")
 
 
-def test_a_title_of_its_own_is_told_of_a_branch(history: History) -> None:
+def test_the_title_of_a_branch_is_shown(history: History) -> None:
     first = said(history, "What is a tree?", "A plant.")
     history.rename(first, "Trees")
     branch(history, first, 0, "What is a tree?", "Wood.")

@@ -63,11 +63,11 @@ def test_where_the_models_memory_begins_is_said_once_and_kept_with_the_turn(stor
     "answered, dropped, begins",
     [("1111", 0, 0), ("1111", 2, 2), ("1011", 1, 2), ("1011", 2, 3), ("111", 3, 3), ("1101", 2, 3), ("", 2, 0)],
 )
-def test_turns_without_a_reply_are_not_counted_for_the_model_reads_none(answered, dropped, begins):
+def test_turns_without_a_reply_are_not_counted_because_the_model_does_not_read_them(answered, dropped, begins):
     assert memory_begins([one == "1" for one in answered], dropped) == begins
 
 
-def test_a_turn_is_kept_before_its_end_is_told(store):
+def test_a_turn_is_saved_before_its_end_is_reported(store):
     """Whoever is killed on seeing the end has the turn."""
     for event in Conversation(store.history, "demo").ask(Engine("all ", "of it"), "go", SAMPLING):
         if isinstance(event, Done):
@@ -143,7 +143,7 @@ def test_without_a_history_nothing_is_kept(store):
 
 
 @pytest.mark.parametrize("broken", ["say", "write"])
-def test_a_store_that_fails_costs_no_reply_and_is_told_once_and_all_is_kept_when_it_can_be(store, broken, monkeypatch):
+def test_a_failing_store_costs_no_reply_is_reported_once_and_saves_everything_later(store, broken, monkeypatch):
     told: list[str] = []
     conversation = Conversation(store.history, "demo", notice=told.append)
     monkeypatch.setattr(store.history, broken, no_room)
@@ -270,7 +270,7 @@ def prompts_and_replies(store, conversation):
     return [(turn.prompt, turn.reply) for turn in saved_conversation(store.history, conversation).turns]
 
 
-def test_two_windows_on_one_conversation_go_on_apart_and_the_second_is_told(store):
+def test_two_windows_on_one_conversation_continue_separately_and_the_second_is_notified(store):
     told: list[str] = []
     talk(Conversation(store.history, "demo"), Engine("a"), "one?")
     saved = saved_conversation(store.history, "last")
@@ -336,7 +336,7 @@ def test_a_branch_without_a_history_is_not_kept(store):
     assert store.history.conversations() == []
 
 
-def test_a_conversation_that_is_deleted_meanwhile_is_told(store):
+def test_a_conversation_that_is_deleted_meanwhile_is_reported(store):
     told: list[str] = []
     conversation = Conversation(store.history, "demo", notice=told.append)
     talk(conversation, Engine("a"), "one?")

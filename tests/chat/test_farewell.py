@@ -24,7 +24,7 @@ def test_how_to_go_on(tmp_path):
         assert farewell(conversation, conversation.title) == wording("my_own_kept_go_localspec_chat")
 
 
-def test_what_is_kept_in_memory_alone_is_not_kept(tmp_path):
+def test_a_conversation_only_in_memory_is_not_saved(tmp_path):
     (tmp_path / "file").touch()
     with Store.open(tmp_path / "file" / "localspec.db", lambda _: None) as store:
         conversation = Conversation(store.history, "demo")

@@ -63,5 +63,5 @@ def test_the_demo_model_is_a_toy_with_prompts_of_its_own():
     "count, words",
     [(999, "999"), (7_606_528, "7.6 million"), (371e6, "371 million"), (999e6, "1.0 billion"), (70e9, "70.0 billion")],
 )
-def test_parameters_are_told_in_words(count, words):
+def test_parameters_are_described_in_words(count, words):
     assert parameters_words(int(count)) == words

@@ -93,7 +93,7 @@ def test_a_speedup_is_the_same_while_it_is_shown_and_where_it_is_saved():
 
 
 @each("unknown", [{"plain_seconds": None}, {"steps": ENOUGH - 1}, {"token_ids": (0,) * (TOKENS - 1)}])
-def test_a_speedup_that_is_not_known_is_none(unknown):
+def test_an_unknown_speedup_is_not_shown(unknown):
     known = replace(statistics(TOKENS), steps=ENOUGH, plain_seconds=0.9)
     found = after(Prefill(5, 5), SECOND, so_far=replace(known, **unknown))
     assert (found.speedup, found.saved_seconds) == (None, None)
@@ -122,7 +122,7 @@ def test_a_rule_that_does_not_keep_the_text_says_so():
         assert live.figures().exactness == label
 
 
-def test_of_a_server_that_tells_no_tokens_pieces_are_counted():
+def test_pieces_are_counted_if_a_server_reports_no_tokens():
     live = LiveStats(engine())
     live.take(Prefill(0, 0))
     for second in (2.0, 2.5, 3.0):

@@ -121,7 +121,7 @@ def test_the_memory_of_the_model_that_answers_is_free_for_another(registered):
     assert next(one for one in models if one.title == "phi").place == "elsewhere"
 
 
-def test_what_was_measured_before_is_used_and_that_nothing_was_is_told(registered):
+def test_earlier_measurements_are_used_and_missing_ones_are_mentioned(registered):
     registered(unfetched(PHI, "phi"), on=machine(cpu(24, bandwidth=None)))
     assert all_models(None)[1] is False
 
@@ -137,7 +137,7 @@ def test_the_directory_that_answers_stands_first_and_is_never_too_large(register
 
 
 @pytest.mark.slow
-def test_what_was_told_of_the_model_that_answers_is_told_again(registered):
+def test_the_facts_of_the_answering_model_are_shown_again(registered):
     registered()
     demo = resolve("demo")
     assert all_models(demo)[0][0].about[2].startswith("about ")

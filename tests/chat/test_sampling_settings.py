@@ -114,7 +114,7 @@ def test_what_contradicts_the_model_is_refused():
     settings.change({"temperature": "default", "top-k": "default"}, GREEDY)
 
 
-def test_what_contradicts_another_model_is_taken_back_and_told():
+def test_a_setting_that_contradicts_another_model_is_dropped_with_a_notice():
     settings = ChatSettings(Settings())
     settings.change({"top-k": "5"}, WARM)
     assert settings.fit(WARM) is None

@@ -66,7 +66,7 @@ def said(home: Path) -> str:
     return what_is_kept(home).removeprefix("localspec: ").removesuffix("\n")
 
 
-def test_what_is_kept_is_told_until_something_was(begin):
+def test_saving_is_announced_until_something_is_saved(begin):
     for _ in range(2):
         begin(model="demo")
         assert begin.told == [said(begin.home)]
@@ -82,7 +82,7 @@ def test_what_is_kept_is_told_until_something_was(begin):
     assert begin.told == [said(begin.home)]
 
 
-def test_nobody_is_told_where_nothing_is_kept(begin):
+def test_saving_is_not_announced_if_nothing_is_saved(begin):
     assert begin(model="demo", log=False).store is None
     assert begin.told == [] and not begin.home.exists()
     begin.database.mkdir(parents=True)
@@ -91,7 +91,7 @@ def test_nobody_is_told_where_nothing_is_kept(begin):
     assert len(begin.told) == 1 and wording("cannot_be_used") in begin.told[0]
 
 
-def test_a_new_file_in_the_place_of_a_broken_one_is_told_again(begin):
+def test_saving_is_announced_again_after_a_broken_file_was_replaced(begin):
     begin.keep("hi")
     begin.database.write_bytes(b"no database " * 500)
     begin(model="demo")
@@ -170,7 +170,7 @@ def test_a_mistake_makes_nothing(begin, tmp_path, resume):
     assert begin.told == [] and not begin.home.exists()
 
 
-def test_a_damaged_model_is_told_before_it_is_loaded(begin, other):
+def test_a_damaged_model_is_reported_before_it_is_loaded(begin, other):
     (other / "config.json").write_text("{")
     with pytest.raises(LocalspecError, match=r"config\.json"):
         begin(model=str(other))

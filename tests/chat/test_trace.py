@@ -35,7 +35,7 @@ FIRST = Text(" nine", (9,), ("target",), 0.1, 0)
 SECOND = Text(" one two eight", (1, 2, 8), ("a", "a", "target"), 0.2, 1, (DRAFT,))
 
 
-def test_a_place_tells_what_stood_beside_it():
+def test_a_place_lists_the_nodes_next_to_it():
     found = trace(FIRST, SECOND)
     assert found.place(0) == TokenPlace(0, "target", 0, 0, 1, 0, ())
     assert found.place(1) == TokenPlace(1, "a", 1, 1, 4, 7, (RefusedDraft((7,), ("c",), 1),))
@@ -73,7 +73,7 @@ def test_plain_steps_and_probes_propose_nothing():
     assert (found.place(2).drafted, found.place(2).refused) == (1, (RefusedDraft((2,), ("a",), 1),))
 
 
-def test_equal_nodes_beside_the_accepted_one_were_not_refused():
+def test_equal_siblings_of_the_accepted_node_were_not_refused():
     draft = Draft((9, 1, 1, 5), (-1, 0, 0, 0), ("", "a", "a", "a"), None, (0, 1))
     found = trace(FIRST, Text(" one two", (1, 2), ("a", "target"), 0.2, 1, (draft,)))
     assert [one.tokens for one in found.place(1).refused] == [(5,)]

@@ -102,7 +102,7 @@ def test_run_with_a_model_changes_nothing(enter, fresh_home, paths):
     assert saved_choice(paths) == ("one", "use")
 
 
-def test_what_is_found_for_several_is_kept_and_told_once(enter, answers, paths):
+def test_the_choice_among_several_is_saved_and_announced_once(enter, answers, paths):
     enter(poor=10, good=50)
     assert present_model(load(), paths) == (None, wording("first_prompt_takes_one_2_models"))
     assert answers() == "good"
@@ -134,7 +134,7 @@ def test_a_chosen_model_that_was_removed_gives_way_with_one_notice(enter, answer
     assert answers() == "one"
 
 
-def test_the_only_one_and_the_demo_are_told_once_a_day(enter, answers, paths):
+def test_the_only_model_and_the_demo_are_announced_once_a_day(enter, answers, paths):
     enter(one=10)
     assert answers() == "one" and answers.told == [wording("model_named_one_answers_only_one")]
     assert answers() == "one" and answers.told == []
@@ -177,7 +177,7 @@ def test_use(enter, fresh_home, paths):
     assert found.stderr == wording("localspec_localspec_model_second")
 
 
-def test_a_choice_that_cannot_be_read_is_none(enter, answers, paths):
+def test_an_unreadable_choice_is_ignored(enter, answers, paths):
     enter(one=10)
     paths.choice.parent.mkdir(parents=True, exist_ok=True)
     for content in (b"", b"[]", b'{"model": 1, "by": "use"}', b'{"model": "one", "by": "x"}', b"\xff"):
@@ -185,7 +185,7 @@ def test_a_choice_that_cannot_be_read_is_none(enter, answers, paths):
         assert saved_choice(paths) is None and answers() == "one"
 
 
-def test_a_choice_that_cannot_be_written_is_told(enter, paths):
+def test_a_choice_that_cannot_be_written_is_reported(enter, paths):
     enter(one=10)
     paths.data_dir.parent.mkdir(parents=True, exist_ok=True)
     paths.data_dir.write_text("no directory")

@@ -190,7 +190,7 @@ def test_exact_leaves_out_what_cannot_be_had_to_the_bit(where) -> None:
     assert choose(CARD, Settings(exact=True), where).exact
 
 
-def test_a_number_of_nodes_is_a_fixed_experiment_and_none_of_them_is_plain_decoding() -> None:
+def test_a_number_of_nodes_is_a_fixed_experiment_and_zero_is_plain_decoding() -> None:
     for nodes in (3, AUTO_NODES):
         choice = choose(CARD, Settings(draft_max=nodes), HERE)
         assert (choice.nodes, choice.fixed, choice.drafter) == (nodes, True, "phrases")
@@ -394,7 +394,7 @@ def test_behind_the_choice_stands_one_that_takes_less(where, settings) -> None:
     assert [choice.bytes for choice in found] == sorted({choice.bytes for choice in found}, reverse=True)
 
 
-def test_the_second_choice_is_another_precision_and_there_is_none_below_the_smallest() -> None:
+def test_the_second_choice_is_another_precision_and_the_smallest_has_no_second() -> None:
     fast8 = machine(gpu(80, packings=("int8",), bandwidth=4e12))
     assert [choice.quantize for choice in offered(Settings(drafter="phrases"), fast8)] == ["none", "int8"]
     assert len(offered(Settings(quantize="none", drafter="phrases"), fast8)) == 1
@@ -540,7 +540,7 @@ def test_threads_are_for_cpus_and_a_flag_for_a_gpu_is_refused() -> None:
     assert choose(CARD, Settings(threads=2), both).device == "cuda:0", "a file's value waits for a CPU"
 
 
-def test_a_model_whose_sizes_nobody_tells_is_refused(tmp_path: Path) -> None:
+def test_a_model_of_unknown_sizes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LocalspecError, match=matching("big_models_toml_does_say_add")):
         choose(unfetched(None), Settings(), HERE)
     path = write_checkpoint(tmp_path / "m", {name: CONFIG[name] for name in ("architectures", "model_type")})
@@ -606,7 +606,7 @@ def test_a_draft_model_has_a_precision_and_a_device_of_its_own(small: str) -> No
     assert loose.draft is not None, "the rule is the target's affair"
 
 
-def test_a_draft_model_is_beside_its_target_unless_a_device_is_named(small: str) -> None:
+def test_a_draft_model_is_on_the_targets_device_unless_a_device_is_named(small: str) -> None:
     both = machine(gpu(24), cpu(64))
 
     def drafting(**settings) -> Choice:

@@ -166,7 +166,7 @@ def test_the_smallest_of_several_and_sizes_that_are_counted():
     assert suited_form(drafted, "int8") is Q8_0
 
 
-def test_doctor_tells_the_download_that_a_pull_would_take():
+def test_doctor_names_the_download_that_a_pull_would_take():
     card = replace(unfetched(BILLION), entry=ENTRY)
 
     def told(*devices):

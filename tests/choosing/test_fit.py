@@ -114,7 +114,7 @@ def test_on_a_gpu_the_head_stays_as_it_is() -> None:
         assert weights(shape, "bf16", "nf4", "cuda") == known + (heads * shape.embedding + NORMS) * 2
 
 
-def test_biases_that_the_sizes_do_not_tell_are_never_packed() -> None:
+def test_biases_that_the_sizes_do_not_mention_are_never_packed() -> None:
     for quantize, kind, item in (
         ("int8", "native", 4), ("int4", "native", 4), ("none", "native", 4), ("nf4", "cuda", 2), ("int4", "mps", 2),
     ):  # fmt: skip
@@ -229,14 +229,14 @@ def test_an_embedding_that_is_mapped_is_there_as_far_as_tokens_ask_for_it() -> N
     assert fit.unread(slim, "int8", "native", 7) == slim.embedding * 2 - 7 * 4096, "no less than a page"
 
 
-def test_nothing_is_held_beside_the_weights_while_a_processor_packs_them() -> None:
+def test_only_the_weights_are_held_while_a_cpu_packs_them() -> None:
     for shape in (TIED, APART):
         assert fit.loading(shape, "bf16", "int8", "native") == fit.loading(shape, "bf16", "int4", "native") == 0
         assert fit.loading(shape, "bf16", "none", "cuda") == 0 < fit.loading(shape, "bf16", "nf4", "cuda")
         assert fit.loading(shape, "bf16", "int4", "mps") > 0
 
 
-def test_drafters_beside_nf4_are_packed_like_it_where_our_own_kernels_are() -> None:
+def test_drafters_of_an_nf4_target_are_packed_in_nf4_with_our_own_kernels() -> None:
     assert fit.drafter_numbers("bf16", "nf4", "cuda") == (pytest.approx(0.5 + 1 / 64 + 1 / 4096), 2)
     assert fit.drafter_numbers("fp16", "nf4", "cuda") == (2, 2), "cards without bf16 have none"
     assert fit.drafter_numbers("bf16", "int8", "cuda") == fit.drafter_numbers("bf16", "none", "cuda")

@@ -90,7 +90,7 @@ def test_other_programs_are_watched_for_a_while_before_the_machine_counts_as_idl
     assert not cache.idle and now[0] == pytest.approx(100 + passed + slept)
 
 
-def test_a_value_of_another_form_is_none_and_trouble_is_reported_unless_it_is_not_worth_it(store, monkeypatch) -> None:
+def test_a_value_of_another_form_is_ignored_and_trouble_is_reported_unless_silent(store, monkeypatch) -> None:
     store.measurements.remember("length", "a table", "long")
     notices: list[str] = []
     cache = MeasurementCache(store, Reporter(notices.append))
@@ -285,7 +285,7 @@ def test_the_lowest_peak_counts_that_is_of_this_model(peaks: list[int]) -> None:
     assert kept["phrases"][6:] == [min(own, default=0), 2, len(peaks)]
 
 
-def test_after_many_replies_alike_the_figures_are_those_of_one() -> None:
+def test_after_many_equal_replies_the_figures_are_those_of_one() -> None:
     one = said(range(41), steps=20, drafted=60, draft=0.5, verify=2.0, beside=0.25)
     kept: dict[str, list[float]] = {}
     for count in range(200):

@@ -304,7 +304,7 @@ def test_what_is_taken_fits_and_never_loses_against_plain_decoding(figures, rule
         assert max(one.speed for one in ranked if one.fits) <= fastest.speed * plans.CLEARLY * 1.0001
 
 
-def test_phrases_are_taken_unless_replies_told_that_they_lose_time() -> None:
+def test_phrases_are_taken_unless_replies_showed_that_they_lose_time() -> None:
     steep = ForwardCosts((1, 2, 64), (256,), ((0.05, 0.2, 10.0),))  # a second row costs three times the first
     assert taken(*run_plans(model(), [PRECISION], told(costs=steep), 16)) == ("phrases", "memory")
     losing = run_plans(model(), [PRECISION], told(costs=steep, phrases=ReplyStats(1.0, 4.0, 0.0)), 16)
@@ -320,7 +320,7 @@ TINY = ForwardCosts((1, 2, 4, 8, 16), (256,), ((2.0e-4, 2.1e-4, 2.6e-4, 3.7e-4, 
 LONG = ForwardCosts((1, 2, 4, 8, 16), (256,), ((0.055, 0.056, 0.059, 0.064, 0.085),))
 
 
-def test_phrases_are_for_models_whose_steps_are_longer_than_looking_for_them_as_replies_told(real_host) -> None:
+def test_phrases_are_for_models_whose_steps_take_longer_than_the_lookup_in_replies(real_host) -> None:
     quick, slow = ({"phrases": ReplyStats(1.02, 1.0, 0.0, rest=beside)} for beside in (0.002, 0.4))
     for costs, known, drafter in ((LONG, quick, "phrases"), (TINY, slow, "none"), (TINY, {}, "phrases")):
         found = best(run_plans(model(), [PRECISION], told(costs=costs, **known), 16))
@@ -338,7 +338,7 @@ def test_apples_gpus_decode_plainly_until_it_is_measured_that_a_drafter_pays() -
 # -- reasons -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_reason_tells_precision_speed_m_the_rule_and_what_they_rest_on() -> None:
+def test_a_reason_names_precision_speed_m_the_rule_and_their_sources() -> None:
     assert explained(PLAIN, [PLAIN]) == wording("explained_plain")
     assert explained(PHRASES, [PHRASES, PLAIN]) == wording("explained_phrases")
     short = replace(PHRASES, rule="memory", measured=True)
@@ -354,7 +354,7 @@ def test_a_reason_tells_precision_speed_m_the_rule_and_what_they_rest_on() -> No
     assert wording("phrases_expected_to_cost_more") in lost and "tokens/step" not in lost
 
 
-def test_a_reason_tells_why_the_best_other_drafter_is_left_out() -> None:
+def test_a_reason_says_why_the_best_other_drafter_is_left_out() -> None:
     assert explained(PLAIN, [PLAIN, plan("medusa", 8)]).endswith(wording("medusa_would_have_less_speed"))
     by_m = replace(PLAIN, rule="memory")
     assert explained(by_m, [by_m, plan("medusa", 16, 2.0, here=False)]).endswith(
@@ -451,7 +451,7 @@ MIXTURE = Shape.of(
 )  # fmt: skip -- Qwen3-30B-A3B
 
 
-def test_only_mapped_experts_stay_on_the_disk_and_torch_packs_none() -> None:
+def test_only_mapped_experts_stay_on_the_disk_and_torch_packs_no_experts() -> None:
     assert fit.on_disk("int4", "native", 10**10, 10**6) == 10**6
     assert fit.on_disk("int4", "native", 10**10, 10**10) == 10**10 // 2
     for quantize, backend in (("none", "native"), ("int8", "cuda"), ("int8", "cpu")):

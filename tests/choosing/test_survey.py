@@ -292,7 +292,7 @@ def test_an_unregistered_mixture_has_the_quality_of_a_dense_model_between_its_ac
     assert found["own"].quality == round(12 * (between / 5e8) ** 0.45)
 
 
-def test_a_directory_that_is_gone_is_told_as_such(tmp_path, monkeypatch) -> None:
+def test_a_missing_directory_is_reported_as_missing(tmp_path, monkeypatch) -> None:
     card = TargetCard("own", tmp_path / "gone", None, "", Entry("own", path=str(tmp_path / "gone")))
     monkeypatch.setattr(survey, "known", lambda: {"own": card})
     (found,) = recommendations(machine(gpu(24)), NoMeasurements(), here=True)

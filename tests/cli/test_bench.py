@@ -108,7 +108,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
     assert not (tmp_path / "home" / "data").exists(), "a bench leaves nothing behind"
 
 
-def test_the_table_alone(bench, words, prompts, tmp_path):
+def test_only_the_table(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
     code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg", "--details")
     assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
@@ -144,7 +144,7 @@ def test_no_reply_helps_a_later_one(bench, words, prompts, monkeypatch):
     assert len(steps) == 6 and all(len({*taken}) == 1 < len(taken) for taken in steps.values())
 
 
-def test_a_reply_that_differs_is_told(bench, words, prompts, monkeypatch):
+def test_a_reply_that_differs_is_reported(bench, words, prompts, monkeypatch):
     honest, told = Engine.chat, []
 
     def chat(engine, messages, *rest):

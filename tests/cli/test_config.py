@@ -12,7 +12,7 @@ from localspec.errors import UsageMistake
 from localspec_tui import keymap, themes
 
 
-def test_json_tells_every_origin(tmp_path):
+def test_json_names_every_origin(tmp_path):
     (tmp_path / "config").mkdir()
     file = tmp_path / "config" / "config.toml"
     file.write_text('stop = ["a"]\nseed = 3\n')
@@ -23,7 +23,7 @@ def test_json_tells_every_origin(tmp_path):
     assert settings["temperature"] == {"value": None, "origin": "default"}
 
 
-def test_json_names_the_model_that_answers_where_none_is_set(tmp_path):
+def test_json_names_the_answering_model_if_no_model_is_set(tmp_path):
     model = json.loads(called(tmp_path, "config", "--json").stdout)["model"]
     assert (model["value"], model["origin"], model["used"]) == (None, "default", "demo")
     lines = called(tmp_path, "config").stdout.splitlines()

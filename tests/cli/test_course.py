@@ -172,7 +172,7 @@ def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, pla
     assert (code, text) == (2, "") and wording("whose_drafter_not_kept") in errors and "more --hours" in errors
 
 
-def test_beside_plain_decoding_alone_the_better_form_counts(train, place, speeds, monkeypatch):
+def test_compared_with_only_plain_decoding_the_better_form_counts(train, place, speeds, monkeypatch):
     speeds.update({"own": 0.99, "own+phrases": 0.8})
     honest = verdict.choose
 

@@ -121,7 +121,7 @@ def test_a_conversation_ends_where_the_context_does(distill, tmp_path, model):
 
 
 @pytest.mark.parametrize("quantize", ["nf4", "int8"])
-def test_transformers_is_told_of_the_same_packed_weights(quantize):
+def test_transformers_uses_the_same_packed_weights(quantize):
     """bitsandbytes computes on a CPU as on CUDA."""
     choice = choose(resolve("demo"), Settings(drafter="none", quantize="none"))
     packed = answering.bitsandbytes_config(replace(choice, quantize=quantize, dtype="fp32"))

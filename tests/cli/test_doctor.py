@@ -124,7 +124,7 @@ def test_the_phrases_of_the_proof_itself_are_used(doctor, noise):
     assert said["drafted"] >= said["accepted"] > 4 * 9 / 2
 
 
-def test_the_users_own_phrases_are_left_alone(doctor, noise, home):
+def test_the_users_own_phrases_stay_unchanged(doctor, noise, home):
     path = home / "data" / "localspec.db"
     with Store.open(path, pytest.fail) as store:
         store.phrases.learn(store.phrases.pool("demo", "hash"), [(1, b"", b"abcd")])
@@ -169,7 +169,7 @@ def test_prompts_are_of_many_kinds():
 # -- the proof fails ---------------------------------------------------------------------------------------------------
 
 
-def test_the_first_divergence_is_told_and_is_exit_1(doctor, noise, monkeypatch):
+def test_the_first_divergence_is_reported_with_exit_code_1(doctor, noise, monkeypatch):
     """The seeded reply to the second prompt, the second time it is asked for: the last of all."""
 
     def change(engine: Engine, number: int, ids: Ids) -> Sequence[int]:
@@ -212,7 +212,7 @@ def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, word
     assert words in sentence_ and "gap of 30 " in sentence_, "as sharp as the model is made"
 
 
-def test_plain_decoding_that_does_not_repeat_itself_is_what_is_told(doctor, noise, monkeypatch):
+def test_plain_decoding_that_does_not_repeat_itself_is_reported(doctor, noise, monkeypatch):
     def change(engine: Engine, number: int, ids: Ids) -> Sequence[int]:
         return ids if engine.choice.drafter == "none" and number == 0 else (*ids[:5], 67 + number, *ids[6:])
 
@@ -304,14 +304,14 @@ def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch
 
 
 @pytest.mark.parametrize(("others", "warned"), [(1.5, True), (0.1, False)])
-def test_a_busy_machine_is_told(doctor, invented, monkeypatch, others, warned):
+def test_a_busy_machine_is_reported(doctor, invented, monkeypatch, others, warned):
     monkeypatch.setattr("localspec.machine.hardware.OthersLoad.__call__", lambda self: others)
     code, page, _ = doctor()
     assert code == 0 and (wording("measured_while_other_programs") in page) is warned
     assert (wording("these_speeds_taken_while_other") in page) is warned
 
 
-def test_verbose_tells_of_m_and_of_reasons(doctor, invented):
+def test_verbose_shows_m_and_reasons(doctor, invented):
     _, out, _ = doctor("--verbose")
     assert re.search(r"TOKENS/S +DRAFTS +M  DOWNLOAD +BY\n", out) and wording("m_is_speedup_relative_memory") in out
     assert wording("chosen_among_what_here_demo") in out and "\nRecommended: " in out
@@ -336,7 +336,7 @@ def test_a_gated_model_is_marked_and_recommended_only_where_no_other_fits(doctor
     assert json.loads(doctor("--json")[1])["recommended_open"] is None
 
 
-def test_of_the_registered_models_none_is_recommended_that_is_gated_without_an_open_one_beside_it(doctor, monkeypatch):
+def test_a_gated_registered_model_is_recommended_only_with_an_open_one(doctor, monkeypatch):
     """The order of the registry decides this on every machine from 4 to 24 GB, and the registry may change."""
     measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.Measurements", lambda *_: measurements)

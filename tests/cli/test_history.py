@@ -77,7 +77,7 @@ def test_looking_makes_nothing(database: Path) -> None:
 
 
 @pytest.mark.slow
-def test_list_tells_every_conversation_the_last_used_first(database: Path) -> None:
+def test_list_shows_every_conversation_the_last_used_first(database: Path) -> None:
     start = time.time()
     first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
     second, *_ = keep(database, (EVIL, "reply", "stop"), model=f"/models/{EVIL}")
@@ -382,7 +382,7 @@ def test_an_id_that_is_not_there_is_said_before_anything_happens(database, argum
     assert kept(database) == ["one"]
 
 
-def test_what_was_set_aside_is_told_when_deleting(database: Path) -> None:
+def test_files_set_aside_are_reported_when_deleting(database: Path) -> None:
     keep(database, ("one", "reply", "stop"))
     aside = database.with_name("localspec.db.broken-1")
     aside.write_bytes(b"old")
@@ -393,7 +393,7 @@ def test_what_was_set_aside_is_told_when_deleting(database: Path) -> None:
     assert aside.exists()
 
 
-def test_a_file_that_was_set_aside_is_told_in_one_line_with_what_belongs_to_it(database: Path) -> None:
+def test_a_file_set_aside_is_reported_in_one_line_with_its_parts(database: Path) -> None:
     keep(database, ("one", "reply", "stop"))
     for part in ("", "-wal", "-shm"):
         database.with_name(f"localspec.db.broken-1{part}").write_bytes(b"old")
@@ -402,7 +402,7 @@ def test_a_file_that_was_set_aside_is_told_in_one_line_with_what_belongs_to_it(d
 
 
 @pytest.mark.slow
-def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
+def test_a_broken_file_is_reported_on_standard_error(database: Path) -> None:
     database.parent.mkdir(parents=True)
     database.write_bytes(b"no database" * 100)
     result = CliRunner().invoke(history_module.app, ["list", "--json"], catch_exceptions=False)

@@ -462,7 +462,7 @@ def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Pa
     assert wording("which_nothing_kept_here") in refused(3, "rm", gguf.name, "--yes") and gguf.exists()
 
 
-def test_a_file_that_is_named_otherwise_or_is_not_there_is_told_as_what_it_is(tmp_path: Path, gguf: Path) -> None:
+def test_a_file_with_another_name_and_a_missing_file_are_reported_as_such(tmp_path: Path, gguf: Path) -> None:
     shutil.copy(gguf, tmp_path / "noext")
     user = tmp_path / "config" / "models.toml"
     user.parent.mkdir()
@@ -639,7 +639,9 @@ def test_a_license_without_end_is_cut(tmp_path: Path, directory: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("run",), ("chat", "--plain")], ids=" ".join)
-def test_a_file_in_place_of_a_question_is_told_to_be_given_as_a_model(tmp_path: Path, gguf: Path, command: Any) -> None:
+def test_a_file_in_place_of_a_question_gets_the_advice_to_name_it_as_a_model(
+    tmp_path: Path, gguf: Path, command: Any
+) -> None:
     result = called(tmp_path, *command, gguf.name)
     assert result.returncode == 2 and f"-m {gguf.name}" in sentence(result)
     assert (

@@ -81,7 +81,7 @@ def test_pull_packs_as_the_settings_ask(home, hub: Hub, by, only):
 
 
 @each("packing", ["int8", "int4"])
-def test_a_plan_tells_of_the_packing_that_is_asked_for(home, hub: Hub, packing):
+def test_a_plan_names_the_requested_packing(home, hub: Hub, packing):
     result = at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing, "--dry-run")
     assert result.returncode == 0 and re.search(f"memory: .* GiB in {packing} on cpu", result.stdout), result.stdout
 
@@ -101,7 +101,7 @@ def test_a_header_that_names_no_source_hides_no_model(home, hub: Hub):
 @pytest.mark.parametrize(
     ("engine", "quantize", "kept"), [("native", "int4", "int4"), ("native", "none", "int8"), ("torch", "nf4", "int8")]
 )
-def test_kept_alone_is_what_would_be_loaded_else_int8(home, hub: Hub, monkeypatch, engine, quantize, kept):
+def test_packed_only_is_the_packing_that_would_be_loaded_or_int8(home, hub: Hub, monkeypatch, engine, quantize, kept):
     used_by(monkeypatch, engine, quantize)
     assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
     (file,) = packed(home)
@@ -109,7 +109,7 @@ def test_kept_alone_is_what_would_be_loaded_else_int8(home, hub: Hub, monkeypatc
 
 
 @each("asked", [["--quantize", "none"], ["--quantize", "nf4"]])
-def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(home, hub: Hub, asked):
+def test_packed_only_in_a_packing_without_a_file_is_refused_before_the_download(home, hub: Hub, asked):
     result = at(home, hub, "pull", "org/name", "--packed-only", *asked)
     said = {"none": wording("weights_in_are_asked_for", asked="none"), "nf4": "nf4"}[
         asked[1]
@@ -121,7 +121,7 @@ def test_kept_alone_in_what_is_not_kept_on_disk_is_refused_before_the_download(h
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int3").returncode == 2
 
 
-def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(home, hub: Hub, monkeypatch, repo):
+def test_packed_only_a_disk_too_small_for_both_is_refused_before_the_download(home, hub: Hub, monkeypatch, repo):
     total = sum(map(len, repo.files.values()))
     monkeypatch.setattr("localspec.hub.plan.free_disk_bytes", lambda: total + 1000)
     result = at(home, hub, "pull", "org/name", "--packed-only")
@@ -130,7 +130,7 @@ def test_kept_alone_a_disk_too_small_for_both_is_refused_before_the_download(hom
     assert at(home, hub, "pull", "org/name").returncode == 0, "there is room for its own files only"
 
 
-def test_kept_alone_in_both_packings_each_is_loaded_and_one_is_left_when_the_other_goes(home, hub: Hub):
+def test_packed_only_in_both_packings_each_is_loaded_and_one_stays_when_the_other_is_deleted(home, hub: Hub):
     for packing in ("int8", "int4"):
         assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
     assert len(packed(home)) == 2 and model_of(resolve("org/name", Paths(home))).packed in (
@@ -153,7 +153,7 @@ def test_a_disk_without_room_for_it_is_a_notice_and_the_model_is_here(home, hub:
     assert find_snapshot(Source("org/name"), Paths(home))
 
 
-def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
+def test_packed_only_no_second_copy_stays(home, hub: Hub, repo, tiny):
     result = at(home, hub, "pull", "org/name", "--packed-only")
     (file,) = packed(home)
     assert result.returncode == 0 and f"org/name is packed, {size(file.stat().st_size)}: {file}" in result.stdout
@@ -171,7 +171,7 @@ def test_kept_alone_no_second_copy_stays(home, hub: Hub, repo, tiny):
     assert shown["path"] == str(file) and shown["installed"] and shown["revision"] == revision(file)
 
 
-def test_kept_alone_it_is_not_fetched_twice_and_what_needs_its_own_weights_says_how_to_fetch_them(home, hub: Hub):
+def test_packed_only_is_not_fetched_twice_and_commands_that_need_the_original_say_how_to_fetch_it(home, hub: Hub):
     from localspec.nn.target import Target
 
     assert at(home, hub, "pull", "org/name", "--packed-only").returncode == 0
@@ -190,7 +190,7 @@ def test_kept_alone_it_is_not_fetched_twice_and_what_needs_its_own_weights_says_
     assert Target.load(resolve("org/name", Paths(home)).path).nbytes
 
 
-def test_kept_alone_what_was_there_before_is_not_touched(home, hub: Hub, repo):
+def test_packed_only_earlier_files_are_not_touched(home, hub: Hub, repo):
     assert at(home, hub, "pull", "org/name").returncode == 0
     before = {
         path: path.stat().st_mtime_ns for path in common_cache(home).glob("models--*/[bs]*/**/*") if path.is_file()
@@ -201,7 +201,7 @@ def test_kept_alone_what_was_there_before_is_not_touched(home, hub: Hub, repo):
     assert find_snapshot(Source("org/name"), Paths(home)) and at(home, hub, "verify", "org/name").returncode == 0
 
 
-def test_kept_alone_only_what_it_fetched_itself_goes(home, hub: Hub, repo):
+def test_packed_only_deletes_only_files_that_it_fetched(home, hub: Hub, repo):
     assert at(home, hub, "pull", "org/name").returncode == 0
     path = find_snapshot(Source("org/name"), Paths(home))
     (path / WEIGHTS).resolve().unlink()
@@ -248,7 +248,7 @@ def test_what_cannot_be_packed_is_refused_before_the_download(home, repo, change
     assert not list(common_cache(home).rglob("blobs/*"))
 
 
-def test_kept_alone_a_model_with_recurrent_layers_is_whole_and_computes_the_same(home, tiny):
+def test_packed_only_a_model_with_recurrent_layers_is_complete_and_computes_the_same(home, tiny):
     path = tiny("qwen3_5-grouped-shared-keys-interval").path
     with served(org__name=model_repository(path)) as hub:
         assert at(home, hub, "pull", "org/name", "--packed-only", "--yes").returncode == 0
@@ -261,7 +261,7 @@ def test_kept_alone_a_model_with_recurrent_layers_is_whole_and_computes_the_same
     assert np.array_equal(*rows)
 
 
-def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched_stays(home, tiny, tmp_path):
+def test_packed_only_weights_with_nan_are_refused_and_fetched_files_stay(home, tiny, tmp_path):
     from weights.test_opening import copied
 
     def change(tensors):
@@ -277,7 +277,7 @@ def test_kept_alone_weights_that_are_no_numbers_are_refused_and_what_was_fetched
         assert packed(home) == [] and find_snapshot(Source("org/name"), Paths(home))
 
 
-def test_kept_alone_a_model_that_could_not_be_opened_is_refused_and_what_was_fetched_stays(home, repo):
+def test_packed_only_a_model_that_cannot_be_opened_is_refused_and_fetched_files_stay(home, repo):
     repo.files["tokenizer.json"] = b"{}"
     with served(org__name=repo) as hub:
         result = at(home, hub, "pull", "org/name", "--packed-only", "--yes")
@@ -312,7 +312,7 @@ def packed_only(request, home, hub: Hub) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("packed_only", ["int8", "int4"], indirect=True)
-def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(packed_only):
+def test_packed_only_it_runs_in_its_packing_and_nothing_else_is_suggested(packed_only):
     result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "4", "--json")
     assert result.returncode == 0, result.stderr
     said = json.loads(result.stdout)
@@ -327,7 +327,7 @@ def test_kept_alone_it_runs_in_its_packing_and_nothing_else_is_suggested(packed_
     assert packed_only.run("run", "Hi", "-m", "org/name", "-n", "2", "--quantize", packed_only.packing).returncode == 0
 
 
-def test_kept_alone_it_drafts_for_another_model_in_its_packing(packed_only, tiny):
+def test_packed_only_it_drafts_for_another_model_in_its_packing(packed_only, tiny):
     target = str(tiny("qwen2-one-key-head").path)
     drafter = ("--drafter", "draft_model:org/name", "--draft-max", "2")
     asked = ("run", "Hi", "-m", target, "-n", "4", "--temp", "0", *drafter, "--json")
@@ -345,14 +345,14 @@ def test_kept_alone_it_drafts_for_another_model_in_its_packing(packed_only, tiny
         ("doctor", "--quantize", "OTHER", "--prove"),
     ],
 )
-def test_kept_alone_what_needs_its_own_weights_ends_with_the_command_that_fetches_them(packed_only, asked):
+def test_packed_only_commands_that_need_the_original_name_the_command_that_fetches_it(packed_only, asked):
     result = packed_only.run(*(packed_only.other if word == "OTHER" else word for word in asked), "org/name")
     assert result.returncode == 3, result.stderr
     assert wording("org_name_there_packed_form_alone", packing=packed_only.packing) in result.stderr
     assert "`localspec pull org/name`" in result.stderr and result.stdout == ""
 
 
-def test_kept_alone_without_the_library_nothing_computes_it(packed_only, monkeypatch):
+def test_packed_only_without_the_library_nothing_computes_it(packed_only, monkeypatch):
     monkeypatch.setattr(compiled, "missing", lambda: wording("installation_compiled_library"))
     result = packed_only.run("run", "Hi", "-m", "org/name", "-n", "2")
     assert result.returncode == 3 and "`localspec pull org/name`" in result.stderr
@@ -362,7 +362,7 @@ def test_kept_alone_without_the_library_nothing_computes_it(packed_only, monkeyp
     assert not row["fits"] and row["quantize"] is None and "only packed" in row["reason"]
 
 
-def test_kept_alone_with_a_damaged_text_it_says_what_to_do(packed_only):
+def test_packed_only_with_a_damaged_text_it_says_what_to_do(packed_only):
     content = bytearray(packed_only.file.read_bytes())
     at_text = read(packed_only.file)
     section = at_text.header.texts["tokenizer.json"]
@@ -527,7 +527,7 @@ def test_what_was_packed_of_a_damaged_download_is_packed_again_once_that_is_mend
 
 
 @pytest.mark.parametrize("only", [[], ["--packed-only"]], ids=["with weights", "packed only"])
-def test_a_commit_that_changes_the_chat_template_alone_is_what_is_used(home, hub: Hub, repo, monkeypatch, only):
+def test_a_commit_that_changes_only_the_chat_template_is_used(home, hub: Hub, repo, monkeypatch, only):
     used_by(monkeypatch, "native", "int8")
     assert at(home, hub, "pull", "org/name", *only).returncode == 0
     template = b"{% for message in messages %}changed {{ message['content'] }}{% endfor %}"
@@ -542,14 +542,14 @@ def test_a_commit_that_changes_the_chat_template_alone_is_what_is_used(home, hub
     assert at(home, hub, "verify", "org/name").returncode == 0
 
 
-def test_kept_alone_it_is_found_by_its_name_also_where_its_directory_was_packed_before(home, hub: Hub, tiny):
+def test_packed_only_it_is_found_by_its_name_even_if_its_directory_was_packed_before(home, hub: Hub, tiny):
     load(tiny("qwen2-one-key-head").path, "int8", "", 1, Reporter(), Paths(home))
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0
     (file,) = packed(home)
     assert resolve("org/name", Paths(home)).path == file and read(file).header.origin.repo == "org/name"
 
 
-def test_kept_alone_it_stays_when_a_copy_of_it_is_pulled(home, repo):
+def test_packed_only_it_stays_when_a_copy_is_pulled(home, repo):
     with served(org__name=repo, org__copy=repo) as hub:
         assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", "int8").returncode == 0
         result = at(home, hub, "pull", "org/copy", "--packed-only", "--quantize", "int8")

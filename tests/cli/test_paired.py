@@ -173,7 +173,7 @@ def test_what_cannot_be_meant_is_refused(home, model, small, tmp_path, arguments
     assert said in sentence(result)
 
 
-def test_a_draft_model_that_is_gone_is_told_by_its_entry(home, model):
+def test_a_missing_draft_model_is_reported_by_its_entry(home, model):
     (home / "config").mkdir(exist_ok=True)
     (home / "config" / "models.toml").write_text(f'[mine]\npath = "{model}"\ndraft = "gone"\n')
     result = called(home, "run", "-m", "mine", *ASK, "hello", "--drafter", "ouroboros")
@@ -252,7 +252,7 @@ def test_drafts_of_a_fixed_size_begin_with_the_first_step(home, model, small):
     assert {*drafts[0].sources[1:]} == {"draft_model"} and len(drafts[0].tokens) > 1
 
 
-def test_bench_tells_how_a_pair_drafts_and_tune_keeps_what_it_finds(home, model, small, tmp_path):
+def test_bench_shows_how_a_pair_drafts_and_tune_saves_its_result(home, model, small, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("hello\nwhat else\n")
     arguments = ["--drafter", f"ouroboros:{small},draft_model:{small}", "--prompts", str(prompts), "-n", "12", "--json"]

@@ -131,7 +131,7 @@ def prompts(messages: Messages) -> list[str]:
 # -- prompts and answers -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, home, tmp_path):
+def test_thoughts_are_announced_switched_and_shown_on_request(talk, home, tmp_path):
     model = switched_model(tmp_path / "thinker")
     result = talk("/think show", "one", "/think show", "/think", "/think off", "two", "/think show", model=model.path)
     assert (result.code, result.out) == (0, "Yes.\nYes.\n")
@@ -149,7 +149,7 @@ def test_what_is_thought_is_told_switched_and_shown_when_it_is_asked_for(talk, h
     assert again.code == 2 and wording("think_takes_off_auto_show") in again.err
 
 
-def test_a_model_that_cannot_be_told_says_so(talk, hello):
+def test_a_model_without_a_switch_says_so(talk, hello):
     assert told(talk("/think"), hello) == [wording("chat_template_model_switch")]
     refused = talk("/think on", "one")
     assert (refused.code, refused.out) == (2, "") and wording("think_on_has_no_effect") in refused.err
@@ -241,7 +241,7 @@ def test_an_answer_that_is_cut_off_is_said_to_be(talk, home, hello):
     assert stopped.out == "Hell\n" and told(stopped, hello) == ["(figures)"]
 
 
-def test_a_full_context_is_told(talk, models):
+def test_a_full_context_is_reported(talk, models):
     small = scripted_model(models / "small", [b"a", b"b"], context=64)
     result = talk("x" * 20, "y" * 20, "z" * 20, model=small.path)
     assert result.out == "ab\nab\nab\n"
@@ -264,7 +264,7 @@ def test_what_was_said_is_learned_and_what_was_measured_is_known(talk, home, hel
             assert len([pool for pool in store.phrases.pools() if pool.phrases]) == learned
 
 
-def test_what_takes_a_while_is_told_as_lines(talk, home, hello, endless, monkeypatch):
+def test_long_waits_are_shown_as_lines(talk, home, hello, endless, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(plain._LineProgress, "show", lambda self, what: told.append(what))
     talk("x" * 2000, "x" * 900, "hi", f"/model {endless.path}", arguments=["-n", "1", "--no-spec"])
@@ -478,12 +478,12 @@ def test_another_answer_and_another_prompt_leave_what_was_said(talk, home, hello
         ("/set model", wording("model_decided_when_chat_begins")),
     ],
 )
-def test_what_cannot_be_done_is_told(talk, hello, line, sentence):
+def test_impossible_requests_are_reported(talk, hello, line, sentence):
     [mistake] = told(talk(line, terminal=True), hello)
     assert mistake.startswith(f"localspec: {sentence}")
 
 
-def test_a_race_is_told_and_leaves_the_conversation_as_it_is(talk, home, words, messages):
+def test_a_race_is_shown_and_leaves_the_conversation_unchanged(talk, home, words, messages):
     result = talk("one", "/race Count!", "two", arguments=["-n", 24], model=words.path)
     assert result.code == 0 and result.out == f"{'one two three four ' * 6}\n" * 2
     [race] = re.findall(r"^.* with phrases \(.*\)$", result.err, re.MULTILINE)
@@ -1006,7 +1006,7 @@ def test_somebody_types(somebody, home, endless):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
-def test_who_is_ended_from_outside_is_told_how_to_go_on(somebody, home, endless, sent):
+def test_a_chat_that_is_ended_from_outside_says_how_to_continue(somebody, home, endless, sent):
     somebody = somebody(home, "--plain", "--no-spec", "-m", endless.path)
     somebody.wait_for("> ")
     somebody.type("one\r")
@@ -1025,7 +1025,7 @@ def test_at_a_terminal_without_standard_input_one_prompt_is_answered(home, hello
     assert wording("one_kept_go_localspec_chat") in capsys.readouterr().err
 
 
-def test_what_cannot_be_kept_is_told_with_each_reply_and_when_another_goes_on(home, talk, monkeypatch):
+def test_an_unsaved_reply_is_reported_each_time_and_when_another_continues(home, talk, monkeypatch):
     said = []
 
     def say(history, *given, real=History.say, **how):

@@ -67,7 +67,7 @@ def test_looking_makes_nothing(database: Path) -> None:
     assert not database.parent.exists()
 
 
-def test_list_tells_every_pool(database: Path, model_directory: Path) -> None:
+def test_list_shows_every_pool(database: Path, model_directory: Path) -> None:
     learn(database, "demo", model_directory, phrase([0], (1, 2), [3]))
     learn(database, "evil\x1b[2J\nname", None)
     listed = {entry["model"]: entry for entry in json.loads(run("list", "--json"))}
@@ -276,7 +276,7 @@ def test_an_unknown_model_names_those_there_are(database: Path, arguments: tuple
     assert phrases_kept(database) == {"demo": 1}
 
 
-def test_a_broken_file_is_told_on_standard_error(database: Path) -> None:
+def test_a_broken_file_is_reported_on_standard_error(database: Path) -> None:
     database.parent.mkdir(parents=True)
     database.write_bytes(b"no database" * 100)
     result = CliRunner().invoke(pool_module.app, ["list", "--json"], catch_exceptions=False)

@@ -81,7 +81,7 @@ def test_dry_run_fetches_nothing_and_is_one_value_as_json(home, hub, repo):
     assert json.loads(at(home, hub, "pull", "org/name", "--dry-run", "--json").stdout)["fetch_bytes"] == 0
 
 
-def test_a_tag_and_a_commit_are_revisions_and_share_what_is_alike(home, hub, repo):
+def test_a_tag_and_a_commit_are_revisions_and_share_equal_files(home, hub, repo):
     commit = repo.revisions["main"]
     repo.revisions |= {"v1.0": commit, "refs/pr/1": commit}
     for revision in ("v1.0", commit, "refs/pr/1"):
@@ -105,7 +105,7 @@ def test_as_the_real_server_sends_files(home, hub: Hub, repo):
     assert hub.tokens == {"Bearer hf_secretsecret"} and hub.tokens_elsewhere == {None}
 
 
-def test_what_a_branch_meant_before_is_told(home, hub: Hub, repo):
+def test_the_former_commit_of_a_branch_is_reported(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name")
     former = repo.revisions["main"]
     repo.files["README.md"] += b"more"
@@ -318,7 +318,7 @@ def test_a_repository_and_a_revision_that_are_not_there(home, hub):
 
 @each("name", ["../../x", "org/../x", "/etc/passwd", "org/name@../..", "org/na me", "org/name@", "a/b/c", "org/\x1b[2J",
              "org/name\n", "o--rg/name", "org/name.git", "org/" + "n" * 100, "-org/name", "org/name@-x", ".a/b"])  # fmt: skip
-def test_names_that_are_none_are_refused_without_a_request(home, hub: Hub, name):
+def test_invalid_names_are_refused_without_a_request(home, hub: Hub, name):
     result = at(home, hub, "pull", "--", name)
     assert result.returncode in (2, 3) and "\x1b" not in sentence(result)
     assert hub.requests == [] and not common_cache(home).exists() and not (home / "data").exists()
@@ -395,7 +395,7 @@ def heads() -> Repository:
     return Repository({"config.json": json.dumps(config).encode(), "medusa_lm_head.pt": stream.getvalue()})
 
 
-def test_heads_become_a_drafter_beside_their_model(home, tiny, heads):
+def test_heads_become_a_drafter_of_their_model(home, tiny, heads):
     base = model_repository(tiny("llama-grouped-dynamic").path)
     with served(org__base=base, org__heads=heads) as hub:
         result = at(home, hub, "pull", "org/heads")

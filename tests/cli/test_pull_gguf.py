@@ -103,7 +103,7 @@ def packed(home: Path) -> list[Path]:
     return sorted(home.rglob("*.packed"))
 
 
-def test_a_damaged_or_missing_file_is_told_and_fetched_again(home: Path, files: dict[str, bytes]) -> None:
+def test_a_damaged_or_missing_file_is_reported_and_fetched_again(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         at(home, hub, "pull", NAME, "--yes")
         (file,) = common_cache(home).rglob("tiny-Q8_0.gguf")
@@ -237,7 +237,7 @@ def test_files_in_folders_are_found_by_their_names_or_the_folders(home, files):
 
 @each("name", ["../a-Q8_0.gguf", "/a-Q8_0.gguf", "a/../b-Q8_0.gguf", ".a/b-Q8_0.gguf", "a//b-Q8_0.gguf",
                "a/b/c/d/e-Q8_0.gguf", "a\\b-Q8_0.gguf", "a/\x1b[2J-Q8_0.gguf", "a/b-Q8_0.gguf\n"])  # fmt: skip
-def test_a_place_that_leads_elsewhere_is_none(home: Path, name: str) -> None:
+def test_a_place_that_leads_elsewhere_is_ignored(home: Path, name: str) -> None:
     with served(**{"org__tiny-GGUF": Repository({name: b"x" * 20000})}) as hub:
         assert wording("gguf_file_type_q8_0") in sentence(at(home, hub, "pull", NAME))
         assert not any("/resolve/" in request for request in hub.requests)

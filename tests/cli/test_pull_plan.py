@@ -78,7 +78,7 @@ def announced(home: Path, *arguments: str, **more: str) -> dict:
 
 
 @pytest.mark.parametrize("offline", ["", "1"])
-def test_a_registered_model_is_told_of_without_a_network(home, offline):
+def test_a_registered_model_is_described_without_a_network(home, offline):
     said = announced(home, "mine", "--drafter", "medusa", HF_HUB_OFFLINE=offline)
     assert said["asked"] == "registry" and said["name"] == "mine" and said["fits"] is True
     nobody_says = {"commit": None, "files": [], "gguf": None}
@@ -171,7 +171,7 @@ def test_mistakes_and_what_does_not_fit_are_the_same_as_of_a_pull(home, monkeypa
 
 
 @pytest.mark.slow
-def test_whoever_reads_it_is_told_how_to_chat_with_what_came(home, tmp_path, monkeypatch):
+def test_the_text_says_how_to_chat_with_the_fetched_model(home, tmp_path, monkeypatch):
     with served(org__here=repository(tmp_path / "model", 900)) as hub:
         assert wording("chat_with_it") not in at(home, hub, "pull", "here", "--yes", "--force").stdout, (
             "scripts read paths"

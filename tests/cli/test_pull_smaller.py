@@ -138,7 +138,7 @@ def test_a_published_drafter_is_made_for_the_gguf_file_that_comes(home, tmp_path
     assert found["token_ids"] == plain["token_ids"]
 
 
-def test_a_packing_alone_that_is_asked_for_is_made_of_the_original(home, hub):
+def test_packed_only_is_made_of_the_original_on_request(home, hub):
     """The file of the form would be a second copy."""
     result = pull(home, hub, "--packed-only")
     assert result.returncode == 0 and "form:" not in result.stdout and "name-q8_0.gguf" not in fetched(hub)
@@ -195,7 +195,7 @@ def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_what_it_becomes_there(
     assert wording("cuda_0_computes_in_bf16_or_int8") in planned.stdout
 
 
-def test_beside_a_gpu_the_file_may_be_computed_on_both_in_int8_as_it_was_asked_for(home, hub, monkeypatch):
+def test_with_a_gpu_the_file_may_be_computed_on_both_devices_in_the_requested_int8(home, hub, monkeypatch):
     assert pull(home, hub).returncode == 0
     with patch.dict(os.environ, {"LOCALSPEC_HOME": str(home)}):
         card, there = resolve("mine"), machine(gpu(24))
@@ -217,21 +217,21 @@ def test_a_copy_by_somebody_else_is_never_preferred(home, hub):
     assert pull(home, hub).returncode == 0 and "name-q8_0.gguf" not in fetched(hub)
 
 
-def test_a_form_that_the_hub_does_not_have_is_told_and_the_original_comes(home, hub):
+def test_a_form_that_the_hub_lacks_is_reported_and_the_original_is_fetched(home, hub):
     del hub.repositories["org/name-GGUF"]
     result = pull(home, hub)
     assert result.returncode == 0 and "model.safetensors" in fetched(hub)
     assert wording("there_model_org_name_gguf") in result.stderr and "so org/name is fetched" in result.stderr
 
 
-def test_a_form_that_turns_out_gated_is_told_and_the_original_comes(home, hub):
+def test_a_form_that_turns_out_gated_is_reported_and_the_original_is_fetched(home, hub):
     hub.repositories["org/name-GGUF"].gated = "manual"
     result = pull(home, hub)
     assert result.returncode == 0 and "model.safetensors" in fetched(hub) and "name-q8_0.gguf" not in fetched(hub)
     assert f"{FORM} is gated" in result.stderr and "so org/name is fetched" in result.stderr
 
 
-def test_the_original_that_was_here_stays_beside_what_is_to_be_alone_and_that_is_said(home, hub):
+def test_an_original_that_was_here_stays_with_packed_only_and_a_sentence_says_so(home, hub):
     assert pull(home, hub, "--original").returncode == 0
     result = pull(home, hub, "--original", "--packed-only")
     assert result.returncode == 0 and wording("that_were_here_before") in result.stderr

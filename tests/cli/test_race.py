@@ -72,7 +72,7 @@ def test_json_has_both_sides_and_they_are_those_of_run(tmp_path, words):
     assert fast["acceptance_length"] == expected["speculation"]["acceptance_length"] > 1.5
 
 
-def test_texts_that_differ_are_told(tmp_path, words, monkeypatch):
+def test_different_texts_are_reported(tmp_path, words, monkeypatch):
     honest = Session.generate
 
     def generate(session, prompt, sampling, limits=None):
@@ -159,7 +159,7 @@ def test_one_that_is_ended_leaves_the_screen_as_it_was(tmp_path, words):
 
 
 @pytest.mark.parametrize(("size", "variables"), [((100, 9), {}), ((20, 30), {}), ((100, 30), {"TERM": "dumb"})])
-def test_a_terminal_that_cannot_show_it_gets_the_result_alone(tmp_path, words, size, variables):
+def test_a_terminal_that_cannot_show_it_gets_only_the_result(tmp_path, words, size, variables):
     code, sent = at_terminal(tmp_path, *size, "-m", words, "-n", 8, "--drafter", "phrases", **variables)
     assert code == 0 and wording("both_texts_are_the_same") in " ".join(sent.split())
     assert LIVE not in sent and "\x1b[?25l" not in sent

@@ -72,7 +72,7 @@ def test_what_another_revision_uses_stays(home, hub: Hub, repo):
     assert result.returncode == 3 and wording("there_org_name_dev") in sentence(result)
 
 
-def test_other_names_of_the_same_commit_are_told(home, hub: Hub, repo):
+def test_other_names_of_the_same_commit_are_listed(home, hub: Hub, repo):
     repo.revisions["v1.0"] = repo.revisions["main"]
     at(home, hub, "pull", "org/name")
     at(home, hub, "pull", "org/name@v1.0")
@@ -117,7 +117,7 @@ def test_what_was_linked_in_from_elsewhere_stays(home, hub: Hub, repo, tmp_path)
     assert own.stat().st_size == len(repo.files[WEIGHTS]) and at(home, hub, "verify", "org/name@dev").returncode == 0
 
 
-def test_registered_models_that_draft_with_it_are_told(home, hub: Hub):
+def test_registered_models_that_draft_with_it_are_listed(home, hub: Hub):
     (home / "config").mkdir()
     entries = '[small]\nrepo = "org/name"\n[large]\nrepo = "org/large"\ndraft = "small"\n'
     entries += '[huge]\nrepo = "org/huge"\ndraft = "org/name"\n[none]\nrepo = "org/none"\ndraft = "demo-draft"\n'
@@ -127,7 +127,7 @@ def test_registered_models_that_draft_with_it_are_told(home, hub: Hub):
     assert result.returncode == 0 and "large, huge use these files too." in " ".join(result.stdout.split())
 
 
-def test_registered_models_that_use_it_are_told(home, hub: Hub):
+def test_registered_models_that_use_it_are_listed(home, hub: Hub):
     (home / "config").mkdir()
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\n["o\\u001b[2Jther"]\nrepo = "org/name"\n')
     assert at(home, hub, "pull", "mine").returncode == 0

@@ -165,6 +165,6 @@ def test_of_a_model_that_is_not_here_it_says_what_auto_would_take(tmp_path):
     assert facts["rule"] in ("memory", "speed") and f"M {facts['M']:.2f}" in facts["auto"]
 
 
-def test_what_there_is_none_of_is_not_unknown(tmp_path):
+def test_an_empty_fact_is_none_and_not_unknown(tmp_path):
     lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
     assert lines["forms"] == "none" and lines["source"] == wording("comes_with_localspec")

@@ -143,7 +143,7 @@ def test_it_is_run_and_the_text_stays_the_targets_own(home: Path) -> None:
         assert drafted["token_ids"] == plain
 
 
-def test_it_is_measured_beside_plain_decoding(home: Path) -> None:
+def test_it_is_compared_with_plain_decoding(home: Path) -> None:
     report = answer(
         home, "bench", "-m", "demo", "--drafter", "toy", "--nodes", "2", "--limit", "1", "-n", "8", "--json"
     )

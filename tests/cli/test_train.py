@@ -351,13 +351,13 @@ def test_a_second_training_in_one_directory_is_refused(train, tmp_path, monkeypa
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"readings"}, "what was read is not read again"
 
 
-def test_what_is_no_fault_of_the_disk_is_not_told_as_one(train, tmp_path, monkeypatch):
+def test_other_faults_are_not_reported_as_faults_of_the_disk(train, tmp_path, monkeypatch):
     monkeypatch.setattr("localspec.training.curves.draw", lambda _, drawn, __: drawn.mkdir() or drawn.read_text())
     code, _, errors = train("medusa", "--steps", 1, "-o", tmp_path / "out")
     assert code == 1 and wording("cannot_be_written") in errors and "make room" not in errors
 
 
-def test_what_rests_on_little_says_so_and_what_is_left_out_is_told(train, model, tmp_path, monkeypatch):
+def test_figures_of_few_tokens_say_so_and_omitted_texts_are_reported(train, model, tmp_path, monkeypatch):
     _, text, errors = train("medusa", "--steps", 1, "-o", tmp_path / "a")
     tokens = int(re.search(r"by depth: .*\(on (\d+) tokens only\)", text)[1])
     card = json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())

@@ -86,7 +86,7 @@ def test_a_published_language_model_with_a_mask_token_drafts(home, model, tmp_pa
     assert refused.returncode in (1, 2) and "pard_token" in sentence(refused)
 
 
-def test_a_kind_alone_is_the_one_that_was_trained_here(home, model, trained):
+def test_a_kind_names_the_drafter_that_was_trained_here(home, model, trained):
     shutil.copytree(trained["semi"], Paths(home).drafters / "model-semi")
     assert reply(home, model, "--drafter", "semi", "--draft-max", "4")["drafter"] == "semi"
     shown = called(home, "show", str(model), "--json")
@@ -189,7 +189,7 @@ def broken(path, how):
         ("no weights", 3, "lacks drafter.safetensors"),
     ],
 )
-def test_a_broken_directory_is_told_in_one_sentence(home, model, trained, tmp_path, how, code, said):
+def test_a_broken_directory_is_reported_in_one_sentence(home, model, trained, tmp_path, how, code, said):
     path = tmp_path / "broken"
     shutil.copytree(trained["medusa"], path)
     broken(path, how)

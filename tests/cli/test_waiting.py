@@ -79,7 +79,7 @@ def test_text_that_does_not_come_to_an_end_is_waited_for_in_words(command: Any) 
     assert process.returncode == 0 and out and "Traceback" not in errors
 
 
-def test_who_waits_for_another_process_that_packs_is_told(tmp_path: Path, command: Any) -> None:
+def test_waiting_for_another_process_that_packs_is_reported(tmp_path: Path, command: Any) -> None:
     model = scripted_model(tmp_path / "model", [b"a"]).path
     made = command("run", "-m", str(model), "Hi")
     assert made.communicate(timeout=PATIENCE)[0] == "a\n"

@@ -463,7 +463,7 @@ def test_the_reason_of_a_choice_without_drafts_holds_for_every_reply() -> None:
     assert budget.off_reason == wording("phrases_would_be_9_slower")
 
 
-def test_what_a_step_takes_beside_draft_and_forward_counts_as_its_price() -> None:
+def test_the_rest_of_a_step_counts_in_its_price() -> None:
     def kept(beside_trees: float, beside_plain: float) -> int:
         budget = Budget(4, Curve({1: 1.0, 5: 1.5}))
         tree = chain(4)

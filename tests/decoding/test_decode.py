@@ -130,7 +130,7 @@ def test_no_node_that_was_sampled_is_left_out_by_the_rule_rejection(tiny: Make) 
     assert budget.asked == [] and budget.whole == [(drafter.next, len(prompt))] and step.tree is drafter.next
 
 
-def test_an_answer_that_is_no_number_is_told_at_the_end_of_the_prompt(tiny, monkeypatch):
+def test_nan_is_reported_at_the_end_of_the_prompt(tiny, monkeypatch):
     target, prompt = tiny("llama-grouped-dynamic").target, prompt_ids(14, seed=8)
     output = SimpleNamespace(logits=NumpyLogits(np.full((1, 320), np.nan, np.float32)), hidden=None)
     monkeypatch.setattr(type(target), "forward", lambda *_, **__: output)

@@ -47,7 +47,7 @@ def test_states_of_a_text_and_of_a_tree_are_those_of_the_stock_model(tiny: Make,
 
 
 @each("name", NAMES)
-def test_who_asks_for_none_gets_none_and_nothing_else_changes(tiny: Make, name: str) -> None:
+def test_without_a_request_no_inner_states_are_returned_and_nothing_else_changes(tiny: Make, name: str) -> None:
     target, tree = tiny(name).target, DraftTree(prompt_ids(6), [-1, 0, 0, 1, 2, 2])
     plain = target.forward(tree, target.cache(8))
     asked = target.forward(tree, target.cache(8), inner=[1])

@@ -29,7 +29,7 @@ def warm(costs: ForwardCostModel | None) -> PlainTime:
     return plain
 
 
-def test_too_few_plain_steps_tell_nothing():
+def test_too_few_plain_steps_give_no_speedup():
     plain = warm(Linear())
     for _ in range(ENOUGH - 1):
         plain.observe(1, 0, 1, 0.02, 0.0)
@@ -56,7 +56,7 @@ def test_longer_texts_cost_more():
     assert plain.speedup == pytest.approx((spent + 0.2) / (spent + 0.1))
 
 
-def test_without_costs_every_step_is_alike_and_none_is_asked_for():
+def test_without_costs_all_steps_are_equal_and_no_plain_step_is_requested():
     plain = warm(None)
     for seconds in (0.02, 0.03, 0.04):
         plain.observe(1, 10, 1, seconds, 0.0)
@@ -84,7 +84,7 @@ def test_on_a_busy_machine_it_is_what_both_would_take_altogether(every: int):
     assert plain.speedup == pytest.approx(plainly / drafted, rel=0.05)
 
 
-def test_a_machine_that_became_busy_between_two_replies_is_looked_at_anew():
+def test_a_machine_that_became_busy_between_two_replies_is_measured_again():
     plain = warm(Linear())
     for _ in range(20):
         plain.observe(1, 0, 1, 0.02, 0.0)
@@ -127,7 +127,7 @@ def test_plain_steps_are_asked_for_soon_and_then_seldom():
     assert [next(again) for _ in range(SOON + 1)][-1] == 1, "a new reply is looked at as soon"
 
 
-def test_none_is_asked_for_where_they_come_by_themselves():
+def test_no_plain_step_is_requested_if_they_come_by_themselves():
     plain = warm(Linear())
     for step in range(10 * OFTEN):
         plain.observe(1 if step % 3 == 0 else 4, 0, 1, 0.02, 0.0)

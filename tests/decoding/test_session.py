@@ -197,7 +197,7 @@ def test_sources_and_counts_add_up(speller: Tiny) -> None:
 
 
 @pytest.mark.slow
-def test_every_token_is_told_by_the_draft_of_its_step(speller: Tiny) -> None:
+def test_every_token_is_reported_by_the_draft_of_its_step(speller: Tiny) -> None:
     """One token of prefill, then each step's accepted nodes and the bonus token, and who proposed them."""
     target, prompt = speller.target, list(range(9))
     ids = stock_reply(speller.stock, prompt, 30)

@@ -122,7 +122,7 @@ def test_a_drafter_whose_memory_runs_out_costs_no_token(tiny: Make, method: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [2, 4])
-def test_a_step_that_does_not_even_fit_alone_ends_the_reply_and_leaves_the_session_whole(tiny: Make, call: int) -> None:
+def test_a_step_that_never_fits_ends_the_reply_and_leaves_the_session_whole(tiny: Make, call: int) -> None:
     model, first = tiny(NAME), prompt_ids(20, seed=4)
     answer = stock_reply(model.stock, first, 6, stops=())
     second = [*first, *answer, 7, 8, 9]

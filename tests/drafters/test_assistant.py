@@ -227,7 +227,7 @@ def test_a_seed_gives_the_same_ids_with_and_without_it(tiny: Make, tmp_path: Pat
     assert_plain(model.target, Session(model.target, drafter, Budget(8)), prompt, 14, sampling)
 
 
-def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make, tmp_path: Path) -> None:
+def test_without_a_state_or_nodes_there_is_only_the_root(tiny: Make, tmp_path: Path) -> None:
     model = tiny(GEMMAS[0])
     drafter, _ = made(model, tmp_path)
     for committed, nodes in (([5, 6], 8), ([5], 8), ([5, 6], 0)):
@@ -283,7 +283,7 @@ def test_what_belongs_to_another_model_or_is_of_another_form_is_refused_in_a_sen
     assert "\n" not in str(refused.value)
 
 
-def test_another_directory_and_another_family_have_none(tiny: Make, tmp_path: Path) -> None:
+def test_another_directory_and_another_family_have_no_assistant(tiny: Make, tmp_path: Path) -> None:
     gemma, llama = tiny(GEMMAS[0]), tiny(FAMILIES[0])
     with pytest.raises(NotHere, match="does not describe an assistant"):
         read_published(gemma.path, gemma.target)

@@ -255,7 +255,7 @@ def test_a_long_prompt_is_read_in_parts(tiny: Make, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:
+def test_among_several_drafters_each_gets_the_states_that_it_requested(tiny: Make, tmp_path: Path) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(11, seed=6)
     drafters = [
         made(model, tmp_path / str(one), dflash_config={"target_layer_ids": places, "block_size": 4})

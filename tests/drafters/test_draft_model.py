@@ -356,7 +356,7 @@ def test_greedy_ids_are_those_of_the_stock_model_whatever_model_drafts(tiny: Mak
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KIN)
-def test_a_kindred_model_drafts_what_it_would_say_alone_and_reads_every_token_once(tiny, kin, name):
+def test_a_similar_model_drafts_its_own_text_and_reads_every_token_once(tiny, kin, name):
     """Drafts are accepted in part, completely, or not at all; `Watched` and `Checked` inspect each of them."""
     model, small, prompt = tiny(name), kin(name), prompt_ids(23, seed=23)
     text = stock_reply(model.stock, prompt, 40)

@@ -213,7 +213,7 @@ def test_drawn_chains_say_what_each_node_was_drawn_from(tiny: Make) -> None:
 
 
 @pytest.mark.slow
-def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make) -> None:
+def test_among_several_drafters_each_gets_the_states_that_it_requested(tiny: Make) -> None:
     model, prompt = tiny(LLAMA), prompt_ids(15, seed=6)
     weights = [perturbed(eagle(model.target, depth=2, states=states)) for states in ("0,1,2", "2,0")]
     drafters = [drafting(one, model.target) for one in weights]

@@ -176,7 +176,7 @@ READING: dict[str, tuple[Callable[[Any], list[int]], int]] = {
 
 
 @pytest.mark.parametrize("kind", READING)
-def test_without_features_or_nodes_there_is_the_root_alone(tiny, tmp_path, kind):
+def test_without_features_or_nodes_there_is_only_the_root(tiny, tmp_path, kind):
     model, (lengths, kept) = tiny(next(iter(RECURRENT)) if kind == "mtp" else FAMILIES[0]), READING[kind]
     session = session_of(DRAFTERS.get(kind, published_mtp), model, tmp_path, 0)
     drafter = session.drafter

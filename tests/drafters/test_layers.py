@@ -89,7 +89,7 @@ def test_without_nodes_there_is_no_work_and_at_the_end_of_the_context_drafts_are
         target.context = context
 
 
-def test_a_draft_of_infinite_numbers_is_none(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_numbers_give_no_draft(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     target, text = tiny(LLAMA).target, prompt_ids(9)
     drafter, kept = layers(target), prefilled(target, text)
     head = drafter.compute.target.head

@@ -92,7 +92,7 @@ def test_what_was_saved_is_what_a_form_says_that_it_has(tmp_path: Path, tiny: Ma
 
 
 @each("form", FORMS)
-def test_one_that_went_after_it_was_found_is_told(tmp_path: Path, tiny: Make, form: str) -> None:
+def test_a_drafter_that_disappears_after_it_was_found_is_reported(tmp_path: Path, tiny: Make, form: str) -> None:
     target = tiny(LLAMA).target
     card = read_drafter(write_drafter(tmp_path / "made", target, form))
     (tmp_path / "made").rename(tmp_path / "moved")
@@ -167,9 +167,7 @@ def test_weights_of_another_type_are_refused(tmp_path: Path, tiny: Make, dtype: 
         (torch.arange(20) + 310, wording("tokens_model_does")),
     ],
 )
-def test_a_draft_vocabulary_that_is_none_is_refused(
-    tmp_path: Path, tiny: Make, kept: torch.Tensor, message: str
-) -> None:
+def test_an_invalid_draft_vocabulary_is_refused(tmp_path: Path, tiny: Make, kept: torch.Tensor, message: str) -> None:
     target = tiny(LLAMA).target
     path = write_drafter(tmp_path, target, "semi of few tokens")
     save_file({**load_file(path / saved.WEIGHTS), "kept": kept}, path / saved.WEIGHTS)

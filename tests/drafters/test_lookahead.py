@@ -211,7 +211,7 @@ def test_special_tokens_of_the_text_are_no_guesses() -> None:
     assert not {1, 2} & set(tree.tokens[1:])
 
 
-def test_a_text_of_nothing_but_special_tokens_has_a_window_or_none_but_breaks_nothing() -> None:
+def test_a_text_of_special_tokens_only_breaks_nothing() -> None:
     window = Lookahead(Recording([1, 2]), (1, 2), columns=3, phrase=3)
     for text in ([1], [1, 2, 1]):
         assert window.draft(context(text, 6)).tokens[0] == 1

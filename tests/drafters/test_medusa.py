@@ -505,7 +505,7 @@ def own(tiny: Make) -> Callable[[str], Target]:
 
 
 @pytest.mark.slow
-def test_heads_warm_up_alone(own: Callable[[str], Target]) -> None:
+def test_only_heads_learn_during_the_warm_up(own: Callable[[str], Target]) -> None:
     target = own(LLAMA)
     drafter, alone = perturbed(medusa(target, joint=True, rank=4, warmup=0.5)), medusa(target)
     alone.load_state_dict({name: part for name, part in drafter.state_dict().items() if "adapters" not in name})
@@ -580,7 +580,7 @@ def test_the_weight_of_the_heads_rises_as_a_sine_after_their_warm_up(own: Callab
     assert drafter._balance(distill=True) == 0.01
 
 
-def test_inputs_of_adapters_are_dropped_in_training_alone(own: Callable[[str], Target]) -> None:
+def test_inputs_of_adapters_are_dropped_only_in_training(own: Callable[[str], Target]) -> None:
     drafter = perturbed(medusa(own(LLAMA), joint=True, rank=4, dropout=0.5))
     tokens = torch.tensor([prompt_ids(12)])
     one, other = (drafter.train().adapted_states(tokens) for _ in range(2))

@@ -70,7 +70,7 @@ class Noted:
 
 
 @pytest.mark.slow
-def test_each_drafts_what_it_would_draft_alone(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_drafts_the_same_as_by_itself(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without other drafters, the cache, the states and the target's cache of each are the same."""
     monkeypatch.setattr(Calibration, "judge", lambda *_: None)  # otherwise what it learns depends on the steps
     target, prompt = tiny(QWEN3).target, prompt_ids(12, seed=3)

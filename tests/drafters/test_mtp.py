@@ -231,7 +231,7 @@ def test_of_a_gguf_file_it_drafts_what_it_drafts_of_the_directory(make: Any, tmp
     assert replies[0][1].drafted == replies[1][1].drafted > 19
 
 
-def test_a_model_without_it_is_told_what_is_missing(tiny: Make) -> None:
+def test_a_model_without_it_names_the_missing_part(tiny: Make) -> None:
     card = card_of(tiny(NAME).path)
     assert trained_drafters(card) == []
     with pytest.raises(NotHere, match=matching("hold_layer_predicts_further_ahead")):

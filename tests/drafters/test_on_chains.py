@@ -77,7 +77,7 @@ def on_chains(target: Any, nodes: int, drafter: Any) -> Session:
     return session_of(target, drafter, Budget(nodes, branches=target.branches))
 
 
-def test_what_is_trained_for_it_is_all_but_what_needs_its_layers_alone() -> None:
+def test_every_trained_kind_except_s3d_drafts_chains() -> None:
     assert {kind for kind, _ in FORMS.values()} == {kind for kind in kinds("weights") if kind_of(kind).on_chains}
     assert {kind for kind in kinds("weights") if not kind_of(kind).on_chains} == {"s3d"}
 

@@ -192,7 +192,7 @@ def test_a_small_model_may_be_filled_up_to_another_vocabulary(tiny: Make, tmp_pa
     ("chosen", "name"),
     covering([SMALL, replace(SMALL, window=0), Hyperparameters(11, 3, 5, 4)], ["qwen2-one-key-head", CIRCLES, QWEN]),
 )
-def test_an_accelerated_draft_is_what_the_small_model_says_alone_in_fewer_forwards(tiny, name, chosen):
+def test_an_accelerated_draft_is_the_small_models_own_text_in_fewer_forwards(tiny, name, chosen):
     """Accept the draft's own tokens and other tokens, in strides of every length."""
     model, stride = tiny(name), random.Random(1)
     own = [*prompt_ids(8, seed=1), *stock_reply(model.stock, prompt_ids(8, seed=1), 60, stops=())]
@@ -553,7 +553,7 @@ def test_hyperparameters_are_read_as_they_were_written() -> None:
         {**asdict(SMALL), "phrases": 0},
     ],
 )
-def test_hyperparameters_that_are_none_are_searched_again(stored: object) -> None:
+def test_invalid_hyperparameters_are_searched_again(stored: object) -> None:
     assert Hyperparameters.from_json(stored) is None
 
 

@@ -338,7 +338,7 @@ def test_a_pause_is_made_up_for_and_a_budget_of_nothing_costs_nothing(tiny: Make
     assert max(checked.rows) <= 5 + 2, "the root, what was accepted, and no more masks than there are nodes for"
 
 
-def test_without_a_state_the_root_stands_alone(tiny: Make, build: Build) -> None:
+def test_without_a_state_there_is_only_the_root(tiny: Make, build: Build) -> None:
     target = tiny(LLAMA).target
     drafter = drafting(build(target, "eagle"), target)
     context = Context([5, 6, 7], target.cache(8), 4, GREEDY)
@@ -565,7 +565,7 @@ def test_a_model_that_cannot_draft_for_this_target_is_refused_with_the_reason(ti
         ({"hidden_act": "gelu"}, "'gelu'"),
     ],
 )
-def test_a_small_model_that_cannot_be_is_told(tiny: Make, changed: dict[str, Any], said: str) -> None:
+def test_an_impossible_small_model_is_reported(tiny: Make, changed: dict[str, Any], said: str) -> None:
     config = {
         "model_type": "llama", "pard_token": 1, "vocab_size": 320, "hidden_size": 16, "intermediate_size": 16,
         "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -629,7 +629,7 @@ def test_loaded_weights_take_on_the_targets_precision_and_trained_ones_do_not(ti
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("bitsandbytes"), reason="no bitsandbytes")
 @each("packing", ["int8", "nf4", "none"])
-def test_a_published_small_model_is_in_int8_beside_a_target_in_few_bits(tiny, small, monkeypatch, packing):
+def test_a_published_small_model_of_a_packed_target_is_in_int8(tiny, small, monkeypatch, packing):
     """The reference kernels for CPUs stand in for an NVIDIA GPU; the text stays the target's."""
     monkeypatch.setattr(packings, "_CLASSES", {("int8", "cpu"): LLMInt8Linear, ("nf4", "cpu"): NF4Linear})
     target, prompt = Target.load(tiny(LLAMA).path, quantize=packing), prompt_ids(12, seed=4)

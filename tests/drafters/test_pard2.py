@@ -111,7 +111,7 @@ def test_every_draft_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, 
 
 
 @pytest.mark.slow
-def test_beside_others_each_gets_the_states_that_it_asked_for(tiny: Make, tmp_path: Path) -> None:
+def test_among_several_drafters_each_gets_the_states_that_it_requested(tiny: Make, tmp_path: Path) -> None:
     """Phrases pass on the states that they get; of two drafters that read layers, each gets its own, in any order."""
     model, prompt = tiny(FAMILIES[0]), prompt_ids(15, seed=6)
     text = stock_reply(model.stock, prompt, 16)
@@ -227,7 +227,7 @@ def test_a_config_that_cannot_be_meant_is_refused(tiny, tmp_path, config, said):
         ({"target_proj.weight": torch.zeros(32, 144), "target_proj.bias": torch.zeros(31)}, "does not fit"),
     ],
 )
-def test_a_map_that_is_none_is_refused(tiny: Make, tmp_path: Path, tensors: dict[str, torch.Tensor], said: str) -> None:
+def test_an_invalid_map_is_refused(tiny: Make, tmp_path: Path, tensors: dict[str, torch.Tensor], said: str) -> None:
     path = pair(tmp_path, tiny(FAMILIES[0]))
     save_file(tensors, path / "warp_model.safetensors")
     with pytest.raises(LocalspecError, match=said):

@@ -113,7 +113,7 @@ def test_the_longest_match_comes_first() -> None:
         assert sorted(chain[0] for chain in chains(tree)) == [30, 40, 50], "the others are in the same tree"
 
 
-def test_continuations_that_begin_alike_share_their_nodes() -> None:
+def test_continuations_with_the_same_beginning_share_their_nodes() -> None:
     text = [1, 2, 3, 4, 50, 51, 1, 2, 3, 4, 60, 61, 70, 1, 2]
     tree = phrases(text).draft(context(text, 8))
     assert sorted(chains(tree), key=lambda chain: chain[2]) == [[3, 4, 50, 51, 1], [3, 4, 60, 61, 70]] or (
@@ -380,7 +380,7 @@ def test_a_stored_phrase_is_known_again_in_what_is_left_of_the_draft() -> None:
 
 
 @each("second", [31, 41])
-def test_stored_phrases_that_begin_alike_are_told_apart(second: int) -> None:
+def test_stored_phrases_with_the_same_beginning_are_distinguished(second: int) -> None:
     shelf = Shelf(((1, 2), [], [30, 31]), ((1, 2), [], [30, 41]))
     drafter = reading(shelf)
     tree = drafter.draft(context([1, 2], 3))

@@ -249,7 +249,7 @@ def test_about_15_percent_of_the_positions_are_anchors_of_each_text(tiny: Make) 
 @pytest.mark.parametrize(
     ("name", "full"), covering(["mistral-one-key-head-window-tied-yarn", *DRAFTING_FAMILIES[::2]], [False, True])
 )
-def test_texts_side_by_side_are_read_as_they_are_alone(tiny: Make, name: str, full: bool) -> None:
+def test_texts_in_a_batch_are_read_as_by_themselves(tiny: Make, name: str, full: bool) -> None:
     drafter = made(own(tiny(name)) if full else tiny(name).target, 0.1, full=full)
     texts = [prompt_ids(31, seed=1), prompt_ids(12, seed=2)]
     tokens = torch.tensor([texts[0], texts[1] + [0] * 19])
@@ -352,7 +352,7 @@ def test_gradients_through_packed_layers_are_those_through_dense_layers_of_the_s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LLAMA, PHI3])
-def test_the_full_form_changes_the_kept_layers_alone_and_is_lossless_against_its_own_target(tiny, name, tmp_path):
+def test_the_full_form_changes_only_the_kept_layers_and_is_lossless_against_its_own_target(tiny, name, tmp_path):
     target, prompt = own(tiny(name)), prompt_ids(23, seed=23)
     before = {name: one.clone() for name, one in target.transformer.named_parameters()}
     drafter = made(target, depth=3, full=True)
@@ -545,7 +545,7 @@ def test_a_proposal_takes_the_rows_that_pay(tiny: Make, monkeypatch: pytest.Monk
     assert pays and "verifying 4 rows" in sentence
 
 
-def test_the_outcome_stands_beside_what_was_predicted(tiny: Make) -> None:
+def test_the_outcome_is_compared_with_the_prediction(tiny: Make) -> None:
     drafter = made(tiny(LLAMA).target, depth=2)
     told = drafter.outcome([0.5, 0.25], 1.75)
     assert wording("held_out_text_0_50_0_25_chain") in told

@@ -238,7 +238,7 @@ def test_every_node_is_what_the_equations_give_behind_its_path(tiny, form, sampl
             )
 
 
-def test_without_a_state_or_nodes_there_is_the_root_alone(tiny: Make) -> None:
+def test_without_a_state_or_nodes_there_is_only_the_root(tiny: Make) -> None:
     target = tiny(LLAMA).target
     drafter = drafting(semi(target), target)
     assert drafter.draft(Context([5, 6], target.cache(8), 8, Sampling())).tokens == (6,)
@@ -546,7 +546,7 @@ def test_a_target_that_learned_with_its_drafter_is_one_of_its_own_and_lossless(o
 
 
 @pytest.mark.slow
-def test_in_two_stages_the_target_learns_alone_and_then_the_drafter_from_what_it_became(own, tmp_path):
+def test_in_two_stages_first_only_the_target_learns_and_then_the_drafter_from_it(own, tmp_path):
     batch = batch_of(own.target, [prompt_ids(16, seed=seed) for seed in range(4)], start=3, distill=True)
     drafter = semi(own.target, first=0.5, rank=4, recent="lstm")
     assert drafter.adapters is not None and drafter.changes_target

@@ -185,7 +185,7 @@ def test_phrases_of_one_session_serve_the_next_and_only_where_they_may(tmp_path)
 
 
 @pytest.mark.parametrize("template", ["{{ 1/0 }}", "{{ messages + 1 }}", "{{ raise_exception('no') }}"])
-def test_a_template_that_fails_is_told_in_a_sentence(engine, monkeypatch, template):
+def test_a_template_that_fails_is_reported_in_a_sentence(engine, monkeypatch, template):
     monkeypatch.setattr(engine.target.tokenizer, "chat_template", template)
     with pytest.raises(LocalspecError, match=matching("chat_template")):
         engine.target.encode([user("hello")])
@@ -255,7 +255,7 @@ def test_a_store_that_cannot_be_written_costs_a_sentence_and_no_text(tmp_path, m
 
 
 @pytest.mark.slow
-def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(tmp_path, monkeypatch):
+def test_a_read_only_store_is_not_written_and_no_notice_says_so(tmp_path, monkeypatch):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         monkeypatch.setattr(Store, "read_only", True)
         monkeypatch.setattr(store.measurements, "remember", pytest.fail)
@@ -266,7 +266,7 @@ def test_a_store_that_can_only_be_read_is_not_written_and_nothing_is_told_of_it(
 
 
 @pytest.mark.slow
-def test_who_has_a_gpu_that_cannot_be_used_is_told_unless_they_asked_for_the_cpu(monkeypatch):
+def test_an_unusable_gpu_is_reported_unless_the_cpu_was_requested(monkeypatch):
     monkeypatch.setattr("localspec.engine.engine.torch_trouble", lambda: "A card is found: do this.")
     told: list[str] = []
     for device, said in (("auto", ["This runs on the CPU. A card is found: do this."]), ("cpu", [])):

@@ -189,7 +189,7 @@ def test_a_number_of_nodes_needs_no_costs_and_plain_decoding_neither(measured):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_small_model")
-def test_a_long_life_chooses_its_drafter_anew_when_the_machine_is_quiet(measured, store, monkeypatch):
+def test_a_long_running_engine_chooses_its_drafter_again_on_a_quiet_machine(measured, store, monkeypatch):
     """Measured next to busy programs only phrases were tried; measured later, on a quiet machine, more drafters are."""
     cores, costs = hardware.physical_cores(), {"now": ForwardCosts((1, 2, 64), (256,), ((1e-2, 9e-2, 9e-1),))}
     timed = at_once(lambda target: measured.append("costs") or costs["now"])
@@ -315,7 +315,7 @@ def test_a_search_that_was_asked_for_shows_count_and_time(measured, store, tmp_p
     assert engine.profile.recall(assemble._hyperparameters(choice, engine.draft_model)) == engine.hyperparameters
 
 
-def test_nonsense_in_the_store_is_measured_anew(measured, store, monkeypatch):
+def test_nonsense_in_the_store_is_measured_again(measured, store, monkeypatch):
     kept = {"bitwise": 1, "widest": 99, "multiple": 1, "largest": 0}
     monkeypatch.setattr(store.measurements, "recall", lambda name, subject: kept)
     assert measured_engine(choice(), store=store).costs == COSTS

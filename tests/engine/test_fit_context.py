@@ -86,7 +86,7 @@ class Counted:
 @pytest.mark.slow
 @each("frame", [3, FRAME, 40])
 @each("system", [[], [{"role": "system", "content": "be brief"}]])
-def test_once_the_context_is_full_a_turn_in_many_reads_anew_and_all_others_go_on(system, frame: int) -> None:
+def test_once_the_context_is_full_few_turns_read_it_again_and_the_others_continue(system, frame: int) -> None:
     chance, target, room = random.Random(7), Counted(frame), 6000
     said, before, dropped_before, anew, most = [*system], [0], 0, 0, 0
     for turn in range(100):

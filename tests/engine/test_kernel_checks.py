@@ -125,7 +125,7 @@ def test_memory_that_was_short_promises_nothing_and_is_looked_for_again(process:
     assert process.loads() is None and process.trials == 2 and process.subject == "a model"
 
 
-def test_other_kernels_are_tried_anew(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_kernels_are_tried_again(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     process.loads()
     monkeypatch.setattr("localspec.nn.cuda_kernels.digest", lambda: "others")
     process.loads()
@@ -180,7 +180,7 @@ def test_all_that_is_measured_of_a_model_and_a_device_says_what_computed_it(
     assert measured() == ((False, False) if device == DEVICE else (True, True))
 
 
-def test_another_card_or_torch_is_tried_anew(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_card_or_torch_is_tried_again(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     process.loads()
     monkeypatch.setattr(trials, "versions", lambda device: f"another {device}")
     process.loads()

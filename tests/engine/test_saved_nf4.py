@@ -128,7 +128,7 @@ def test_it_is_listed_and_verified(here: Callable[[str], Here]) -> None:
 
 
 @pytest.mark.slow
-def test_each_precision_beside_the_matrices_has_its_file(here: Callable[[str], Here]) -> None:
+def test_each_precision_outside_the_matrices_has_its_file(here: Callable[[str], Here]) -> None:
     model = here(BIASES)
     model.load()
     model.load(dtype="fp32")
@@ -138,7 +138,7 @@ def test_each_precision_beside_the_matrices_has_its_file(here: Callable[[str], H
 
 
 @pytest.mark.slow
-def test_weights_that_changed_are_packed_anew(
+def test_changed_weights_are_packed_again(
     here: Callable[[str], Here], tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "copy"
@@ -249,7 +249,7 @@ def test_weights_that_change_while_they_are_packed_are_not_kept(
     assert model.notices == [wording("packed_model_cannot_kept_weights")] and model.files == []
 
 
-def test_other_mistakes_are_told_as_what_they_are(here: Callable[[str], Here]) -> None:
+def test_other_mistakes_are_reported_as_such(here: Callable[[str], Here]) -> None:
     model = here(BIASES)
     model.load()
     with pytest.raises(UsageMistake, match="context"):

@@ -421,7 +421,7 @@ def test_what_a_killed_export_left_goes_with_the_next(tiny: Make, tmp_path: Path
     assert sorted(path.name for path in tmp_path.glob(".out*")) == [".out.1.new", ".out.mine.new"]
 
 
-def test_damage_is_told_before_a_server_meets_it(tiny: Make, tmp_path: Path):
+def test_damage_is_reported_before_a_server_reads_it(tiny: Make, tmp_path: Path):
     path = trained(tiny(LLAMA), "medusa", tmp_path / "drafter")
     tensors = load_file(path / "drafter.safetensors")
     tensors["blocks.0.bias"][1, 3] = float("nan")
@@ -463,7 +463,7 @@ def test_vllm_misreads_some_paths(tiny: Make, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_the_command_tells_size_and_command_line(tmp_path: Path):
+def test_the_command_prints_size_and_command_line(tmp_path: Path):
     result = called(tmp_path, "export", "vllm", "medusa", "-m", "demo", "--out", "heads")
     assert result.returncode == 0 and result.stderr == ""
     first, *notes, last = result.stdout.splitlines()

@@ -54,7 +54,7 @@ def test_the_product_is_the_dense_one_as_near_as_so_few_bits_come(
 
 
 @kinds
-def test_rows_are_told_where_their_bits_depend_on_others(
+def test_rows_whose_bits_depend_on_others_are_detected(
     device: str, kind: type[QuantizedLinear], record_property: Callable[[str, object], None]
 ) -> None:
     """A fact for the report, not a promise; but a row is as accurate with other rows as without them."""

@@ -171,7 +171,7 @@ def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", cases(kinds("weights"), ["medusa"]))
-def test_drafters_beside_a_target_in_nf4_are_packed_too_and_change_no_token(cuda: str, kind: str) -> None:
+def test_drafters_of_a_target_in_nf4_are_packed_too_and_change_no_token(cuda: str, kind: str) -> None:
     target = Target.load(DEMO, device=cuda, dtype=torch.bfloat16, quantize="nf4", exact=True)
     target.use_step_form(find_step_form(target)[0])
     assert measure(target, 13, True).bitwise

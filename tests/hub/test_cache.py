@@ -76,7 +76,7 @@ def test_heads_of_medusa_need_no_tokenizer(paths, snapshot):
 
 
 @each("said", ["", "main", "../../x", COMMIT[:-1], COMMIT + "\n", "\xff"])
-def test_refs_that_are_none(paths, snapshot, said):
+def test_invalid_refs(paths, snapshot, said):
     (snapshot.parent.parent / "refs" / "main").write_bytes(said.encode("latin-1"))
     assert find_snapshot(SOURCE, paths) == (snapshot if said.strip() == COMMIT else None)
 
@@ -116,7 +116,7 @@ def test_a_ref_leads_nowhere_but_to_a_commit(paths, snapshot):
     assert find_snapshot(SOURCE, paths) is None
 
 
-def test_a_tokenizer_that_would_have_to_be_converted_is_none(paths, snapshot):
+def test_a_tokenizer_that_needs_a_conversion_counts_as_missing(paths, snapshot):
     (snapshot / "tokenizer.json").rename(snapshot / "tokenizer.model")
     assert find_snapshot(SOURCE, paths) is None
     (snapshot / "tokenizer.model").rename(snapshot / "tokenizer.json")

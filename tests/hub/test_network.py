@@ -183,7 +183,7 @@ def test_blanks_and_quotes_around_the_address_do_not_count(hub: Hub, monkeypatch
 
 
 @each("value", ["huggingface.co", "ftp://x", "https://"])
-def test_an_address_that_is_none_is_named(hub: Hub, monkeypatch, value):
+def test_an_invalid_address_is_named(hub: Hub, monkeypatch, value):
     monkeypatch.setenv("HF_ENDPOINT", value)
     with pytest.raises(LocalspecError, match=r"^HF_ENDPOINT is .+ such as https://huggingface.co.$"):
         plan([SOURCE])

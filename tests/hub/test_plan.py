@@ -270,7 +270,7 @@ ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
         ((418, {}, b'{"error": ["\\u001b[2J"]}'), "answered 418", 1),
     ],
 )
-def test_answers_that_are_none(hub, tmp_path, answer, said, code):
+def test_invalid_answers(hub, tmp_path, answer, said, code):
     hub.answer = lambda path: answer
     with pytest.raises(LocalspecError, match=said) as raised:
         plan([SOURCE])
@@ -281,7 +281,7 @@ def test_answers_that_are_none(hub, tmp_path, answer, said, code):
 
 @pytest.mark.parametrize("head", [{"X-Linked-Size": str(10**15)}, {"X-Linked-Etag": '"../../../evil"'},
                                   {"X-Repo-Commit": "../../../../evil"}, {"Location": "/org/name/resolve/main/x"}])  # fmt: skip
-def test_answers_about_a_file_that_are_none(hub, tmp_path, head):
+def test_invalid_answers_about_a_file(hub, tmp_path, head):
     """They may cost the pull, and never a file outside the cache."""
     hub.repositories["org/name"] = Repository({**MODEL, "model.safetensors": safetensors({"a": [5000]})})
     made, answered = plan([SOURCE]), threading.Event()
@@ -303,7 +303,7 @@ def test_answers_about_a_file_that_are_none(hub, tmp_path, head):
     assert outside == []
 
 
-def test_an_answer_about_a_file_without_its_commit_is_told_as_that(hub, tmp_path):
+def test_an_answer_about_a_file_without_its_commit_is_reported_as_such(hub, tmp_path):
     planned(hub, MODEL)
     made = plan([SOURCE])
     hub.answer = lambda path: (200, {"ETag": f'"{"0" * 40}"'}, b"") if "/resolve/" in path else None
@@ -333,7 +333,7 @@ def test_a_repository_that_is_gone_between_plan_and_fetch(hub, tmp_path):
         fetch(made, paths=Paths(tmp_path / "home"))
 
 
-def test_progress_is_told_as_the_transfer_by_chunks_tells_it(hub, tmp_path):
+def test_progress_is_reported_as_the_chunked_transfer_reports_it(hub, tmp_path):
     """The client's own Xet reporter with our progress bar: bytes on disk count, not those on the wire."""
     from types import SimpleNamespace
 

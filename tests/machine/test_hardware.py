@@ -71,7 +71,7 @@ def test_what_torch_holds_and_nothing_uses_is_free(monkeypatch: pytest.MonkeyPat
     assert memory.free_memory("cuda:1") == 47 and memory.free_memory("cuda:0") == 7
 
 
-def test_the_processor_has_a_name_where_nothing_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_has_a_name_even_if_nothing_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.cpu_name()
     monkeypatch.setattr(hardware.platform, "processor", lambda: "")
     monkeypatch.setattr(hardware.platform, "machine", lambda: "riscv64")

@@ -59,7 +59,7 @@ def test_this_machine_has_a_cpu_with_memory() -> None:
         ((7, 0), ("fp16", "fp32"), ("nf4",)),
     ],
 )
-def test_a_gpu_is_told_by_its_generation(monkeypatch, generation, dtypes, packings) -> None:
+def test_a_gpu_is_judged_by_its_generation(monkeypatch, generation, dtypes, packings) -> None:
     monkeypatch.setattr(hardware, "devices", lambda: ["cuda:1", "cpu"])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: generation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
@@ -145,7 +145,7 @@ def test_a_machine_without_a_gpu_has_no_trouble(computer) -> None:
     "driver, build",
     [("580.65.06", "cu130"), ("595.10", "cu130"), ("579.99", "cu128"), ("570.26", "cu128"), ("525.60.13", "cu126")],
 )
-def test_a_cpu_build_beside_an_nvidia_driver_is_named_with_the_command_that_mends_it(
+def test_a_cpu_build_with_an_nvidia_driver_is_named_with_the_command_that_fixes_it(
     computer, driver: str, build: str
 ) -> None:
     computer(driver)

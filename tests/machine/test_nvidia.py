@@ -32,7 +32,7 @@ def test_a_driver_with_a_gpu_is_found_and_let_go(libraries):
 
 
 @each("nvml", [FakeNvml(gpus=0), FakeNvml(broken="init"), FakeNvml(broken="count")])
-def test_a_driver_without_a_gpu_is_none(libraries, nvml):
+def test_a_driver_without_a_gpu_is_ignored(libraries, nvml):
     libraries(nvml, cuda=object())
     assert nvidia_driver() is None and nvml.open == 0
 

@@ -52,7 +52,7 @@ def passed_over(target: Path, home: Path) -> str:
     return said
 
 
-def test_most_models_have_none(target, tmp_path):
+def test_most_models_have_no_draft_model(target, tmp_path):
     assert found(resolve(str(target)), tmp_path) is None
     (target / "draft").mkdir()
     assert found(resolve(str(target)), tmp_path) is None, "an empty directory is nobody's mistake"
@@ -203,7 +203,7 @@ def test_installed_models_of_other_tokenizers_are_not_even_opened(target, tmp_pa
     assert {*inspected} == {target}
 
 
-def test_a_target_without_a_tokenizer_has_none(target, tmp_path):
+def test_a_target_without_a_tokenizer_has_no_draft_model(target, tmp_path):
     write(target / "draft", TENTH)
     (target / "tokenizer.json").unlink()
     assert "tokenizer.json" in passed_over(target, tmp_path)

@@ -153,7 +153,7 @@ def test_a_directory_of_train_names_its_drafter_and_its_target(tmp_path, paths, 
     assert resolve(str(place), paths).path == place / "target"
 
 
-def test_a_broken_one_is_told_to_who_names_it_and_hides_nothing_else(paths, model):
+def test_a_broken_drafter_is_reported_if_it_is_named_and_hides_nothing_else(paths, model):
     broken = written(paths.drafters / "a" / "drafter", model)
     (broken / "drafter.safetensors").write_bytes(b"no")
     written(paths.drafters / "b" / "drafter", model, kind="s3d", age=5)
@@ -179,7 +179,7 @@ def test_damaged_ones_spoil_no_other(paths, model):
 
 
 @each("accuracies", [5, ["ab"], [["x"]], [[]], [[1.5]], [[float("nan")]], [[True]], None])
-def test_accuracies_that_are_none_are_told(tmp_path, model, accuracies):
+def test_invalid_accuracies_are_reported(tmp_path, model, accuracies):
     path = written(tmp_path / "drafter", model, accuracy_by_depth=accuracies)
     with pytest.raises(LocalspecError, match="accuracy_by_depth"):
         read_drafter(path)
@@ -191,7 +191,7 @@ def test_accuracies_that_are_none_are_told(tmp_path, model, accuracies):
      {"length": 6, "nodes": 4}, {"length": 1, "nodes": 0}, {"length": "2", "nodes": 4}],
 )  # fmt: skip
 @each("name", ["acceptance", "acceptance_elsewhere"])
-def test_an_acceptance_that_cannot_be_is_told(tmp_path, model, name, acceptance):
+def test_an_impossible_acceptance_is_reported(tmp_path, model, name, acceptance):
     path = written(tmp_path / "drafter", model, **{name: acceptance})
     with pytest.raises(LocalspecError, match=rf"^{name} in .*; train the drafter again\."):
         read_drafter(path)
@@ -209,13 +209,13 @@ def test_what_it_brings_is_the_less_of_its_own_text_and_others(tmp_path, model):
 
 
 @each("content", [[], {}, {"kind": "medusa"}, {"kind": "evil", "options": {}, "target": {}, "format": 1}, "x"])
-def test_what_is_no_card_is_told(tmp_path, content):
+def test_an_invalid_card_is_reported(tmp_path, content):
     (tmp_path / "drafter.json").write_text(json.dumps(content))
     with pytest.raises(LocalspecError, match=matching("drafter_json_does_say_what")):
         read_drafter(tmp_path)
 
 
-def test_a_newer_format_and_missing_weights_are_told(tmp_path, model):
+def test_a_newer_format_and_missing_weights_are_reported(tmp_path, model):
     with pytest.raises(NotHere, match=matching("no_trained_drafter")):
         read_drafter(tmp_path)
     path = written(tmp_path / "newer", model, format=2)

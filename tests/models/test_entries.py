@@ -103,7 +103,7 @@ def test_paths_are_relative_to_their_file_to_the_home_or_to_the_package(file: Pa
     assert [entry.draft for entry in entries] == ["", "", "", str(file.parent / "s")]
 
 
-def test_entries_come_in_the_order_of_the_file_and_no_file_has_none(file: Path) -> None:
+def test_entries_come_in_the_order_of_the_file_and_a_missing_file_has_no_entries(file: Path) -> None:
     assert [entry.name for entry in read(file, '[z]\npath = "x"\n[a]\npath = "x"\n')] == ["z", "a"]
     assert read(file, "") == [] == list(read_entries(file.parent / "missing.toml"))
 
@@ -212,7 +212,7 @@ def test_the_users_file_adds_models_and_replaces_those_of_a_name(paths: Paths) -
     assert all(both[name] == shipped[name] for name in shipped if name != "qwen3-8b")
 
 
-def test_a_mistake_in_the_users_file_is_told_whatever_is_asked_for(paths: Paths) -> None:
+def test_a_mistake_in_the_users_file_is_reported_whatever_is_requested(paths: Paths) -> None:
     paths.user_models_file.write_text('[mine]\nreop = "x"\n')
     with pytest.raises(UsageMistake, match=r"'reop' .*models\.toml \(did you mean 'repo'"):
         resolve("demo", paths)
@@ -256,7 +256,7 @@ def test_a_download_is_as_large_as_said_or_two_bytes_a_parameter() -> None:
     assert replace(heads, parameters=None).download is None
 
 
-def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shipped: dict[str, Entry]) -> None:
+def test_every_shipped_entry_names_architecture_thinking_and_its_other_forms(shipped: dict[str, Entry]) -> None:
     for name, entry in shipped.items():
         assert entry.thinking, name
         assert (entry.architecture is None) == (entry.source is None), name
@@ -279,7 +279,7 @@ def test_every_shipped_entry_tells_architecture_thinking_and_its_other_forms(shi
     assert len(newer) == 9 and {*thinks} == newer | older
 
 
-def test_docs_registry_has_a_row_for_every_entry_form_and_drafter_and_none_that_is_not(shipped) -> None:
+def test_docs_registry_has_a_row_for_every_entry_form_and_drafter_and_no_other_row(shipped) -> None:
     page = (Path(__file__).parents[2] / "docs" / "figures" / "registry.md").read_text("utf-8")
     rows = [line.split("|")[1].strip().strip("`") for line in page.splitlines() if line.startswith("| `")]
     models = {name for name, entry in shipped.items() if entry.source}

@@ -154,7 +154,7 @@ def test_what_is_not_possible_is_a_value_error(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_its_own_layers_draft_where_they_stand_alone_and_are_refused_where_they_do_not(tiny: Make) -> None:
+def test_its_own_layers_draft_if_they_are_independent_and_are_refused_otherwise(tiny: Make) -> None:
     assert "mask" in Drafter.tensor_specs(tiny(OWN_LAYERS).target, S3DOptions())
     target = tiny(LAYER_INPUTS).target
     with pytest.raises(UsageMistake, match=matching("s3d_drafts_some_model_s_own")):

@@ -165,6 +165,6 @@ def test_addresses_of_the_hub_are_sources(typed, source):
 
 
 @each("typed", ["hf.co/org", "https://huggingface.co/", "https://example.com/org/repo", "hf.co/a/b/c"])
-def test_other_addresses_are_none(typed):
+def test_other_addresses_are_no_names(typed):
     with pytest.raises(UsageMistake, match=matching("names_repository_hub")):
         Source.parse(typed)

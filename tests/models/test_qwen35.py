@@ -210,7 +210,7 @@ def test_unasked_it_is_computed_in_int8(tiny) -> None:
 
 
 @pytest.mark.slow
-def test_torch_computes_it_with_dense_weights_alone(tiny) -> None:
+def test_torch_computes_it_only_with_dense_weights(tiny) -> None:
     """On a GPU, and on a CPU without the library."""
     card, without = card_of(tiny(NAME).path), machine(cpu()).as_torch_has_it()
     for here, device in ((machine(gpu()), "cuda"), (without, "cpu")):
@@ -274,7 +274,7 @@ def test_what_train_makes_of_it_drafts_on_both_engines(tiny, tmp_path: Path) -> 
         assert ids[0] == ids[1] and (packing != "fp32" or ids[0] == stock_reply(model.stock, prompt, 20))
 
 
-def test_a_small_one_beside_another_target_is_computed_by_the_cpu_engine(tiny) -> None:
+def test_a_small_one_that_drafts_for_another_target_is_computed_by_the_cpu_engine(tiny) -> None:
     """Two copies of one model, as the target and as the drafter."""
     path = tiny(NAME).path
     choice = choose(card_of(path), Settings(drafter=f"draft_model:{path}", device="cpu"))

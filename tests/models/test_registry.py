@@ -49,7 +49,7 @@ def test_the_users_own_models(paths, model):
     assert list(cards(paths)) == [*shipped, "mine"]
 
 
-def test_a_draft_model_by_its_path_is_looked_for_beside_the_file_alone(paths, model, monkeypatch):
+def test_a_draft_model_given_by_path_is_searched_only_next_to_the_file(paths, model, monkeypatch):
     paths.user_models_file.write_text(
         '[mine]\npath = "../model"\ndraft = "./small"\n[far]\npath = "x"\ndraft = "~/small"\n'
     )
@@ -60,7 +60,7 @@ def test_a_draft_model_by_its_path_is_looked_for_beside_the_file_alone(paths, mo
     assert resolve("far", paths).draft == str(model.parent / "small")
 
 
-def test_a_draft_model_is_named_or_lies_beside_the_file(paths, model):
+def test_a_draft_model_is_named_or_is_next_to_the_file(paths, model):
     assert resolve("demo", paths).draft == "demo-draft"
     told = '[mine]\npath = "../model"\ndraft = "../model"\n[other]\npath = "../model"\ndraft = "mine"\n'
     paths.user_models_file.write_text(told)
@@ -103,7 +103,7 @@ def test_a_file_is_not_a_model(paths, model):
     assert wording("not_a_directory") in refused(NotHere, resolve, str(model / "model.safetensors"), paths)
 
 
-def test_installed_tells_what_is_broken(paths, model):
+def test_installed_reports_broken_models(paths, model):
     paths.user_models_file.write_text(f'[demo]\npath = "{model}"\n[gone]\npath = "nowhere"\n')
     found = {card.name: what for card, what in installed(paths)}
     assert found["demo"].parameters == 44 and isinstance(found["gone"], NotHere)
@@ -156,7 +156,7 @@ def test_inspect_shards(model):
 
 
 @each("name", ["../model.safetensors", "/etc/passwd", "pytorch_model.bin", "..", "a/b.safetensors", "x" * 5000])
-def test_an_index_names_only_what_lies_beside_it(model, name):
+def test_an_index_names_only_files_in_its_own_directory(model, name):
     sharded(model, {"a": name})
     assert repr(name)[:99] in refused(LocalspecError, inspect, model)
 

@@ -89,7 +89,7 @@ def test_words_go_into_the_system_message(chat: Any) -> None:
     assert "\n\nBe brief.\n\n" in with_system and with_system.endswith(f"{CLOSED}\n")
 
 
-def test_some_have_no_switch_beside_a_system_prompt(chat: Any) -> None:
+def test_some_have_no_switch_with_a_system_prompt(chat: Any) -> None:
     assert not chat(GRANITE).heeds_switch("Be brief.") and chat(GRANITE).thinks_by_itself("Be brief.") is None
     assert all(chat(template).heeds_switch("Be brief.") for template in (QWEN3, SMOLLM3, WORDS))
 
@@ -142,7 +142,7 @@ def test_a_prompt_that_ends_in_the_mark_has_begun_the_thinking(chat: Any) -> Non
     assert not chat(R1).thinking.parting(prompt).thinks
 
 
-def test_a_model_that_knows_no_marks_has_none(tmp_path: Path) -> None:
+def test_a_model_without_marks_has_no_thoughts(tmp_path: Path) -> None:
     assert ChatTokenizer(Tokenizer.open(random_model(tmp_path / "noise"))).thinking is None
 
 

@@ -245,7 +245,7 @@ def test_the_tokenizer_of_every_family_is_read_as_its_files_say(tmp_path: Path) 
         ("tokenizer_config.json", '{"added_tokens_decoder": {"a": {}}}'),
     ],
 )
-def test_damaged_files_are_told_in_a_sentence(tmp_path: Path, name: str, text: str | bytes) -> None:
+def test_damaged_files_are_reported_in_a_sentence(tmp_path: Path, name: str, text: str | bytes) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config.pop("added_tokens_decoder", None)
@@ -257,7 +257,7 @@ def test_damaged_files_are_told_in_a_sentence(tmp_path: Path, name: str, text: s
     assert wording("fetch_the_model_again") in str(told.value) and "\n" not in str(told.value)
 
 
-def test_a_tokenizer_that_would_have_to_be_converted_is_told_with_what_converts_it(tmp_path: Path) -> None:
+def test_a_tokenizer_that_needs_a_conversion_is_reported_with_the_converter(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
     with pytest.raises(LocalspecError, match=f"{matching('no_tokenizer_json')}.*{matching('save_pretrained')}"):
         Tokenizer.open(tmp_path)

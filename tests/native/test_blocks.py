@@ -234,7 +234,7 @@ def test_extreme_blocks_and_inputs_have_a_defined_result(name):
 
 
 @each("name", FORMS)
-def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(name):
+def test_every_instruction_set_gives_the_same_bits_and_rows_are_independent(name):
     inputs = 896 if name in SMALL else 768
     matrix = BlockMatrix.pack(random_rows(name, 75, inputs), inputs, name)
     x = random_inputs(300, inputs)

@@ -100,7 +100,7 @@ def test_a_source_that_cannot_be_compiled_is_named_in_a_sentence(sources, tmp_pa
     assert not (tmp_path / HOST.library).exists()
 
 
-def test_another_compiler_serves_this_machine_alone(sources, monkeypatch):
+def test_another_compiler_serves_only_this_machine(sources, monkeypatch):
     other = next(target for target in build.TARGETS.values() if target is not HOST)
     monkeypatch.setenv("CXX", f"{sys.executable} -E")  # a command with an option, which answers to --version
     assert build.compiler(HOST).compile == (sys.executable, "-E")
@@ -132,7 +132,7 @@ def test_what_is_built_can_be_chosen(monkeypatch):
         build.wanted_target()
 
 
-def test_a_machine_without_a_library_is_told_which_have_one(monkeypatch):
+def test_a_machine_without_a_library_names_those_that_have_one(monkeypatch):
     monkeypatch.delenv("BUILD_NATIVE_FOR", raising=False)
     monkeypatch.setattr(build.platform, "machine", lambda: "riscv64")
     assert build.wanted_target() is None

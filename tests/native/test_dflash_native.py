@@ -8,7 +8,7 @@ from drafters.test_dflash import (  # noqa: F401
     made,
     plain_loop,
     test_a_long_prompt_is_read_in_parts,
-    test_beside_others_each_gets_the_states_that_it_asked_for,
+    test_among_several_drafters_each_gets_the_states_that_it_requested,
     watched,
 )
 from session_replies import reply

@@ -65,7 +65,7 @@ def assert_is_the_stock_model(name, forms):
 @pytest.mark.slow
 @each("name", LATER)
 @each("form", ["fp32", "int8"])
-def test_states_that_nobody_asks_for_and_the_head_alone_change_no_bit_of_the_logits(name, form):
+def test_unrequested_states_and_the_head_by_itself_change_no_bit_of_the_logits(name, form):
     """Where logits are scaled, the head does not read the states themselves, on either path."""
     config = CONFIGS[name]()
     model = Model(stock_of(config, seed=0), form, context=128)

@@ -8,7 +8,7 @@ from decoding.test_inner_states import (  # noqa: F401
     test_a_long_text_in_one_go,
     test_states_of_a_text_and_of_a_tree_are_those_of_the_stock_model,
     test_states_that_there_are_not,
-    test_who_asks_for_none_gets_none_and_nothing_else_changes,
+    test_without_a_request_no_inner_states_are_returned_and_nothing_else_changes,
 )
 from each import each
 from golden import matching

@@ -3,7 +3,7 @@
 from drafters.test_layers import (  # noqa: F401
     test_a_draft_goes_on_from_its_likeliest_token,
     test_a_draft_leaves_the_cache_as_it_was,
-    test_a_draft_of_infinite_numbers_is_none,
+    test_infinite_numbers_give_no_draft,
     test_rows_that_are_read_at_once_are_a_draft_that_was_right_so_far,
     test_the_probe_measures_what_drafts,
     test_with_all_layers_every_draft_is_accepted_whole,

@@ -59,7 +59,7 @@ def test_gelu_is_that_by_tanh_in_the_same_bits_however_large_its_input():
 
 @pytest.mark.slow
 @each("form, group", FORMS)
-def test_every_instruction_set_gives_the_same_bits_and_rows_are_alone(form, group):
+def test_every_instruction_set_gives_the_same_bits_and_rows_are_independent(form, group):
     for out, inputs in SIZES:
         packed = PackedMatrix.pack(RNG.standard_normal((out, inputs), np.float32), form, group)
         x = RNG.standard_normal((21, inputs), np.float32) * np.exp(RNG.standard_normal((21, 1), np.float32) * 4)

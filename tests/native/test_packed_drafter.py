@@ -187,7 +187,7 @@ def test_without_leave_to_write_it_drafts_all_the_same(small_ones_too, home, tar
     assert len(said) == 1 and said[0].endswith(wording("drafter_packed_anew_each_time"))
 
 
-def test_beside_dense_weights_nothing_is_filed(small_ones_too, home):
+def test_with_dense_weights_no_file_is_written(small_ones_too, home):
     dense = NativeTarget.open(resolve("demo").path, packing="fp32")
     load_drafter(find_drafter("medusa", resolve("demo")), dense)
     assert drafter_files(home) == []

@@ -17,7 +17,7 @@ from drafters.test_parallelspec import (  # noqa: F401
     test_greedy_ids_are_those_of_a_plain_loop_over_the_stock_model,
     test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed,
     test_where_the_small_model_is_the_target_itself_its_first_token_is_always_right,
-    test_without_a_state_the_root_stands_alone,
+    test_without_a_state_there_is_only_the_root,
 )
 from native.packings import PACKINGS, assert_plain_text
 from native_models import read_native

@@ -198,7 +198,7 @@ def test_room_that_is_added_changes_no_bit(tiny):
     assert np.array_equal(read(target, cache, text[53:]), want[53:])
 
 
-def test_what_recurrent_layers_cannot_do_is_told_and_nothing_changes(tiny):
+def test_what_recurrent_layers_cannot_do_is_refused_and_nothing_changes(tiny):
     target, text = tiny(SHARED).target, prompt_ids(310)
     want, cache = plain(target, text), target.cache(0)
     read(target, cache, text[:5])

@@ -10,7 +10,7 @@ from drafters.test_semi import (  # noqa: F401
     test_turns_an_abandoned_stream_and_a_rewind_leave_the_right_state,
     test_untrained_it_changes_no_text_whatever_it_says,
     test_what_was_accepted_in_part_leaves_the_state_of_the_last_accepted_row,
-    test_without_a_state_or_nodes_there_is_the_root_alone,
+    test_without_a_state_or_nodes_there_is_only_the_root,
 )
 from native_models import read_native
 

@@ -148,7 +148,7 @@ def test_a_draft_model_shares_its_targets_threads(opened):
 
 
 @each("threads, lends", [(4, True), (3, False)])
-def test_a_core_is_lent_where_none_is_free(opened, monkeypatch, threads, lends):
+def test_a_core_is_lent_if_no_core_is_free(opened, monkeypatch, threads, lends):
     """Four cores, one always with the caller. A lent core comes back, whatever the number of threads is now."""
     monkeypatch.setattr(native_target, "logical_cores", lambda: 4)
     target, told = opened("int8", threads=Threads(threads)), []
@@ -209,7 +209,7 @@ def test_the_demo_models_replies_are_the_same_with_every_drafter(opened, packing
 
 
 @each("packing", PACKINGS)
-def test_a_rows_bits_depend_on_its_ancestors_alone(tiny, packing):
+def test_a_rows_bits_depend_only_on_its_ancestors(tiny, packing):
     """A tree in one forward, each of its paths as a chain, and the chain token by token."""
     target, prompt = tiny(FAMILIES[1], packing).target, prompt_ids(37, seed=5)
     tree = random_tree(prompt[-1], 11, seed=2)
@@ -249,7 +249,7 @@ def test_what_lies_in_slots_that_a_row_does_not_see_changes_nothing(tiny):
 
 @each("token", [-1, 320, 10**6, -(2**31)])
 @each("place", [0, 3])
-def test_ids_that_a_model_does_not_have_are_told(tiny, token, place):
+def test_unknown_ids_are_refused(tiny, token, place):
     target, tokens = tiny(FAMILIES[0]).target, [5, 6, 7, 8]
     tokens[place] = token
     cache = target.cache(0)

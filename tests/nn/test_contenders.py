@@ -100,7 +100,7 @@ def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch, bits):
     assert float(module._noise(torch.tensor([1]), torch.tensor([[1]]))) == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
 
-def test_numbers_that_are_none_are_left_to_another_way():
+def test_nan_and_inf_are_left_to_the_exact_search():
     logits = random_logits(3, 2000, 4.0, seed=0)
     logits[1, 5], logits[2, 7] = float("nan"), float("inf")
     for sampling in (Sampling(1.0), Sampling(1.0, top_k=20), Sampling(1.0, top_p=0.9)):

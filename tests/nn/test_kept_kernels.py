@@ -38,7 +38,7 @@ def test_one_is_compiled_once_for_each_of_what_it_is_made_of(folder):
     assert compiler.times == 3 and len(list(folder.iterdir())) == 3
 
 
-def test_the_file_is_its_users_alone(folder):
+def test_only_its_user_can_read_the_file(folder):
     cached_or_compiled(["a"], Compiler())
     (file,) = folder.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_a_dense_layer_with_the_rounded_weight(kind, bia
 
 
 @every_kind
-def test_an_adapter_acts_in_its_own_forward_alone_and_learns(kind):
+def test_an_adapter_acts_only_in_its_own_forward_and_learns(kind):
     adapter_acts_in_its_own_forward_alone(made(kind))
 
 

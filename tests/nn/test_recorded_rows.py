@@ -82,7 +82,7 @@ def test_nothing_is_recorded_in_another_form(tiny, recorded):
     assert not recorded.made
 
 
-def test_what_cannot_be_recorded_is_computed_and_told_and_the_target_goes_on(target, recorded):
+def test_a_failed_recording_is_reported_computed_eagerly_and_does_not_affect_the_target(target, recorded):
     def looks(ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (ids * (2 if bool((ids > 1).any()) else 3),)
 
@@ -111,7 +111,7 @@ def test_a_recording_that_plays_other_numbers_is_not_used(target, monkeypatch):
     assert "not bit-identical" in str(target.draft_trouble)
 
 
-def test_numbers_that_are_none_are_recorded_too(target):
+def test_nan_and_inf_are_recorded_too(target):
     function = target.compute.recorded(Sums())
     found, _ = function(target.compute.integers([(0, 1), (1, 2)]), rows(2) * float("nan"))
     assert found.isnan().all() and target.draft_trouble is None
@@ -194,7 +194,7 @@ def test_what_was_recorded_over_smaller_memory_is_not_played(tiny, target):
     assert story.attentions[0].grown == 2
 
 
-def test_rows_beside_those_asked_for_leave_no_trace(target):
+def test_rows_that_were_not_requested_leave_no_trace(target):
     attention = target.compute.attention(target.compute.target.sizes, None, {})
     function = target.compute.recorded(Story.over(attention), attention)
     channels = (target.compute.target.sizes.num_heads + 2 * attention._sizes.num_kv_heads) * attention._sizes.head_dim
@@ -208,7 +208,7 @@ def test_rows_beside_those_asked_for_leave_no_trace(target):
     assert torch.equal(attention._kept[:, :, :15], held) and attention.length == 18
 
 
-def test_numbers_that_are_none_leave_no_trace(tiny, target):
+def test_nan_and_inf_leave_no_trace(tiny, target):
     """A draft with NaN loses only itself, and no later draft, although zero times NaN is NaN."""
     for one in (target, Target.load(tiny(FAMILIES[0]).path)):
         attention = one.compute.attention(one.compute.target.sizes, None, {})

@@ -410,7 +410,7 @@ def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(tiny
 
 
 @pytest.mark.slow
-def test_the_self_test_sees_a_recurrence_whose_rows_are_not_alone(tiny, monkeypatch):
+def test_the_self_test_detects_a_recurrence_whose_rows_are_not_independent(tiny, monkeypatch):
     target = Target.load(tiny(BIASES).path, exact=True)
     delta = target.transformer.layers[1].delta
     advance = delta.advance

@@ -314,7 +314,7 @@ def test_a_pick_that_is_not_certain_is_that_of_its_own_position(tiny, monkeypatc
         assert [ours[row] for row in range(6)] == [theirs[row] for row in range(6)]
 
 
-def test_logits_that_are_no_numbers_are_told_though_states_are(tiny, monkeypatch):
+def test_nan_logits_are_reported_even_if_states_are_finite(tiny, monkeypatch):
     target = loaded(tiny, FAMILIES[0], "static")
     head = target.transformer.head
     monkeypatch.setattr(
@@ -376,14 +376,14 @@ def test_each_drafts_adapters_are_those_that_it_brings(tiny):
     assert width and not torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])
 
 
-def test_the_time_of_a_recording_is_told(tiny, recorded):
+def test_the_time_of_a_recording_is_reported(tiny, recorded):
     target = loaded(tiny, FAMILIES[0], "captured")
     cache = filled(target, 10)
     first, second = (target.forward(DraftTree.chain([5]), cache).once_seconds for _ in range(2))
     assert first > 0.0 == second and recorded.made == 1
 
 
-def test_states_that_are_no_numbers_are_told_row_by_row(tiny, monkeypatch):
+def test_nan_states_are_reported_row_by_row(tiny, monkeypatch):
     target = loaded(tiny, FAMILIES[0], "static")
     norm = target.transformer.norm
     forward = target.transformer.forward

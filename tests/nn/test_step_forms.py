@@ -108,7 +108,7 @@ def test_a_recording_that_is_not_played_is_seen(target, recorded, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_recorded_is_told_with_its_reason(target, recorded, monkeypatch):
+def test_a_failed_recording_is_reported_with_its_reason(target, recorded, monkeypatch):
     def refused(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing.\nFor debugging consider …")
 

@@ -245,7 +245,7 @@ def filled(target: Target, multiple: int) -> Target:
 
 @pytest.mark.slow
 @each("name, exact, multiple", [(SHARDED, False, 4), (GROUPED_QWEN3, True, 8), (GROUPED_QWEN3, False, 4)])
-def test_rows_that_fill_up_a_forward_change_none_of_the_others(tiny, name, exact, multiple):
+def test_rows_that_fill_up_a_forward_do_not_change_the_others(tiny, name, exact, multiple):
     plain, prompt = Target.load(tiny(name).path, exact=exact), prompt_ids(21, seed=5)
     widths: list[int] = []
     padded, transform = filled(plain, multiple), plain.transformer.forward

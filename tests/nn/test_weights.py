@@ -71,7 +71,7 @@ def test_no_file_stays_open_or_mapped(tiny, tmp_path):
     assert target.nbytes
 
 
-def test_a_device_without_numbers_is_given_none(tiny, monkeypatch):
+def test_a_device_without_a_number_gets_no_number(tiny, monkeypatch):
     """Training loads a large model this way to read only its shapes."""
     target = tiny(NAME).target
     monkeypatch.setattr(stored, "FileIO", None)
@@ -119,7 +119,7 @@ def test_a_tensor_of_a_type_nobody_knows_is_named(tiny, tmp_path):
 
 
 @each("error", [OSError, AttributeError, TypeError])
-def test_another_systems_allocator_is_left_alone(monkeypatch, error):
+def test_another_systems_allocator_is_not_changed(monkeypatch, error):
     def missing(name: str | None) -> None:
         raise error
 

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_refused_after_its_plan(home, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_drafter_that_was_asked_for_needs_room_beside_its_model(home, tmp_path, monkeypatch):
+def test_a_requested_drafter_needs_room_in_addition_to_its_model(home, tmp_path, monkeypatch):
     (home / "config").mkdir(mode=0o700)
     entries = """
         [mine]
@@ -125,7 +125,7 @@ def test_what_is_here_or_cannot_be_meant_is_not_looked_for(home):
 
 
 @pytest.mark.slow
-def test_beside_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
+def test_during_a_chat_nothing_is_measured_or_packed(home, monkeypatch):
     """The model would otherwise be packed, and its entry about drafters would be a reason to measure."""
     (home / "config").mkdir(mode=0o700)
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\ndrafters = [{ kind = "medusa" }]\n')

@@ -283,7 +283,7 @@ def test_tabs_are_capped_and_one_that_is_closed_in_the_middle_of_a_reply_leaves_
 
 
 @pytest.mark.slow
-def test_what_is_no_message_of_the_page_ends_that_tab_alone(shown):
+def test_an_invalid_message_ends_only_its_tab(shown):
     entered = shown.enter()
     other = shown.websocket(entered)
     other.shows("Say something")

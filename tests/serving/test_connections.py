@@ -99,7 +99,7 @@ def test_half_of_the_files_are_for_others():
     assert 100 < connections_of_others() <= listen.ENOUGH_FILES // 2
 
 
-def test_a_server_that_hangs_is_none(tmp_path, monkeypatch):
+def test_a_hanging_server_counts_as_absent(tmp_path, monkeypatch):
     """It accepts connections but never answers, as a stopped process."""
     monkeypatch.setattr(over_socket, "HEAD_SECONDS", 0.3)
     with socket.socket(socket.AF_UNIX) as mute:
@@ -161,7 +161,7 @@ OK = b"HTTP/1.0 200 OK\r\n\r\n"
     [(OK, b"x" * 2**16, 0.0), (OK, b"x", 0.02), (b"", b"x" * 2**12, 0.0), (b"HTTP/1.0 200 OK\r\n", b"a", 0.02)],
     ids=["a line without end", "one byte at a time", "a head without end", "a head one byte at a time"],
 )
-def test_an_answer_without_end_is_none(tmp_path, monkeypatch, head, piece, pause):
+def test_an_endless_answer_counts_as_no_server(tmp_path, monkeypatch, head, piece, pause):
     monkeypatch.setattr(over_socket, "LONGEST_LINE", 2**22)
     if pause:
         monkeypatch.setattr(over_socket, "HEAD_SECONDS", 0.3)

@@ -33,7 +33,7 @@ def test_a_full_disk_leaves_no_key_and_the_next_start_makes_one(tmp_path: Path, 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_an_empty_file_is_no_key_and_made_anew_but_another_text_stays(tmp_path: Path) -> None:
+def test_an_empty_key_file_is_made_again_but_another_text_stays(tmp_path: Path) -> None:
     file = tmp_path / "serving.key"
     file.write_text("\n")
     file.chmod(0o644)
@@ -44,7 +44,7 @@ def test_an_empty_file_is_no_key_and_made_anew_but_another_text_stays(tmp_path: 
     assert file.read_text() == "mine"
 
 
-def test_a_key_that_others_could_read_is_closed_and_that_is_told_once(tmp_path: Path) -> None:
+def test_a_key_that_others_could_read_is_made_private_with_one_notice(tmp_path: Path) -> None:
     file, told = tmp_path / "serving.key", list[str]()
     key = serving_key(file, told.append)
     assert told == []

@@ -86,7 +86,7 @@ def test_what_an_engine_says_and_nobody_reads_is_not_kept_without_end(models):
     assert len(kept) < 1000 and kept[-1] == "9999" and one.news() == []
 
 
-def test_what_does_not_fit_alone_is_told(models):
+def test_a_model_that_does_not_fit_by_itself_is_reported(models):
     found, _, _ = models(0)
     with pytest.raises(DoesNotFit):
         found.get("demo")
@@ -127,7 +127,7 @@ def test_a_model_given_by_its_directory_answers_to_the_directorys_name_where_no_
         model_named("ghost", resolve("demo"))
 
 
-def test_who_names_another_model_is_told_of_all_and_no_more_of_his_own_word_than_fits(fresh_home, tmp_path):
+def test_an_unknown_model_is_reported_with_all_others_and_a_shortened_name(fresh_home, tmp_path):
     with pytest.raises(NotHere) as refused:
         model_named("x" * 10**6, resolve(str(tmp_path)))
     assert f"the models here are: {tmp_path}, demo" in str(refused.value) and len(str(refused.value)) < 1000

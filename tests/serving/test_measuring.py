@@ -86,7 +86,7 @@ def test_each_takes_its_turn_and_who_is_first_changes(monkeypatch):
     assert "prompt 2 of 2" in told[-1] and "left" in told[-1]
 
 
-def test_one_alone_and_what_it_does_not_tell(tmp_path, prompts):
+def test_a_single_server_and_its_missing_figures(tmp_path, prompts):
     with scripted(HELLO, UNTOLD, UNTOLD) as server:
         found = bench(tmp_path, "--server", server.url, "--prompts", prompts)
     assert (
@@ -145,7 +145,7 @@ def test_which_servers(tmp_path, prompts):
         assert here.returncode == 3 and "no-such" in sentence(here), "the model is looked for here"
 
 
-def test_two_at_one_port_are_told_apart(tmp_path, prompts):
+def test_two_servers_at_one_port_are_distinguished(tmp_path, prompts):
     with scripted() as server, scripted() as other:
         here, there, beside = f"{server.url}/one/v1", f"{server.url}/two/v1", other.url
         found = bench(tmp_path, "--prompts", prompts, "--json",

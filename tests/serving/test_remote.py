@@ -65,7 +65,7 @@ def test_it_answers_and_the_conversation_is_kept_and_goes_on(tmp_path):
     assert kept(tmp_path) == [("Hi", "Hello.", "stop"), ("Hi", "Hello.", "stop")]
 
 
-def test_as_json_what_it_does_not_tell_is_null(tmp_path):
+def test_in_json_missing_figures_are_null(tmp_path):
     with scripted() as server:
         found = json.loads(run(tmp_path, server, "--json").stdout)
         lines = [json.loads(line) for line in run(tmp_path, server, "--stream-json").stdout.splitlines()]
@@ -76,7 +76,7 @@ def test_as_json_what_it_does_not_tell_is_null(tmp_path):
     assert [line["event"] for line in lines] == ["start", "step", "step", "end"] and lines[-1]["text"] == "Hello."
 
 
-def test_thoughts_and_figures_as_several_servers_tell_them(tmp_path):
+def test_thoughts_and_figures_in_the_forms_of_several_servers(tmp_path):
     for name in ("reasoning_content", "reasoning"):
         thought = {"choices": [{"delta": {name: "Hm."}}]}
         timings = {"timings": {"draft_n": 8, "draft_n_accepted": 6}}
@@ -96,7 +96,7 @@ def test_thoughts_and_figures_as_several_servers_tell_them(tmp_path):
         (["<think>never ends"], "", "never ends"),
     ],
 )
-def test_thoughts_that_a_server_leaves_in_the_text_are_told_from_it(tmp_path, pieces, text, reasoning):
+def test_thoughts_that_a_server_leaves_in_the_text_are_separated(tmp_path, pieces, text, reasoning):
     with scripted(stream(*map(said, pieces), ended(), DONE)) as server:
         found = json.loads(run(tmp_path, server, "--json").stdout)
     assert (found["text"], found["reasoning"]) == (text, reasoning)
@@ -278,7 +278,7 @@ def test_a_stream_that_ends_with_nothing_in_it_is_asked_why(tmp_path):
             assert run(tmp_path, server).returncode == 1 and len(server.replies) == 2
 
 
-def test_an_end_without_a_reason_is_told(tmp_path):
+def test_an_end_without_a_reason_is_reported(tmp_path):
     """llama-cpp-python's server ends a reply this way when another client sends a request."""
     with scripted(stream(said("In a small"), DONE)) as server:
         found = run(tmp_path, server)
@@ -286,7 +286,7 @@ def test_an_end_without_a_reason_is_told(tmp_path):
         assert "cut off" not in run(tmp_path, server).stderr
 
 
-def test_a_tool_is_told_beside_what_was_said(tmp_path):
+def test_a_called_tool_is_reported_in_addition_to_the_text(tmp_path):
     with scripted(stream(said("Let me look."), CALL, ended("tool_calls"), DONE)) as server:
         found = run(tmp_path, server)
     assert (found.returncode, found.stdout) == (0, "Let me look.\n") and wording("which_nobody_offered") in found.stderr
@@ -308,7 +308,7 @@ def test_tokens_and_sources_that_cannot_be_are_not_believed(tmp_path):
     assert found["text"] == "xxxxx" and not found["token_ids"] and found["speculation"]["steps"] == 0
 
 
-def test_silence_is_told_and_ends(tmp_path, monkeypatch):
+def test_silence_is_reported_and_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(link, "TICK", 0.01)
     monkeypatch.setattr(server_engine, "FIRST_NOTICE", 0.02)
     monkeypatch.setattr(server_engine, "NEXT_SECONDS", 0.1)
@@ -359,7 +359,7 @@ def test_there_is_no_server(tmp_path):
         assert found.returncode == 2 and "…@" in sentence(found) and "secret" not in found.stderr
 
 
-def test_a_key_that_others_can_read_is_told(monkeypatch):
+def test_a_key_that_others_can_read_is_reported(monkeypatch):
     monkeypatch.setenv("LOCALSPEC_SERVER_KEY", "a key")
     for url, told in (("http://gpu-box", True), ("https://gpu-box", False), ("http://127.0.0.1", False)):
         where = link.ServerAddress.of(url)

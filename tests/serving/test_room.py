@@ -44,7 +44,7 @@ def fails(*_):
     raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with…")
 
 
-def test_where_the_thread_ends_all_who_wait_are_told_and_the_server_ends(capfd):
+def test_if_the_thread_ends_all_waiting_clients_are_notified_and_the_server_ends(capfd):
     found, delivered = ended(Models(rest=fails), 2)
     assert {(type(one), str(one)) for one in delivered} == {(LocalspecError, found.failure)}
     assert "(RuntimeError: CUDA error: an illegal memory access was encountered)" in found.failure
@@ -66,7 +66,7 @@ def test_so_is_who_was_being_answered_where_the_gpu_is_lost_or_a_library_panics(
         assert {str(one) for one in delivered} == {found.failure}
 
 
-def test_a_mistake_inside_that_leaves_the_gpu_ends_one_request_alone(capfd):
+def test_an_internal_error_that_leaves_the_gpu_usable_ends_only_one_request(capfd):
     box = Queue()
     found = EngineRoom(Settings(), lambda _: Models(get=fails), end=lambda: pytest.fail("the server was ended"))
     for client in "ab":

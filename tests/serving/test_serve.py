@@ -73,7 +73,7 @@ def test_stop_strings_end_a_reply_and_are_not_in_it(server):
     assert found["finish_reason"] == "stop" and found["message"]["content"] == text[: text.index(cut)]
 
 
-def test_models_are_listed_and_told_one_by_one(server, client):
+def test_models_are_listed_and_described_one_by_one(server, client):
     import openai
 
     assert {one.id for one in client.models.list()} >= {"demo", "demo-draft"}
@@ -109,7 +109,7 @@ def test_models_are_listed_and_told_one_by_one(server, client):
         ("/v2", None, 404, "/v2"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_a_sentence(server, path, body, status, words):
+def test_mistakes_are_reported_in_a_sentence(server, path, body, status, words):
     answer = server.ask(path, body)
     assert answer.status == status and words in answer.json["error"]["message"], answer.body
     assert answer.json["error"]["type"] == "invalid_request_error"
@@ -181,7 +181,7 @@ def test_clients_in_turns_go_on_from_what_was_read(server):
     assert min(share[4:]) > 0.8 and answer["localspec"]["memory"]["parked_bytes"] > 0
 
 
-def test_a_limit_that_no_reply_can_reach_is_refused_and_one_that_the_context_cuts_is_told(server):
+def test_an_unreachable_limit_is_refused_and_one_that_the_context_cuts_is_reported(server):
     asked = {"temperature": 1.5, "seed": 1}
     refused = server.chat("Hi", max_tokens=1025, **asked)
     error = refused.json["error"]

@@ -39,7 +39,7 @@ def test_a_reply_in_parts_is_read_and_others_than_the_first_are_not(tmp_path):
         (7, "because of '7'"),
     ],
 )
-def test_an_end_for_a_reason_that_is_not_usual_is_told(tmp_path, reason, words):
+def test_an_unusual_reason_for_an_end_is_reported(tmp_path, reason, words):
     with scripted(stream(said("I would"), ended(reason), DONE)) as server:
         found = run(tmp_path, server)
         assert found.stdout == "I would\n" and words in found.stderr and "\x1b" not in found.stderr

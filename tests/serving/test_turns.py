@@ -27,7 +27,7 @@ def test_more_requests_or_bytes_than_there_is_room_for_are_refused(room, sizes):
     turns.put("c", 3, sizes[0])
 
 
-def test_who_waits_for_the_next_one_is_told_of_the_end():
+def test_a_client_that_waits_for_the_next_reply_is_notified_of_the_end():
     turns, found = ClientQueue[int](2, 100), []
     waiting = threading.Thread(target=lambda: found.append(turns.next(None)))
     waiting.start()
@@ -38,7 +38,7 @@ def test_who_waits_for_the_next_one_is_told_of_the_end():
         turns.put("a", 1)
 
 
-def test_those_that_wait_at_the_end_are_told():
+def test_waiting_clients_are_notified_of_the_end():
     turns = ClientQueue[int](3, 100)
     turns.put("a", 1)
     turns.put("b", 2)

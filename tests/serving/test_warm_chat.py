@@ -175,7 +175,7 @@ def test_settings_that_differ_are_obeyed_in_this_process(warm, other):
     assert warm(replace(DRAFTING, **other), lambda: here) is here
 
 
-def test_who_waits_is_told(drafting, warm, monkeypatch):
+def test_waiting_is_reported(drafting, warm, monkeypatch):
     """While others are answered, the server waits a second before it reports each of them. That leaves time to show the
     last report and to remove it, even where the server gets far more CPU time than this process."""
     told = []
@@ -238,7 +238,7 @@ def test_a_server_that_goes_in_mid_reply(drafting, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_server_that_began_anew_may_load_models_otherwise(tmp_path, monkeypatch):
+def test_a_restarted_server_may_load_models_differently(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     first = start(tmp_path)
     told, settings, card = [], Settings(max_tokens=5), resolve("demo")
@@ -297,7 +297,7 @@ def test_line_by_line(drafting, monkeypatch, capfd):
 
 
 @pytest.mark.slow
-def test_figures_are_worked_out_when_they_are_told_and_at_no_other_step(monkeypatch):
+def test_figures_are_computed_only_when_they_are_reported(monkeypatch):
     """They take as long as half a step of a small model."""
     now, worked_out = [5.0], []
 

@@ -30,7 +30,7 @@ def serving(servers: Any, tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-def test_the_api_says_what_the_model_wrote_and_a_terminal_gets_none_of_it(serving: Any, tmp_path: Path) -> None:
+def test_the_api_sends_what_the_model_wrote_and_a_terminal_gets_safe_text(serving: Any, tmp_path: Path) -> None:
     server, text = serving(SAID), b"".join(SAID).decode()
     whole = server.chat("Hi", temperature=0).json["choices"][0]["message"]["content"]
     assert whole == text
@@ -42,7 +42,7 @@ def test_the_api_says_what_the_model_wrote_and_a_terminal_gets_none_of_it(servin
     assert not {*"\x1b\x07\x00\r\u202e\u2066"} & {*drawn} and drawn.startswith("a␛[31m\nb ")
 
 
-def test_a_limit_within_a_character_leaves_none_of_it(tmp_path: Path) -> None:
+def test_a_limit_within_a_character_removes_all_of_it(tmp_path: Path) -> None:
     face = "\U0001f642".encode()
     path = scripted_model(tmp_path / "model", [b"a", face[:2], face[2:], b"b", face[:3]]).path
 
@@ -57,7 +57,7 @@ def test_a_limit_within_a_character_leaves_none_of_it(tmp_path: Path) -> None:
     assert reply()["text"] == "a\U0001f642b\ufffd", "the model itself left it so"
 
 
-def test_a_system_prompt_reaches_the_model_though_its_template_knows_none(serving: Any) -> None:
+def test_a_system_prompt_reaches_the_model_even_if_its_template_has_no_place_for_it(serving: Any) -> None:
     server = serving([b"a"], UNSYSTEM)
     asked = [{"role": "system", "content": "Brief"}, {"role": "user", "content": "Hi"}]
     answer = server.ask("/v1/chat/completions", {"messages": asked})

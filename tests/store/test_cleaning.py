@@ -107,7 +107,7 @@ def test_what_was_removed_is_in_no_file_whatever_else_was_said(path: Path, store
     assert integrity(path) == "ok"
 
 
-def test_a_long_conversation_leaves_none_of_its_many_pages(path: Path, store: Store) -> None:
+def test_a_long_deleted_conversation_leaves_no_pages(path: Path, store: Store) -> None:
     """A reply of two megabytes lies on hundreds of overflow pages."""
     says(store.history, random.Random(1))
     gone, turn = store.history.say(None, MARKER, model="demo", system=MARKER)

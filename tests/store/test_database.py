@@ -470,7 +470,7 @@ def no_room(*_: object) -> None:
 
 
 @pytest.mark.parametrize("damage", [damage_header, damage_newer])
-def test_a_bad_file_that_cannot_be_moved_is_left_alone(
+def test_a_bad_file_that_cannot_be_moved_stays_unchanged(
     directory: Path, notices: list[str], damage: Callable[[Path], None]
 ) -> None:
     path = directory / "data" / "localspec.db"

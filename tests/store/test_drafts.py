@@ -43,7 +43,7 @@ def test_the_number_of_a_process_may_mean_another_one_by_now(path, monkeypatch):
         assert store.drafts.take_orphaned() == ["of an earlier process"]
 
 
-def test_what_was_typed_for_one_server_is_for_no_other_and_is_lost_to_none(path):
+def test_a_draft_for_one_server_is_shown_to_no_other_and_never_lost(path):
     with Store.open(path, pytest.fail) as store:
         typed = {None: "here", "http://one:8000/v1": "for one", "http://two:8000/v1": "for two"}
         for process, (server, text) in enumerate(typed.items()):
@@ -62,7 +62,7 @@ def test_all_that_is_left_is_removed_whomever_it_was_for(path):
         assert store.drafts.remove_orphaned() == 2 and store.drafts.orphaned() == 0
 
 
-def test_an_empty_draft_is_none_and_what_was_sent_is_overwritten(path):
+def test_an_empty_draft_is_not_saved_and_a_sent_one_is_overwritten(path):
     with Store.open(path, pytest.fail) as store:
         store.drafts.keep("zanzibar")
         store.drafts.keep("")

@@ -118,7 +118,7 @@ def test_a_bad_phrase_costs_that_phrase(sound, tmp_path, column, bad):
 
 
 @each("value", ["1e308", "9" * 400, "NaN", "Infinity", '{"a": [1, 1e99]}', "[" * 100_000, b"\xff"])
-def test_a_measurement_that_cannot_be_is_none(home, opened, value):
+def test_an_impossible_measurement_is_ignored(home, opened, value):
     written(home, "UPDATE measurement SET value = ?", value)
     assert opened.measurements.recall("speed", "here") is None
     assert MeasurementCache(opened).recall(COSTS, "here") is None
@@ -126,7 +126,7 @@ def test_a_measurement_that_cannot_be_is_none(home, opened, value):
 
 @each("value", [1, "text", [], [1], {}, {"rows": "x"}, [[], [], []], None, True, {"bitwise": True}])
 @each("quantity", [COSTS, Quantity("exactness", Exactness.from_json, Exactness.as_json)])
-def test_a_measurement_of_another_form_is_none(opened, quantity, value):
+def test_a_measurement_of_another_form_is_ignored(opened, quantity, value):
     opened.measurements.remember(quantity.name, "here", value)
     assert MeasurementCache(opened).recall(quantity, "here") is None
 

@@ -217,7 +217,7 @@ def test_what_the_database_cannot_hold_is_replaced(store: Store, history: Histor
 
 
 @each("damaged", ["", "{", "[1]", "1", "\x00", b"\xff\xfe", "[" * 100_000])
-def test_damaged_figures_are_none(store: Store, history: History, damaged: object) -> None:
+def test_damaged_figures_are_ignored(store: Store, history: History, damaged: object) -> None:
     number, _ = said(history, "prompt", "reply")
     raw(store, "UPDATE turn SET figures = ?", damaged)
     saved = history.read(number)

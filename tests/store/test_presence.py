@@ -37,7 +37,7 @@ def window(database: Path, *conversations: int) -> Iterator[list[str]]:
             process.wait()
 
 
-def test_whoever_opens_it_second_is_told_and_whoever_comes_later(tmp_path):
+def test_the_second_and_every_later_window_is_notified(tmp_path):
     database = tmp_path / "localspec.db"
     here = Presence(database)
     assert not here.enter(3) and not here.enter(3)
@@ -55,7 +55,7 @@ def test_whoever_opens_it_second_is_told_and_whoever_comes_later(tmp_path):
         assert told == ["False"]
 
 
-def test_where_nothing_can_be_told_every_window_seems_alone(tmp_path):
+def test_if_windows_cannot_be_counted_each_seems_to_be_the_only_one(tmp_path):
     (tmp_path / "file").touch()
     for database in (None, tmp_path / "file" / "localspec.db"):
         presence = Presence(database)

@@ -69,7 +69,7 @@ def test_phrases_are_found_by_key_most_recent_first(store: Store) -> None:
     assert store.phrases.look_up(pool, []) == []
 
 
-def test_another_continuation_of_the_same_context_stays_beside_the_first(store: Store) -> None:
+def test_another_continuation_of_the_same_context_is_saved_in_addition(store: Store) -> None:
     pool = made_pool(store)
     store.phrases.learn(pool, [(1, b"1234", b"aaaa")])
     store.phrases.learn(pool, [(1, b"1234", b"bbbb")])
@@ -259,7 +259,7 @@ def test_so_many_measurements_stay_whatever_the_clock_says(store: Store, monkeyp
 
 
 @each("damaged", ["", "{", "[1,", "\x00", b"\xff\xfe\xfd", "[" * 100_000, None])
-def test_a_damaged_measurement_is_none(store: Store, damaged: object) -> None:
+def test_a_damaged_measurement_is_ignored(store: Store, damaged: object) -> None:
     store.measurements.remember("costs", "demo", [1])
     new = "CAST(x'fffe' AS TEXT)" if damaged is None else "?"
     store._database._connection.execute(f"UPDATE measurement SET value = {new}", (damaged,)[: new == "?"])
@@ -531,7 +531,7 @@ def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
 # -- trouble while working --
 
 
-def test_a_reader_in_trouble_is_told_once_and_gets_no_phrases(store: Store, notices: list[str]) -> None:
+def test_a_failing_reader_reports_once_and_gets_no_phrases(store: Store, notices: list[str]) -> None:
     pool = made_pool(store)
     store.phrases.learn(pool, [phrase(1)])
     store._database._connection.set_authorizer(lambda *question: sqlite3.SQLITE_DENY)

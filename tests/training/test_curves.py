@@ -85,7 +85,7 @@ def test_each_depth_has_a_colour_and_a_label_of_its_own():
     assert float(second["y"]) - float(first["y"]) >= 13, "a line of text is 13 pixels high"
 
 
-def test_the_numbers_of_an_axis_are_beside_their_lines_of_the_grid():
+def test_the_numbers_of_an_axis_are_next_to_their_grid_lines():
     drawn = figure(LINES[1:2], "?")
     grid = [element.attrib["d"] for element in ET.fromstring(drawn).iter(SVG + "path") if " h" in element.attrib["d"]]
     heights = [float(d.split()[1]) for d in grid]
@@ -119,7 +119,7 @@ def test_in_characters_the_loss_falls_from_its_highest_to_its_lowest(tmp_path, w
     assert float(highest) > 0.3 and lowest.strip() == "0.01" and above.strip() == "█" == above and below.endswith("▁")
 
 
-def test_in_characters_one_step_is_a_curve_and_none_is_not(tmp_path):
+def test_in_characters_one_step_makes_a_curve_and_no_step_makes_none(tmp_path):
     log = tmp_path / "losses.jsonl"
     log.write_text(json.dumps(LINES[0]) + "\n")
     assert in_characters(log, 80) == []

@@ -83,7 +83,7 @@ def test_what_belongs_to_another_model_or_is_of_another_form_is_refused_in_a_sen
     assert "\n" not in str(refused.value)
 
 
-def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) -> None:
+def test_a_pickle_is_never_run_and_damage_is_reported(tiny: Make, tmp_path: Path) -> None:
     model = tiny(LLAMA)
     path = published(tmp_path, config_of(model.stock.config))
     (path / "model.safetensors").write_bytes(b"x" * 99)
@@ -125,7 +125,7 @@ def test_a_dspark_drafter_of_another_form_is_refused_in_a_sentence(
     assert "\n" not in str(refused.value)
 
 
-def test_a_confidence_without_a_bias_has_none(tiny: Make, tmp_path: Path) -> None:
+def test_a_confidence_without_a_bias_gets_none(tiny: Make, tmp_path: Path) -> None:
     model = tiny(LLAMA)
     whole = spark_config(model.stock.config, **FORMS[0])
     tensors = spark_tensors(whole)

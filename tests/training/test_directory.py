@@ -37,7 +37,7 @@ def test_where_there_is_no_directory_yet_nothing_is_made(tmp_path):
             other.take()
 
 
-def test_a_lock_that_cannot_be_written_is_told(tmp_path):
+def test_a_lock_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / LOCK).mkdir()
     with Lock(tmp_path) as lock, pytest.raises(LocalspecError, match=matching("cannot_be_locked")):
         lock.take()
@@ -101,7 +101,9 @@ def test_places_that_cannot_be(tmp_path, monkeypatch):
         ({"data": "0a1b"}, {"data": "2c3d"}, wording("which_learns_from_other_text_than")),
     ],
 )
-def test_what_differs_is_told_as_it_is_typed(was: dict[str, object], now: dict[str, object], message: str) -> None:
+def test_differences_are_reported_as_they_are_typed(
+    was: dict[str, object], now: dict[str, object], message: str
+) -> None:
     with pytest.raises(UsageMistake, match=matching("give_same_command_go_another_o")) as refused:
         refuse_other(Path("there"), was, now)
     assert message in str(refused.value)

@@ -166,7 +166,7 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
     assert (tmp_path / "made" / "drafter" / "drafter.json").stat().st_mtime_ns == before
 
 
-def test_a_bias_of_queries_alone_is_not_left_out(tiny: Make, tmp_path: Path) -> None:
+def test_a_bias_of_only_the_queries_is_not_left_out(tiny: Make, tmp_path: Path) -> None:
     model, bias = tiny(LLAMA), torch.arange(40.0)
     weights = eagle(model.target, config=json.dumps(PLAIN), states="2,1,0")
     rows = weights.sizes.num_heads * weights.sizes.head_dim
@@ -241,7 +241,7 @@ class Harmful:
         return (eval, ("1 / 0",))
 
 
-def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) -> None:
+def test_a_pickle_is_never_run_and_damage_is_reported(tiny: Make, tmp_path: Path) -> None:
     model = tiny(LLAMA)
     path = specforge(eagle(model.target, config=json.dumps(PLAIN), states="2,1,0"), tmp_path, pickled=True)
     torch.save({"fc.weight": Harmful()}, path / "pytorch_model.bin")
@@ -258,7 +258,7 @@ def test_a_pickle_is_never_run_and_damage_is_told(tiny: Make, tmp_path: Path) ->
         found_in(path, model)
 
 
-def test_a_config_tells_heads_from_models_and_names_the_model() -> None:
+def test_a_config_distinguishes_heads_from_models_and_names_the_model() -> None:
     assert not is_eagle3({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
     assert not is_eagle3({"speculators_model_type": "peagle", "draft_vocab_size": 9})
     assert not is_eagle3({"architectures": ["DFlashDraftModel"], "draft_vocab_size": 9})

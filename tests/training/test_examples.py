@@ -39,7 +39,7 @@ def plainly_cut(text: str) -> list[str]:
     return [*found, "\n\n".join(waiting)] if "".join(waiting).strip() else found
 
 
-def test_paragraphs_of_every_length_are_cut_alike(tmp_path):
+def test_paragraphs_of_every_length_are_cut_in_the_same_way(tmp_path):
     random, file = Random(0), tmp_path / "book.txt"
     for _ in range(30):
         words = (random.choice(["a", " ", "\n", "\n\n", "b" * random.randrange(3000)]) for _ in range(300))

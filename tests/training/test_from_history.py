@@ -32,7 +32,7 @@ def said(role: str, content: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("none_held_out")
-def test_replies_of_the_same_model_are_its_own_and_others_prompts_are_asked_anew(store):
+def test_replies_of_the_same_model_are_used_and_prompts_of_others_are_answered_again(store):
     mine = talk(store, "mine", ("a", "b", "stop"), ("c", "d", "length"), system="short")
     other = talk(store, "other", ("e", "f", "stop"), ("g", "h", "stop"), system="long")
     found = read_past(store.history, "mine")

@@ -443,7 +443,7 @@ def test_converting_reads_no_weights_of_the_model_but_the_vocabulary(tmp_path, t
     assert [how["device"] for how in asked] == ["meta"]
 
 
-def test_a_full_disk_is_told_and_nothing_half_written_stays(tmp_path, tiny: Make, monkeypatch) -> None:
+def test_a_full_disk_is_reported_and_no_half_written_file_stays(tmp_path, tiny: Make, monkeypatch) -> None:
     torch.save(official(), tmp_path / "medusa_lm_head.pt")
 
     def full(self, target):

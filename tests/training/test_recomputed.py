@@ -108,7 +108,7 @@ def test_the_estimate_knows_what_is_held_either_way(wide: Target, form: str) -> 
 
 @pytest.mark.slow
 @each("kind, options, most", [("medusa", {}, 4), ("semi", {}, 3), ("semi", {"recent": "lstm"}, 2)])
-def test_of_heads_alone_no_layer_is_counted(
+def test_for_heads_no_layer_is_counted(
     wide: Target, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any], most: float
 ) -> None:
     """A token takes at most the promised memory, and not a small part of it; its logits are computed twice."""

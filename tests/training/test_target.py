@@ -245,7 +245,7 @@ def test_gradients_flow_through_it_as_through_a_dense_one_of_its_numbers(tiny: M
         assert (parameter.grad.float() - theirs[name].grad).norm() < close * theirs[name].grad.norm(), name
 
 
-def test_where_it_does_not_fit_one_is_told(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_reported(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 

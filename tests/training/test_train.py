@@ -364,7 +364,7 @@ DAMAGE = [
 
 @pytest.mark.slow
 @each("place", range(len(DAMAGE)))
-def test_a_damaged_checkpoint_is_told(training, place):
+def test_a_damaged_checkpoint_is_reported(training, place):
     made = training(where=f"{place}")
     next(made.run())
     made.save()

@@ -99,7 +99,7 @@ async def test_what_cuts_a_reply_short_says_so(chat, models, way):
     assert [(prompt, reason) for prompt, _, reason in talk.kept()] == [("Go", "interrupted")] or way == "resume"
 
 
-async def test_whoever_opens_one_that_is_open_elsewhere_is_told_at_once(chat, monkeypatch):
+async def test_opening_a_conversation_that_is_open_elsewhere_is_reported_at_once(chat, monkeypatch):
     """The notice comes at once, not with the first prompt."""
     entered = []
 

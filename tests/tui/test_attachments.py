@@ -82,7 +82,7 @@ async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
         await until(pilot, lambda: talk.idle() and "too long" not in talk.screen_text())
 
 
-async def test_what_cannot_be_read_is_told_and_given_back(chat, folder):
+async def test_an_unreadable_file_is_reported_and_the_prompt_given_back(chat, folder):
     (folder / "long").write_text("x" * 2000)
     async with chat(["Said."]).opened() as (talk, pilot):
         await pilot.press(*"see @long")

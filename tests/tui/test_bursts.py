@@ -147,7 +147,7 @@ async def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(ch
     assert not searched
 
 
-async def test_a_click_on_what_has_just_gone_is_none(chat, monkeypatch):
+async def test_a_click_on_a_removed_widget_is_ignored(chat, monkeypatch):
     async with chat().opened() as (talk, pilot):
         screen = talk.app._chat
         await screen._conversation.tell("Something of no importance.")

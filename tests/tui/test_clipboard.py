@@ -72,7 +72,7 @@ def test_a_tmux_that_refuses_is_not_believed(no_desktop, tmux):
     assert clipboard.copied("x", None) == wording("sent_terminal_s_clipboard_whether")
 
 
-def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
+def test_otherwise_a_file_that_only_its_owner_can_read(no_desktop, tmp_path):
     file = tmp_path / "new" / "copied.txt"
     told = wording("sent_terminal_s_clipboard_if", file=file)
     assert clipboard.copied("longer", file) == told
@@ -82,7 +82,7 @@ def test_else_a_file_for_its_owner_alone(no_desktop, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
-def test_a_file_that_others_could_read_is_its_owners_alone_before_it_holds_anything(no_desktop, tmp_path, monkeypatch):
+def test_a_file_that_others_could_read_is_made_private_before_it_is_filled(no_desktop, tmp_path, monkeypatch):
     file = tmp_path / "copied.txt"
     file.write_text("of earlier")
     file.chmod(0o666)

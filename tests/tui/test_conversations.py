@@ -275,7 +275,7 @@ async def test_branches_say_of_what(chat):
         await until(pilot, lambda: listed(talk) == ["first (open)"])
 
 
-async def test_what_cannot_be_done_is_told(chat, monkeypatch):
+async def test_impossible_requests_are_reported(chat, monkeypatch):
     talk = chat()
     keep(talk, "one", "two")
     async with talk.playing() as pilot:
@@ -302,7 +302,7 @@ async def test_what_cannot_be_done_is_told(chat, monkeypatch):
         await until(pilot, told(talk, "There is no conversation 2 here"))
 
 
-async def test_a_database_that_another_process_holds_is_told_and_looked_at_again(chat, monkeypatch):
+async def test_a_locked_database_is_reported_and_read_again(chat, monkeypatch):
     talk, held = chat(), threading.Event()
     keep(talk, "one", "two")
 

@@ -225,7 +225,7 @@ async def test_what_cannot_be_fetched_is_one_sentence(chat, hub, home, repo, mon
     assert WEIGHTS not in fetched(hub) and nothing_is_half_installed(home)
 
 
-async def test_a_model_that_does_not_fit_may_be_fetched_by_who_was_told(chat, hub, home, monkeypatch):
+async def test_a_model_that_does_not_fit_may_be_fetched_after_a_warning(chat, hub, home, monkeypatch):
     monkeypatch.setattr("localspec.pulling.pull._memory", lambda *_: (False, "mine needs 9.0 GiB of memory"))
     async with chat().opened(SIZE) as (talk, pilot):
         await say(pilot, "/model mine")
@@ -235,7 +235,7 @@ async def test_a_model_that_does_not_fit_may_be_fetched_by_who_was_told(chat, hu
         await until(pilot, lambda: "mine is here" in words(talk))
 
 
-async def test_what_is_made_of_it_is_told_and_can_be_given_up_too(chat, hub, home, monkeypatch):
+async def test_packing_is_announced_and_can_be_given_up_too(chat, hub, home, monkeypatch):
     """A drafter, or the packed form of a GGUF file: the bytes have come by then."""
     talk, gate = chat(), threading.Event()
 

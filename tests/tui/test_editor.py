@@ -62,7 +62,7 @@ def test_what_it_wrote_comes_back_and_nothing_is_left(command, tmp_path):
     [("fail", wording("ended_with_exit_code_3")), pytest.param("die", wording("was_ended_by_signal_15"), marks=posix),
      ("remove", "cannot be read")],
 )  # fmt: skip
-def test_an_editor_that_fails_is_told_and_nothing_is_left(command, tmp_path, how, sentence):
+def test_an_editor_that_fails_is_reported_and_nothing_is_left(command, tmp_path, how, sentence):
     with pytest.raises(LocalspecError, match=f"{sentence}.*the prompt is unchanged"):
         edited("text", command(how), lambda: False)
     assert not Path((tmp_path / "seen").read_text().split("\n")[0]).parent.exists()
@@ -73,7 +73,7 @@ def test_bytes_that_are_no_text(command):
 
 
 @each("named", [None, "", " "])
-def test_none_named(named):
+def test_no_editor_named(named):
     with pytest.raises(UsageMistake, match=matching("set_visual_or_editor")):
         edited("text", named, lambda: False)
 

@@ -376,7 +376,7 @@ LiveStats.take = take
 @pytest.mark.slow
 # Each fault once; of the engine's, which has the prompt by then, both.
 @each("fault, kept", [*zip(FAULTS, (False, True, True, False, True), strict=True), ("engine", False)])
-def test_a_fault_leaves_the_terminal_whole_and_tells_nobody_what_was_said(tmp_path, fault, kept):
+def test_a_fault_leaves_the_terminal_whole_and_shows_no_conversation(tmp_path, fault, kept):
     prompt, word = f"My secret is {SECRET}.", "xolotl"  # the word is in the fault's own message too
     scripts, before = f'[["Well.", " {SECRET} "]]', f"WORD = {word!r}\n" + FAULTS[fault]
     flags = ["-m", "demo", *([] if kept else ["--no-log"])]

@@ -149,7 +149,7 @@ async def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
     assert str(talk.app.failure) == "It is broken."
 
 
-async def test_what_is_told_while_one_leaves_is_no_failure(chat):
+async def test_a_message_while_the_user_leaves_is_no_failure(chat):
     """It finds no place any more."""
     talk = chat()
     async with talk.playing():

@@ -98,7 +98,7 @@ async def test_every_occurrence_is_marked_and_counted(long):
         await until(pilot, lambda: underlined() == 0 and not talk.app.screen.selections)
 
 
-async def test_what_is_not_there_is_told_and_an_empty_search_tells_nothing(long):
+async def test_a_missing_word_is_reported_and_an_empty_search_reports_nothing(long):
     async with long(12, {4: "needle"}).opened() as (talk, pilot):
         await shown(pilot, talk)
         await pilot.press("ctrl+f", *"nowhere")

@@ -54,7 +54,7 @@ def test_a_loss_is_amber_and_says_so():
     assert "success" in styles(KNOWN, "2.4× faster")
 
 
-def test_what_a_server_sends_is_a_guess_until_it_tells():
+def test_the_figures_of_a_server_are_estimates_until_it_reports_them():
     figures = Figures(pieces_per_second=12.3)
     assert line(figures, 60) == "~12 tok/s"
     assert "~" not in line(replace(figures, tokens_per_second=9.0), 60)

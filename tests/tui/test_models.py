@@ -146,7 +146,7 @@ async def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
         assert wording("no_model_is_loaded") in talk.live
 
 
-async def test_a_registry_that_cannot_be_read_is_told(chat, monkeypatch):
+async def test_an_unreadable_registry_is_reported(chat, monkeypatch):
     def broken():
         raise LocalspecError("models.toml, line 1: [this] is not TOML.")
 

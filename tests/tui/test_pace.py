@@ -38,7 +38,7 @@ def test_as_often_as_makes_its_share_and_sooner_again_when_it_costs_less(spend):
     assert pace.next() == SHORTEST
 
 
-def test_every_reply_begins_anew(spend):
+def test_every_reply_begins_with_the_shortest_wait(spend):
     pace = Pace()
     spend(2 * SHARE * SHORTEST)
     assert pace.next() == pytest.approx(2 * SHORTEST)

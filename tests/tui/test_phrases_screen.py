@@ -48,7 +48,7 @@ async def opened(talk, pilot):
     return talk.app.screen
 
 
-async def test_they_tell_their_story_and_are_searched(kept):
+async def test_they_show_their_figures_and_are_searched(kept):
     async with kept.playing() as pilot:
         await pilot.press("f8")
         screen = await opened(kept, pilot)

@@ -208,7 +208,7 @@ def test_a_model_for_which_drafting_does_not_pay_races_with_phrases(tmp_path, mo
 
 
 @pytest.mark.slow
-def test_who_races_beside_a_conversation_that_goes_on(tmp_path, monkeypatch):
+def test_a_race_during_a_conversation_that_continues(tmp_path, monkeypatch):
     """On real engines: a race gives the same texts as separate replies, and leaves nothing behind."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     pieces = [f"{word} ".encode() for word in ("one", "two", "three", "four")]

@@ -62,7 +62,7 @@ def test_figures_are_made_as_often_as_they_are_looked_at(monkeypatch):
 
 
 @each("done, figures", [(512, Figures(tokens=1)), (2048, None)])
-def test_only_what_is_still_being_read_is_told(done, figures):
+def test_only_an_unfinished_reading_is_shown(done, figures):
     buffer = ReplyBuffer()
     buffer.put(Prefill(done, 2048), Counting())
     assert buffer.figures == figures

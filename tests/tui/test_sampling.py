@@ -29,7 +29,7 @@ async def test_set_holds_from_the_next_reply_on(chat):
     assert asked_with(talk) == [(0.0, 7, None), (0.5, 7, 9)]
 
 
-async def test_it_is_told_where_one_would_not_see_it(chat):
+async def test_sampling_is_mentioned_where_it_is_not_visible(chat):
     gate = threading.Event()
 
     async def told():
@@ -60,7 +60,7 @@ async def test_another_answer_takes_the_next_seed_and_the_next_prompt_the_one_th
     assert [seed for _, seed, _ in asked_with(talk)] == [7, 40, 41, 42, 40]
 
 
-async def test_a_mistake_is_told_and_given_back(chat):
+async def test_a_mistake_is_reported_and_the_line_given_back(chat):
     async with chat().opened() as (talk, pilot):
         await say(pilot, "/set top-p 0.5")
         await until(pilot, lambda: "/set top-p 0.5 has no effect at temperature 0" in talk.screen_text())

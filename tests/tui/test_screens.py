@@ -15,7 +15,7 @@ from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.widgets.typed_text import TypedText
 
 
-async def test_ctrl_n_begins_anew(chat):
+async def test_ctrl_n_begins_a_new_conversation(chat):
     async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
@@ -109,7 +109,7 @@ async def test_nothing_found_is_said_and_escape_goes_back(chat):
         await until(pilot, back(talk))
 
 
-async def test_a_click_chooses_a_conversation_and_one_that_was_deleted_meanwhile_is_told(chat):
+async def test_a_click_chooses_a_conversation_and_a_deleted_one_is_reported(chat):
     talk = chat(["Hello."])
 
     async def listed(pilot):

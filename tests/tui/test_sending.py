@@ -29,7 +29,7 @@ async def test_enter_sends_what_says_something_and_the_reply_is_shown_and_kept(c
     assert [asked[-1]["content"] for asked in talk.engine.asked] == ["Hi"]
 
 
-async def test_what_is_read_is_told_and_a_reply_is_seen_while_it_comes(chat):
+async def test_reading_is_shown_and_a_reply_is_visible_while_it_grows(chat):
     gates = threading.Event(), threading.Event()
     held_back = Text("", (1,), ("target",), 0.1, 0)
     talk = chat([Prefill(512, 2048), gates[0], Prefill(900, 900), held_back, "Half of ", "it", gates[1], ", whole."])
@@ -56,7 +56,7 @@ async def test_a_reply_that_goes_round_is_pointed_out_with_the_key_that_stops_it
         await until(pilot, talk.idle)
 
 
-async def test_turns_that_are_left_out_and_why_speculation_is_off_are_told(chat):
+async def test_omitted_turns_and_the_reason_for_no_drafts_are_shown(chat):
     off = Done("stop", statistics(1, off_reason="drafts cost more than they save"))
     talk = chat([Prefill(3, 9, 2), Prefill(9, 9, 2), "Short memory.", off])
     async with talk.playing(size=(140, 30)) as pilot:

@@ -101,7 +101,7 @@ def test_sparks_and_folds():
     assert "".join(lines).replace(" ", "") == "asentence日本語日本語日本語anditsverylongwordend"
 
 
-async def test_where_nothing_is_told_it_takes_no_room(chat):
+async def test_without_content_it_takes_no_room(chat):
     """Many servers send no figures."""
     async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: not panel(talk).has_class("-empty"))

@@ -47,7 +47,7 @@ async def test_system_model_and_title(chat, monkeypatch):
         assert [info.title for info in store.history.conversations()] == ["[My] chat"]
 
 
-async def test_a_command_that_is_none_is_told_and_given_back(chat):
+async def test_an_unknown_command_is_reported_and_given_back(chat):
     async with chat(["Said."]).opened() as (talk, pilot):
         await say(pilot, "/nwe")
         await until(pilot, lambda: wording("no_command_nwe") in talk.screen_text())

@@ -86,7 +86,7 @@ def test_no_descriptor_is_left_open(tmp_path):
     assert used() == before
 
 
-def test_a_terminal_that_is_gone_is_told_and_stops_no_thread(tmp_path):
+def test_a_closed_terminal_is_noticed_and_stops_no_thread(tmp_path):
     told = []
     with pipe_for_a_terminal() as drawn, terminal.guarded(tmp_path / "native.log", lambda: told.append(1)):
         os.close(drawn)
@@ -96,7 +96,7 @@ def test_a_terminal_that_is_gone_is_told_and_stops_no_thread(tmp_path):
     assert told
 
 
-def test_the_log_is_private_is_added_to_and_begins_anew_where_it_is_long(tmp_path):
+def test_the_log_is_private_and_appended_to_and_emptied_if_it_is_long(tmp_path):
     log = tmp_path / "state" / "native.log"
 
     def write(words: bytes) -> int:
@@ -244,7 +244,7 @@ def test_what_failed_is_raised_when_the_terminal_is_whole(ending, failure, capfd
     assert capfd.readouterr().err == "whole\n"
 
 
-def test_notices_of_a_chat_that_could_not_begin_are_told(ending, capfd):
+def test_notices_of_a_chat_that_could_not_begin_are_printed(ending, capfd):
     def run(app):
         app._chat._engine.outlet.notice("localspec.db is broken\x1b[2J and was set aside.")
         app.failure = UsageMistake(wording("there_conversation_continue_here"))

@@ -75,7 +75,7 @@ async def test_what_is_chosen_in_the_palette_is_kept(chat, tmp_path):
         (Settings(), "theme = [broken", "Not saved:"),
     ],
 )
-async def test_what_is_not_kept_is_told(chat, tmp_path, settings, text, message):
+async def test_a_theme_that_is_not_saved_is_reported(chat, tmp_path, settings, text, message):
     file = config_file(tmp_path)
     file.parent.mkdir()
     file.write_text(text)

@@ -80,7 +80,7 @@ async def test_a_resumed_conversation_has_its_thoughts_folded_and_the_model_is_g
     ]
 
 
-async def test_a_limit_and_a_stop_within_the_thinking_are_told_and_the_turn_stays(chat):
+async def test_a_limit_and_a_stop_within_thoughts_are_shown_and_the_turn_stays(chat):
     gate = threading.Event()
     talk = chat([Thought("Hm,"), Thought(" well"), AT_LIMIT], ["Yes."], [Thought("So,"), gate, Thought(" well")])
     async with talk.playing(NARROW) as pilot:

@@ -33,7 +33,7 @@ def line(talk):
     return str(found.render()) if found.display else ""
 
 
-async def test_it_is_told_until_all_is_kept(chat, full):
+async def test_it_is_shown_until_everything_is_saved(chat, full):
     async with chat(["a"], ["b"], ["c"], ["d"], ["e"]).opened(size=(60, 20)) as (talk, pilot):
         await talked(talk, pilot, "one")
         assert line(talk) == ""
@@ -58,7 +58,7 @@ async def test_it_is_told_until_all_is_kept(chat, full):
     assert talk.thread.farewell("") == wording("one_kept_go_localspec_chat_2")
 
 
-def test_what_is_typed_and_cannot_be_kept_is_told_too(chat, full):
+def test_a_draft_that_cannot_be_saved_is_reported_too(chat, full):
     talk = chat()
 
     async def story(pilot):
@@ -87,7 +87,7 @@ def test_another_try_at_the_end_keeps_what_was_typed(chat, full):
     assert talk.app.unsent_lost == "" and talk.thread.farewell("") is None
 
 
-async def test_whoever_begins_another_conversation_is_told_what_is_lost_of_this_one(chat, full):
+async def test_starting_another_conversation_says_what_is_lost_of_this_one(chat, full):
     async with chat(["a"], ["b"]).opened(size=(80, 24)) as (talk, pilot):
         await talked(talk, pilot, "one")
         full(True)
@@ -134,7 +134,7 @@ async def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="no limit can be set from outside")
-def test_a_full_disk_is_told_at_the_end(tmp_path):
+def test_a_full_disk_is_reported_at_the_end(tmp_path):
     import resource
 
     from tui.terminal import scripted_chat

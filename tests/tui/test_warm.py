@@ -28,7 +28,7 @@ engine.Engine.open = opened
 """
 
 
-def test_a_chat_beside_a_server_is_like_any_other_and_outlives_it(tmp_path):
+def test_a_chat_that_uses_a_server_is_like_any_other_and_outlives_it(tmp_path):
     drafting, loaded = ("--drafter", "phrases", "--draft-max", "8"), tmp_path / "loaded"
     server = start(tmp_path, *drafting)
     before = TELLTALE.format(place=str(loaded))

@@ -83,7 +83,7 @@ async def test_the_cursor_and_other_colours_reach_lines_that_were_drawn(chat):
         assert first(view).text == before.text
 
 
-async def test_the_cursor_tells_of_a_token_its_step_and_what_was_refused(chat):
+async def test_the_cursor_shows_a_token_its_step_and_refused_drafts(chat):
     async with drafted(chat).opened() as (talk, pilot):
         await looked_at(talk, pilot)
         assert told(talk) == (wording("snow_token_1_9_model_came_reading"))
@@ -264,7 +264,7 @@ async def test_replies_of_this_session_are_known_and_those_of_earlier_ones_are_n
         await until(pilot, lambda: "New." in again.screen_text())
 
 
-async def test_another_width_lays_the_lines_anew(chat):
+async def test_another_width_breaks_the_lines_again(chat):
     async with chat(["one two three four five six seven eight nine ten " * 5]).opened(size=(90, 24)) as (talk, pilot):
         view = await looked_at(talk, pilot, "Say something long. " * 5)
         before = view.virtual_size

@@ -300,7 +300,7 @@ def test_marks_stand_around_a_text_as_the_file_says(tmp_path, role):
 
 
 @each("odd", [5, "a", [], [[1]], [5, 6], [["a", -1, 10**9, True], None], {"a": 1}])
-def test_marks_around_prompts_that_cannot_be_are_none(tmp_path, odd):
+def test_impossible_marks_around_prompts_are_ignored(tmp_path, odd):
     files = tokenizer_files(Metadata(SOUND), 3)
     files["tokenizer_config.json"][AROUND] = odd
     tokenizer = Tokenizer({name: json.dumps(one) for name, one in files.items()}, tmp_path, True)

@@ -105,7 +105,7 @@ def rewritten(whole, tensors, to):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", ["whole", "recurrent", "blocks"])
-def test_a_tensor_that_the_config_does_not_tell_of_so_is_a_sentence(request, tmp_path, of):
+def test_a_tensor_that_contradicts_the_config_is_a_sentence(request, tmp_path, of):
     whole = request.getfixturevalue(of)
     tensors = {name: section.tensor for name, section in whole.header.tensors.items()}
     for place, becomes in {"whole": CASES, "recurrent": RECURRENT_CASES, "blocks": BLOCK_CASES}[of].values():
@@ -141,7 +141,7 @@ def test_a_model_is_not_made_of_vectors_that_it_would_read_past(request, of, nam
 
 
 @each("window", [2**31 - 1, 2**31, 2**40])
-def test_a_window_that_no_text_is_as_long_as_is_none(whole, window):
+def test_a_window_longer_than_any_text_is_ignored(whole, window):
     config, tokens = whole.config, [*range(3, 40)]
     rope, weights = Rope.of(config, config.contexts[0]), whole.tensors
 

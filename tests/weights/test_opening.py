@@ -154,7 +154,7 @@ def test_in_four_bits_weights_are_the_same_from_every_type_of_number_and_in_piec
         assert bytes(whole.view(name)) == bytes(pieces.view(name)), name
 
 
-def test_it_can_run_alone_with_all_that_its_directory_says(tiny, tmp_path):
+def test_it_can_run_without_its_directory_and_has_all_its_texts(tiny, tmp_path):
     path = copied(tiny(FAMILIES[0]).path, tmp_path / "model")
     (path / "generation_config.json").write_text('{"temperature": 0.5}')
     model = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path))
@@ -282,7 +282,7 @@ def test_what_a_killed_process_left_counts_as_free_room(tiny, tmp_path, monkeypa
     assert not partial_of(file).exists()
 
 
-def test_where_none_can_be_kept_the_model_runs_all_the_same(tiny, tmp_path, monkeypatch):
+def test_a_model_runs_even_if_no_file_can_be_written(tiny, tmp_path, monkeypatch):
     path, said = tiny(FAMILIES[0]).path, []
     kept = load(path, "int8", "tiny", 1, quiet(), Paths(tmp_path / "kept"))
     (tmp_path / "file").write_text("no directory")
@@ -373,7 +373,7 @@ def test_two_processes_at_once_pack_it_once(tiny, tmp_path):
         (None, r"has no .*, although its config.json declares it"),
     ],
 )
-def test_a_packed_file_whose_config_tells_of_another_model_is_refused(tiny, tmp_path, content, said):
+def test_a_packed_file_whose_config_describes_another_model_is_refused(tiny, tmp_path, content, said):
     source = PackingSource.open(tiny(FAMILIES[0]).path)
     config = {**source.config.content, "intermediate_size": 41}
     texts = {**source.texts, "config.json": content or json.dumps(config).encode()}

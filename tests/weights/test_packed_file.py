@@ -300,7 +300,7 @@ def test_a_file_as_long_as_it_says_may_make_no_sense_all_the_same(tmp_path, tens
 
 
 @each("key", ["format", "layout"])
-def test_a_newer_file_is_told_from_a_damaged_one(tmp_path, key):
+def test_a_newer_file_is_distinguished_from_a_damaged_one(tmp_path, key):
     file = with_header(write_one(tmp_path / "model.packed"), top(**{key: 7}))
     with pytest.raises(UnreadableFormat, match=matching("n7_which_version_localspec_cannot", key=key)):
         PackedModel.open(file)

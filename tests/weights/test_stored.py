@@ -74,6 +74,6 @@ def test_a_head_is_its_own_where_a_number_differs(
     assert says_tied(path) is not own
 
 
-def test_without_a_head_there_is_none_of_its_own(tiny: Make, tmp_path: Path) -> None:
+def test_without_a_head_the_embedding_serves(tiny: Make, tmp_path: Path) -> None:
     path = copied(tiny(NAME), tmp_path / "model", lambda t: {n: tensor for n, tensor in t.items() if n != HEAD})
     assert says_tied(path)

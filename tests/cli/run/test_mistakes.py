@@ -5,7 +5,7 @@ from cli.run.run_command import refused
 from scripted_models import scripted_model
 
 
-def test_a_gpu_where_there_is_none(run, hello):
+def test_a_gpu_on_a_machine_without_one(run, hello):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one here")

@@ -108,6 +108,6 @@ def test_a_directory_whose_name_is_no_text(run, hello, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_without_a_chat_template_is_told(run, tmp_path):
+def test_a_model_without_a_chat_template_is_reported(run, tmp_path):
     base = scripted_model(tmp_path / "base", [b"and", b" so"], template="")
     assert run("-m", base.path, "Once", "--no-log") == (0, base.text + "\n", wording("localspec_model_chat_template"))

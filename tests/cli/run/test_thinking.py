@@ -47,7 +47,7 @@ def home(
     return lived_in(fresh_home, switched.path, always.path, granite.path, hello.path)
 
 
-def test_the_answer_alone_goes_to_standard_output(run, home, switched):
+def test_only_the_answer_goes_to_standard_output(run, home, switched):
     for flags in ([], ["--think"], ["--no-spec"], ["--drafter", "phrases"]):
         assert run("-m", switched.path, "hi", *flags) == (0, "Yes.\n", "")
     result = run("-m", switched.path, "hi", "--stats")
@@ -68,7 +68,7 @@ def test_the_json_has_both_apart_and_all_tokens(run, switched):
     assert run("-m", switched.path, "hi", "--json", "--think").json["prompt_tokens"] == on["prompt_tokens"]
 
 
-def test_the_stream_tells_them_apart_step_by_step(run, switched):
+def test_the_stream_separates_them_step_by_step(run, switched):
     lines = [json.loads(line) for line in run("-m", switched.path, "hi", "--stream-json").out.splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert "".join(step["reasoning"] for step in steps) == "so it is." == lines[-1]["reasoning"]
@@ -84,7 +84,7 @@ def test_the_marks_of_other_families(run, always, granite):
     assert found["prompt_tokens"] > run("-m", granite.path, "hi", "--json").json["prompt_tokens"] + 50
 
 
-def test_a_template_without_a_switch_is_told(run, hello, always, granite, monkeypatch):
+def test_a_template_without_a_switch_is_reported(run, hello, always, granite, monkeypatch):
     for path, flag in ((hello.path, "--think"), (hello.path, "--no-think"), (always.path, "--no-think")):
         refused(
             run("-m", path, "hi", flag), 2, wording("effect_chat_template", flag=flag), "has no switch", "leave it out"
