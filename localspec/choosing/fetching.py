@@ -53,7 +53,7 @@ def pull_set(
 
     A drafter without a stated license is fetched only if it is named. `settings` say how the model is loaded, and by
     which rule drafters are compared. For a model without a repository, such as the embedded one, only the drafter is
-    fetched. An MTP layer is never fetched, since it is in the model's files. Raises UsageMistake for a drafter that
+    fetched. An MTP layer needs no download, since it is in the model's files. Raises UsageMistake for a drafter that
     nobody publishes for the model, and for a packing that this machine does not offer.
     """
     entry = card.entry

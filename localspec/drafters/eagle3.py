@@ -205,7 +205,7 @@ class JoinedFeatures(Features):
 
 
 class Drafter(PathDrafter):
-    """EAGLE-3 (Li et al. 2025, §3.1): drafts one level of a tree after another, each in one small batch.
+    """EAGLE-3 (Li et al. 2025, §3.1): one layer that drafts a tree level by level, each level in one small batch.
 
     A level's logits are W RMSNorm(s) over the draft vocabulary, where s [nodes, hidden_size] are the layer's states.
     Only rows of the text keep keys and values; the keys and values of a draft are discarded with it.

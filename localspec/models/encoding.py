@@ -45,7 +45,7 @@ def run_with_timeout(work: Callable[[], Result], seconds: float, end: bool = Fal
     """Run `work` on another thread. Return its result, or raise its error.
 
     If the caller stops waiting, the thread continues, so `work` must release Python's interpreter lock. With `end` the
-    thread is ended; `work` must then be Python code. Raises Unwanted if not wanted, and TimeoutError after `seconds`.
+    thread is ended; `work` must then be Python code. Raises Unwanted, and TimeoutError after `seconds`.
     """
     done: SimpleQueue[tuple[Result | None, BaseException | None]] = SimpleQueue()
 

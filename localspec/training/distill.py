@@ -43,7 +43,7 @@ class _Dialogue:
 
 
 class Distiller:
-    """Answers the prompts that have no reply in `file` yet.
+    """A loop in which the target answers the prompts that have no reply in `file` yet.
 
     Raises the errors of loading a model, and UsageMistake for unusable prompts or an unusable file.
     """

@@ -144,7 +144,7 @@ def damaged(path: Path, what: str) -> LocalspecError:
 
 
 class _Reader:
-    """Reads one header from its beginning. Raises ValueError for anything impossible; its message is a clause."""
+    """A reader of one header. Raises ValueError for anything impossible; its message is a clause."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
