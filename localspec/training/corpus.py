@@ -19,6 +19,7 @@ HELD_OUT, LEAST_HELD_OUT = 0.02, 16  # of the examples, and at least this many: 
 MOST_HELD_OUT = 0.25  # if there are few examples
 MEASURED = 16384  # tokens of held-out text for the measurement
 BLOCK = 1024  # examples that are shuffled into batches together
+KEPT = 2**18  # tokens of rows that stay in memory, 12 MB; those of further examples are made again when they are needed
 SHORTEST = 8  # tokens of a row; fewer leave nothing to predict
 
 
@@ -58,6 +59,8 @@ class Corpus:
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
         self.usable: Callable[[Row], bool] = lambda row: True
+        self._kept: dict[tuple[bytes, int], list[Row]] = {}  # by digest and length
+        self._kept_tokens = 0
         self.refused: set[bytes] = set()  # digests of examples that the model's template or tokenizer refuses
         # By digest, so that no text is on both sides.
         by_digest = {example.digest: example for example in examples}
@@ -150,11 +153,14 @@ class Corpus:
         return rows
 
     def _rows(self, example: Example) -> list[Row]:
-        try:
-            found = self._chat(example) if example.messages else self._text(example.text)
-        except LocalspecError:
-            self.refused.add(example.digest)
-            return []
+        found = self._kept.get((example.digest, self.length))
+        if found is None:
+            try:
+                found = self._chat(example) if example.messages else self._text(example.text)
+            except LocalspecError:
+                self.refused.add(example.digest)
+                found = []
+            self._keep(example, found)
         rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth and self.usable(row)]
         vocabulary = self._target.transformer.config.vocab_size
         if any(max(row.tokens) >= vocabulary for row in rows):
@@ -162,6 +168,13 @@ class Corpus:
                 f"The model's tokenizer gives ids beyond its vocab_size of {vocabulary}; fetch the model again."
             )
         return rows
+
+    def _keep(self, example: Example, rows: list[Row]) -> None:
+        """Keep the rows of an example while there is room: to render and encode it again takes milliseconds."""
+        tokens = sum(len(row.tokens) for row in rows)
+        if self._kept_tokens + tokens <= KEPT:
+            self._kept[example.digest, self.length] = rows
+            self._kept_tokens += tokens
 
     def _text(self, text: str) -> list[Row]:
         tokens = self._target.chat.marks.encode(self._target.chat.marks.set_apart(text), True)
@@ -174,7 +187,8 @@ class Corpus:
         whole, spans = self._target.chat.render_apart(messages, waits=False), []
         for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
             before = self._target.chat.render_apart(messages[:index])
-            upto = self._target.chat.render_apart(messages[: index + 1], waits=False)
+            last = index + 1 == len(messages)
+            upto = whole if last else self._target.chat.render_apart(messages[: index + 1], waits=False)
             content = self._target.chat.marks.set_apart(messages[index]["content"])
             if not upto.startswith(before) and content in upto:
                 upto = before + content + upto.rpartition(content)[2]

@@ -182,6 +182,20 @@ def test_the_order_is_that_of_the_seed_and_can_be_entered_anywhere(target, texts
     assert BLOCK == 1024
 
 
+@pytest.mark.parametrize(("room", "renderings"), [(2**18, 4), (20, 8)])
+def test_rows_of_a_chat_are_made_once_while_there_is_room(target, monkeypatch, room, renderings):
+    monkeypatch.setattr("localspec.training.corpus.KEPT", room)
+    made, done, original = corpus(target, []), [], target.chat.render_apart
+    made._kept_tokens = 0  # of the filler, which stays
+    monkeypatch.setattr(
+        target.chat, "render_apart", lambda *given, **more: (done.append(1), original(*given, **more))[1]
+    )
+    examples = [chat("the cat", "sat on the mat"), chat("and the dog", "sat on the log, and on the mat")]
+    first = [made._rows(example) for example in examples]
+    again = [made._rows(example) for _ in range(2) for example in examples]
+    assert again == first * 2 and all(first) and len(done) == renderings
+
+
 def test_parts_hold_every_row_once(target):
     rows = [Row([1] * n, [True] * n) for n in (9, 30, 12, 8, 30, 100, 11)]
     groups = split_rows(rows, 60)
