@@ -225,11 +225,15 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """Start three workers for two cores, since some wait for a clock or a process; each one collects all tests."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Start three workers for two cores, since some wait for a clock or a process; each one collects all tests.
+
+    Fast tests seldom wait, and to import and collect takes as long as a third of them: a worker for each core.
+    """
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
         return None
-    return math.ceil(1.5 * (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if "not slow" in config.getoption("markexpr") else math.ceil(1.5 * cores)
 
 
 def pytest_collection_finish() -> None:

@@ -94,6 +94,7 @@ def test_the_later_of_chat_and_use_holds(enter, answers, paths):
         }[by]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_run_with_a_model_changes_nothing(enter, fresh_home, paths):
     enter(one=10, two=10)
     save_choice("one", "use", paths)
@@ -154,6 +155,7 @@ def test_a_damaged_model_answers_only_where_it_is_named(enter, answers, tmp_path
     assert answers() == "good" and answers.told == [wording("model_named_good_answers_only_one")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [24, 1, 0])
 def test_what_is_free_at_the_moment_changes_nothing(enter, paths, answers, monkeypatch, free):
     enter(poor=10, good=50)
@@ -224,6 +226,7 @@ def test_bench_and_distill_take_the_model_that_answers(enter, fresh_home, tmp_pa
     assert benched.returncode == 0 and json.loads(benched.stdout)["model"] == "two"
 
 
+@pytest.mark.slow
 def test_train_takes_it_too_and_names_it(enter, fresh_home, tmp_path, paths):
     enter(one=10, two=10)
     save_choice("two", "use", paths)

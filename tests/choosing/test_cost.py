@@ -27,6 +27,7 @@ def seconds(rows: int, quantize: str, dtype: str = "bf16", device: Device | None
     return Estimate(SEVEN, Rates.of(where, dtype, quantize)).at(rows, CONTEXT)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=6, unique=True), st.integers(0, 600), st.data())
 def test_costs_are_exact_at_what_was_measured_and_stay_between_their_neighbours(rows, at, data) -> None:
     rows.sort()

@@ -212,6 +212,7 @@ def test_the_largest_part_of_a_model_is_read(card, tmp_path, monkeypatch) -> Non
     assert Measurements(MeasurementCache(None)).disk(card) == 3e8
 
 
+@pytest.mark.slow
 @each("kept", [None, [30e9]])
 def test_a_reading_of_a_busy_moment_is_not_stored_and_recommends_no_other_model(store, monkeypatch, kept) -> None:
     def recommended(found: Measurements) -> str:

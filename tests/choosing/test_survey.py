@@ -159,6 +159,7 @@ SENSIBLE = {
 }
 
 
+@pytest.mark.slow
 @each("name", [*SENSIBLE])
 def test_each_machine_runs_what_an_expert_would_run_there(name: str) -> None:
     where, device, sensible = SENSIBLE[name]
@@ -168,6 +169,7 @@ def test_each_machine_runs_what_an_expert_would_run_there(name: str) -> None:
     assert found.pace > COMFORTABLE / 2 and not found.gated
 
 
+@pytest.mark.slow
 @each(
     "gib, free, gigabytes, taken, passed_over",
     [
@@ -199,6 +201,7 @@ def test_a_mixture_with_terms_to_accept_has_no_sentence() -> None:
     assert "gpt-oss-20b" not in survey.mixture_words(found, gated)
 
 
+@pytest.mark.slow
 def test_each_better_mixture_has_its_sentence() -> None:
     every = recommendations(machine(cpu(24, free=16, bandwidth=60e9)), NoMeasurements(), here=False)
     found = preferred(every)
@@ -216,6 +219,7 @@ def test_each_better_mixture_has_its_sentence() -> None:
     assert [words.count(name) for name in names] == [1] * 4 and words.endswith(" need more.")
 
 
+@pytest.mark.slow
 @each("prefer, decides", [(None, True), ("speed", True), ("memory", False)])
 def test_a_sentence_about_a_better_mixture_says_whether_speed_decided(prefer, decides) -> None:
     every = recommendations(machine(cpu(32, free=22, bandwidth=60e9)), NoMeasurements(), here=False)

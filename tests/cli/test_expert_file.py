@@ -80,6 +80,7 @@ def packed_forms(home: Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_it_is_announced_and_made_once_and_rm_deletes_it(mixture: Path, fresh_home: Path) -> None:
     paths, said = Paths(fresh_home), list[str]()
     path = registered(mixture, said)
@@ -120,6 +121,7 @@ def test_the_disk_of_the_copy_is_measured_by_its_gguf_file_only_where_it_will_be
     assert measured(disk_of=lambda place: other) == 3e8 and read_files == [mixture, made.path]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux describes mappings")
 @each("on_disk", ["", "5.0 GiB of experts have no room in memory"])
 def test_experts_are_read_in_advance_only_if_the_plan_leaves_some_of_them_on_the_disk(
@@ -159,6 +161,7 @@ def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-64])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [overwritten, cut])
 @pytest.mark.parametrize("packing", [BLOCKS, "int8"])
 def test_another_file_in_the_place_of_its_file_refuses_the_model_until_that_is_back(
@@ -197,6 +200,7 @@ def test_doctor_does_not_say_that_a_model_without_its_file_is_here(
     assert not any(one["installed"] for one in choices if one["model"] == "own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", [BLOCKS, "int8"])
 def test_without_its_file_what_was_written_from_it_answers(own: Path, fresh_home: Path, packing: str) -> None:
     path, away, said = registered(own, []), own.with_name("away.gguf"), list[str]()
@@ -212,6 +216,7 @@ def test_without_its_file_what_was_written_from_it_answers(own: Path, fresh_home
     assert logits_of(path, said, packing) == first and not said and copy_of(fresh_home).stat() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone_between", [False, True])
 def test_the_import_of_another_file_in_its_place_deletes_the_second_file(
     own: Path, fresh_home: Path, gone_between: bool
@@ -237,6 +242,7 @@ def test_the_import_of_another_file_in_its_place_deletes_the_second_file(
         logits_of(other, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("packing", "kept"), [("fp32", False), ("bf16", False), ("int8", True)])
 def test_only_what_is_kept_is_packed_once(
     mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch, packing: str, kept: bool
@@ -248,6 +254,7 @@ def test_only_what_is_kept_is_packed_once(
     assert len(packed_in(Paths(fresh_home).packed)) == kept
 
 
+@pytest.mark.slow
 def test_an_import_says_that_the_disk_lacks_room_for_the_second_file(
     mixture: Path, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +312,7 @@ def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fre
     assert logits_of(path, []) == first
 
 
+@pytest.mark.slow
 def test_verify_deletes_a_damaged_file_and_the_next_reply_makes_it_again(mixture: Path, fresh_home: Path) -> None:
     path = registered(mixture, [])
     first = logits_of(path, [])

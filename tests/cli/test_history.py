@@ -410,6 +410,7 @@ def test_a_broken_file_is_reported_on_standard_error(database: Path) -> None:
     assert result.stderr.rstrip().endswith(wording("to_get_text_back", file=f"{database}.broken-1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "rm"])
 def test_damage_that_a_command_meets_is_one_error_and_the_rest_is_kept(
     database: Path, capfd: pytest.CaptureFixture[str], command: str

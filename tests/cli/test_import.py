@@ -78,6 +78,7 @@ def test_what_processes_left_that_were_killed_goes_and_what_one_writes_stays(tmp
         assert not (imports / "left.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_import_leaves_nothing(tmp_path: Path, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 1000})
     monkeypatch.setattr("localspec.weights.opening.shutil.disk_usage", lambda path: usage)
@@ -559,6 +560,7 @@ def test_all_packings_that_an_earlier_version_made_are_named(tmp_path: Path, ggu
     assert refused.returncode == 3 and "from GGUF in int4 and int8 only" in sentence(refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", [0, 30, 2000, -1], ids=str)
 def test_a_registration_that_is_damaged_is_called_so_everywhere(tmp_path: Path, gguf: Path, keep: int) -> None:
     path = Path(str(imported(tmp_path, gguf)["path"]))
@@ -581,6 +583,7 @@ def test_a_pipe_is_no_file_whichever_command_is_given_it(tmp_path: Path) -> None
         assert result.returncode == 2 and wording("no_regular_file_give_gguf") in sentence(result), command
 
 
+@pytest.mark.slow
 def test_all_parts_of_a_model_are_said_to_stay(tmp_path: Path, gguf: Path, directory: Path) -> None:
     first, second = (tmp_path / f"part-0000{number}-of-00002.gguf" for number in (1, 2))
     metadata, tensors = metadata_of(directory, "gpt-2"), tensors_of(directory, "Q8_0")
@@ -598,6 +601,7 @@ def test_all_parts_of_a_model_are_said_to_stay(tmp_path: Path, gguf: Path, direc
     assert str(second) in sentence(called(tmp_path, "run", "-m", "part", "Hi"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["GgufModel.open", "registry.file_digests", "registry.listed_as", "new_name"])
 def test_imports_that_overlap_are_one_model(tmp_path: Path, gguf: Path, monkeypatch: Any, step: str) -> None:
     """The first waits at a step until the second has ended."""
@@ -681,6 +685,7 @@ def test_doctor_knows_what_was_imported(tmp_path: Path, gguf: Path) -> None:
     assert own and all(one["installed"] for one in own)
 
 
+@pytest.mark.slow
 @each(
     "template, command",
     [
@@ -720,6 +725,7 @@ def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory
     assert not any(one in second.stderr for one in said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["auto", "int8"])
 def test_a_file_that_an_earlier_version_read_in_another_way_is_read_again(tmp_path, gguf, monkeypatch, packing):
     with monkeypatch.context() as earlier:
@@ -738,6 +744,7 @@ def test_a_file_that_an_earlier_version_read_in_another_way_is_read_again(tmp_pa
     assert imported(tmp_path, gguf, "--quantize", packing)["new"] is False
 
 
+@pytest.mark.slow
 def test_a_damaged_import_is_named_and_deleted(tmp_path: Path, gguf: Path) -> None:
     path = Path(str(imported(tmp_path, gguf)["path"]))
     path.write_bytes(path.read_bytes()[:-1])

@@ -19,6 +19,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.write(path, LlamaConfig(**SHAPE), tiny_models.byte_tokenizer(), 0)
 
 
+@pytest.mark.slow
 def test_all_models_of_a_folder_are_imported_and_the_others_are_named(tmp_path: Path, directory: Path) -> None:
     folder = tmp_path / "files"
     (folder / "below").mkdir(parents=True)
@@ -48,6 +49,7 @@ def test_a_folder_without_models(tmp_path: Path) -> None:
     assert result.returncode == 2 and wording("directory_without_gguf_files") in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("measured")
 def test_doctor_names_models_of_other_programs_until_they_are_imported(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch

@@ -312,6 +312,7 @@ def test_what_deletes_takes_no_beginning_of_a_name(tmp_path, command, typed):
         assert wording("localspec_list_shows_those_here") in result.stderr
 
 
+@pytest.mark.slow
 def test_a_model_may_precede_the_prompt_of_run(tmp_path):
     named = called(tmp_path, "run", "-m", "demo", "hello", "--temp", "0", "-n", "4")
     assert called(tmp_path, "run", "dem", "hello", "--temp", "0", "-n", "4").returncode == 2  # demo-draft begins so

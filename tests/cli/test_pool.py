@@ -158,6 +158,7 @@ def test_a_model_that_lies_elsewhere_now_is_found_by_its_name(database, packed_m
     ], "ids mean something else to another tokenizer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["no directory", "no file", "no name", "damaged", "panics", "a pipe"])
 def test_without_a_tokenizer_token_ids_are_shown(database, tmp_path, model_directory, tokenizer):
     panics = {"type": "Precompiled", "precompiled_charsmap": "BAAAAAEAAAA="}

@@ -511,7 +511,7 @@ def test_heads_that_would_run_code_do_not(home, tiny, heads):
         def __reduce__(self):
             return os.system, (f"touch {home / 'ran'}",)
 
-    heads.files["medusa_lm_head.pt"] = pickle.dumps({"0.0.linear.weight": Malicious()})
+    heads.files["medusa_lm_head.pt"] = pickle.dumps({"0.0.linear.weight": Malicious()}, protocol=2)
     with served(org__base=model_repository(tiny("llama-grouped-dynamic").path), org__heads=heads) as hub:
         at(home, hub, "pull", "org/base")
         result = at(home, hub, "pull", "org/heads")

@@ -95,6 +95,7 @@ def test_a_registered_model_is_described_without_a_network(home, offline):
     assert not common_cache(home).exists() and not (home / "data").exists()
 
 
+@pytest.mark.slow
 def test_as_text_it_says_that_nobody_was_asked(home):
     result = at(home, NOBODY, "pull", "mine", "--dry-run", "--drafter", "draft_model")
     assert result.returncode == 0 and result.stderr == ""

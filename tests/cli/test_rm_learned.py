@@ -62,6 +62,7 @@ def test_a_script_says_whether_they_go(home: Path) -> None:
     assert phrases(home) == {**before, "here": 0}
 
 
+@pytest.mark.slow
 def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, questions: list[str]) -> None:
     assert called(home, "import", "here.gguf", "--quantize", "int4").returncode == 0
     before, int4 = phrases(home), next(Paths(home).packed.glob("*-int4-*.packed"))
@@ -69,6 +70,7 @@ def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, quest
     assert len(questions) == 1 and phrases(home) == before
 
 
+@pytest.mark.slow
 def test_what_was_remembered_of_its_tokenizer_goes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.models.tokenizer_trial._tried", {})
     for name in ("here", "gone"):

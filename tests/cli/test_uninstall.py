@@ -39,6 +39,7 @@ def files(folder: Path) -> set[Path]:
     return {file for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_it_deletes_all_that_was_written_and_nothing_else(home: Path) -> None:
     mine = [home / "data" / "mine.txt", home / "cache" / "other" / "mine.txt"]
     for file in mine:
@@ -204,6 +205,7 @@ def test_what_was_remembered_of_digests_goes(home: Path) -> None:
     assert not Paths(home).cache_dir.exists()
 
 
+@pytest.mark.slow
 def test_a_choice_that_names_any_directory_does_no_harm(home: Path, tmp_path: Path) -> None:
     outside = tmp_path / "etc"
     outside.mkdir()

@@ -69,6 +69,7 @@ def test_a_wait_is_named_once_and_not_when_it_is_over(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_text_that_does_not_come_to_an_end_is_waited_for_in_words(command: Any) -> None:
     reading, writing = os.pipe()
     process = command("run", "Hi", stdin=reading)
@@ -79,6 +80,7 @@ def test_text_that_does_not_come_to_an_end_is_waited_for_in_words(command: Any) 
     assert process.returncode == 0 and out and "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_waiting_for_another_process_that_packs_is_reported(tmp_path: Path, command: Any) -> None:
     model = scripted_model(tmp_path / "model", [b"a"]).path
     made = command("run", "-m", str(model), "Hi")
@@ -131,6 +133,7 @@ def test_a_process_that_writes_is_waited_for(tmp_path: Path, monkeypatch: pytest
     writer.join()
 
 
+@pytest.mark.slow
 def test_a_reply_that_is_seen_at_its_end_is_announced(tmp_path: Path, command: Any) -> None:
     model = scripted_model(tmp_path / "model", [b"a", b"b"], again=0).path
     process = command("run", "-m", str(model), "--json", "-n", "100000", "Hi")

@@ -98,6 +98,7 @@ def sizes_at(steps: Sequence[Verified], start: int, end: int) -> list[int]:
 # -- scripted texts ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [MOST, 63])
 @each("draft", DRAFTS)
 @each("machine", MACHINES)

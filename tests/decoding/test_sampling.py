@@ -95,6 +95,7 @@ def assert_picks(logits: torch.Tensor, shape: dict[str, float], form: Form) -> N
     assert_drawn_from(stock_distribution(logits, Sampling(**shape)), counts)
 
 
+@pytest.mark.slow
 @every_form
 @each("spread", [0.01, 1.0, 6.0])
 @each("vocabulary", [1, 2, 1000, 1024, 1025, 5000])

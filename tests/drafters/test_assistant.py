@@ -178,6 +178,7 @@ def unlearning(drafter: Drafter) -> None:
     drafter._trees.calibrate = lambda step: None  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, GEMMAS, fast=3), ids=str)
 def test_every_tree_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, form):
     model = tiny(name)
@@ -242,6 +243,7 @@ def with_config(path: Path, **words: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 @each(
     "config, tensors, said",
     [

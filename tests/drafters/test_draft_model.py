@@ -146,6 +146,7 @@ def stopping(token: int, *targets: Target) -> Iterator[None]:
 # -- what is drafted ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("nodes", [1, 5, 9])
 def test_a_draft_is_a_chain_of_as_many_tokens_as_there_are_nodes_or_of_its_own_length(tiny: Make, nodes: int) -> None:
     model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)

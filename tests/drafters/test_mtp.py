@@ -198,6 +198,7 @@ def test_the_engine_finds_it_in_the_models_own_files(make: Any, named: str) -> N
     assert sum(torch.Size(one.shape).numel() for one in specs.values()) == numbers
 
 
+@pytest.mark.slow
 def test_auto_drafts_with_it_where_measured_forwards_let_it_pay_and_says_why_not_elsewhere(
     make: Any, monkeypatch: Any
 ) -> None:
@@ -258,6 +259,7 @@ def test_a_layer_of_another_form_is_refused_and_passed_over(tiny, tmp_path, conf
     assert choice.drafter in ("none", "phrases")
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_damaged_or_another_models_is_refused(tiny: Make, tmp_path: Path) -> None:
     model = tiny(NAME)
     layer = stock_layer(model.stock.config)

@@ -240,6 +240,7 @@ def test_the_small_models_own_trees_have_room_for_the_papers_window_and_all_phra
         assert 1 + 20 * 5 <= max(drafter.forwards) <= 1 + (20 + phrases) * 5
 
 
+@pytest.mark.slow
 @each("window, row, drafts", [(0, 0.1, True), (5, 0.1, False), (5, 0.0, True)])
 def test_it_drafts_as_long_as_its_forwards_pay_with_the_rows_of_their_window(
     tiny: Make, window: int, row: float, drafts: bool
@@ -265,6 +266,7 @@ def test_a_named_pair_decides_in_each_step_how_far_it_drafts(tiny: Make, costs: 
         assert (depth == 0) if limit == 1 else (1 < depth <= limit)
 
 
+@pytest.mark.slow
 @each("chosen", [SMALL, Hyperparameters(4, 5, 5, 1), Hyperparameters(4, 1, 3, 1)])
 def test_the_small_models_window_wins_phrases_for_the_pool_that_it_shares(tiny: Make, chosen: Hyperparameters) -> None:
     class Recording(PhrasePool):

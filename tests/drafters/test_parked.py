@@ -101,6 +101,7 @@ CASES += [(RECURRING, "draft model", "torch"), (WINDOW, "phrases", "torch"), (LL
 FAST = ((LLAMA, "phrases", "native"), (LLAMA, "draft model", "native"), (RECURRING, "mtp", "native"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", cases(CASES, FAST))
 def test_replies_in_turns_are_those_of_sessions_that_read_everything(tiny, tmp_path, case):
     name, kind, engine = case
@@ -125,6 +126,7 @@ def test_replies_in_turns_are_those_of_sessions_that_read_everything(tiny, tmp_p
         assert saved > 0 if budget > 1 else True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

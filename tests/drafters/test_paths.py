@@ -111,6 +111,7 @@ def test_all_further_levels_count_where_rows_are_priced_in_steps() -> None:
     assert not pays(1.0, 3, 1) and pays(1.0, 3, 2), "the fifth row costs a second, and the sixth nothing more"
 
 
+@pytest.mark.slow
 @each("slope, deep", [(1.0, False), (0.0, True)])
 def test_trees_are_shallow_where_rows_are_dear_and_deep_where_they_are_cheap(tiny, monkeypatch, slope, deep):
     """Nothing takes time but rows, as invented costs have them."""

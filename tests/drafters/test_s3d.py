@@ -75,6 +75,7 @@ def own(model: Tiny, **options: object) -> Target:
 FORMS = {"fp32": {}, "bf16": {"dtype": torch.bfloat16}, "exact": {"exact": True}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), covering([QWEN3, *(name for name in OWN if name != QWEN3)], FORMS, fast=3))
 def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, form: str) -> None:
     target, text = own(tiny(name), **FORMS[form]), prompt_ids(250, seed=2)
@@ -246,6 +247,7 @@ def test_about_15_percent_of_the_positions_are_anchors_of_each_text(tiny: Make) 
     assert anchors.tolist() != again.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "full"), covering(["mistral-one-key-head-window-tied-yarn", *DRAFTING_FAMILIES[::2]], [False, True])
 )

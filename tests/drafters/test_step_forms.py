@@ -189,6 +189,7 @@ def test_an_assistant_reads_the_keys_of_recorded_steps(tiny, recorded, tmp_path,
     assert recorded.made and sum(tree.size for _, tree in trees[0]) > 2 * len(trees[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "form"), [("eagle3", "captured"), ("dflash", "eager"), ("dflash", "captured")])
 def test_a_text_that_there_was_no_memory_to_read_is_read_again(tiny, recorded, tmp_path, kind, form):
     target, trees = target_of(tiny, LLAMA, form), []

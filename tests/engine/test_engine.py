@@ -63,6 +63,7 @@ def test_without_our_library_torch_serves_with_dense_weights_and_says_so(no_libr
             choose(card, Settings(quantize=packing, device="cpu"))
 
 
+@pytest.mark.slow
 def test_a_sampling_that_cannot_be_is_left_out_with_a_notice(tmp_path: Path) -> None:
     path = shutil.copytree(DEMO, tmp_path / "model", ignore=shutil.ignore_patterns("draft"))
     (path / "generation_config.json").write_text('{"temperature": NaN, "top_k": -1, "top_p": 0.5}')

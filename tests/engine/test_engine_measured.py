@@ -334,6 +334,7 @@ def test_replies_are_kept_as_one_average_however_they_were_decoded(measured, sto
         tokens.append(kept["phrases"][0])
 
 
+@pytest.mark.slow
 def test_drafts_that_lost_time_in_earlier_replies_are_doubted(measured, store):
     def engine(tokens: float, nodes: float) -> Engine:
         profile = Engine(choice(), store=store).profile

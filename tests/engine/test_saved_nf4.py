@@ -192,6 +192,7 @@ def test_where_nothing_can_be_kept_it_is_packed_each_time_and_said(
     assert model.files == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "error", "said"),
     [

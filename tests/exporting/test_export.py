@@ -116,6 +116,7 @@ def as_vllm_computes(tensors: Mapping[str, torch.Tensor], config: Mapping[str, A
     return torch.stack(found)
 
 
+@pytest.mark.slow
 @each(
     "options, shared",
     [
@@ -165,6 +166,7 @@ def test_heads_have_the_precision_of_the_model(tiny: Make, tmp_path: Path):
 # -- layers and small models -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("family", [name for name in LATER if name.startswith("gemma4-")])
 def test_layers_like_the_last_of_a_model_whose_layers_differ_are_refused(tiny: Make, tmp_path: Path, family: str):
     path = trained(tiny(family), "parallelspec", tmp_path / "drafter", form="medusa", layers=2, masks=2)

@@ -54,6 +54,7 @@ def test_a_template_without_end_is_stopped_and_not_asked_again(model, monkeypatc
         chat.render(ASKED)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("hurried")
 @each(
     "template",

@@ -77,6 +77,7 @@ def test_whether_weights_of_chosen_experts_sum_to_one_reaches_the_library(normal
     assert expert_sizes(TransformerConfig.of(config)).normalised == normalised
 
 
+@pytest.mark.slow
 @each("name", ["qwen3_moe", "gpt_oss", "gemma4-26b", "qwen3_5_moe"])
 def test_in_gguf_weights_of_chosen_experts_sum_to_one(name: str, tmp_path: Path) -> None:
     found = GgufModel.open(gguf_families.write(tmp_path / "tiny.gguf", name, kind="Q8_0")).config.experts
@@ -155,6 +156,7 @@ def test_a_step_of_more_rows_reads_more_experts_and_never_more_than_all() -> Non
     assert shape.read(2) == shape.matrices - round(8 * one * (6 / 8) ** 2)
 
 
+@pytest.mark.slow
 @each("name", MIXTURES)
 def test_a_draft_model_is_compared_with_the_experts_that_a_step_reads(name: str, tiny: Make) -> None:
     path = tiny(name).path
@@ -189,6 +191,7 @@ def test_a_drafter_that_is_named_is_refused_before_it_is_looked_for(tiny: Make) 
 IN_FILES = {"qwen3_moe": (), "gpt_oss": (), "gemma4-26b": ("assistant",), "qwen3_5_moe": ("mtp",)}
 
 
+@pytest.mark.slow
 @each("name", IN_FILES)
 def test_every_sentence_about_a_mixture_names_only_drafters_that_it_accepts(
     name: str, tmp_path: Path, fresh_home: Path
@@ -237,6 +240,7 @@ def test_gpt_oss_in_safetensors_is_refused_and_its_gguf_files_are_named(name: st
         read_config(inspect(path))
 
 
+@pytest.mark.slow
 def test_gpt_oss_from_gguf_takes_the_context_that_is_named(tmp_path: Path, fresh_home: Path) -> None:
     file = gguf_families.write(tmp_path / "oss.gguf", "gpt_oss", kind="Q8_0")
     assert GgufModel.open(file).config.rope_parameters["truncate"] is False, "as published; the file does not say it"

@@ -114,6 +114,7 @@ def test_a_prompt_of_one_word_may_have_meant_a_model(enter, word, meant):
     assert name_in_prompt(word) == meant
 
 
+@pytest.mark.slow
 @example([".0Bb"], ".0BB")
 @given(
     st.lists(st.text("abAB.-0", min_size=1, max_size=4), min_size=1, max_size=5, unique=True),

@@ -83,6 +83,7 @@ def test_marks_that_people_spell_are_text_and_come_back_unchanged(chat: Any, nam
             assert f"q{text}q" in family.tokenizer.decode(ids), "nothing was added, and nothing was lost"
 
 
+@pytest.mark.slow
 @each("name", [CHATML, LLAMA3, QWEN3])
 def test_their_ids_are_those_of_the_plain_text(chat: Any, name: str) -> None:
     """The tokenizer does not know them as marks, and the template's own marks are around them."""
@@ -198,6 +199,7 @@ def test_what_a_template_refuses_is_said_in_its_own_words(chat: Any) -> None:
     assert not isinstance(broken.value, Refusal)
 
 
+@pytest.mark.slow
 def test_characters_that_a_vocabulary_cannot_spell_are_known(chat: Any, tmp_path: Path) -> None:
     for unknown in ("<unk>", None):
         vocabulary = {one: at for at, one in enumerate(["<unk>", *"abc", "\u00e9"])}

@@ -111,6 +111,7 @@ def test_what_was_thought_is_read_again_only_where_the_template_asks_for_it(
     assert (chat(template).render([*ASKED, without, *ASKED]) == text) == (not read)
 
 
+@pytest.mark.slow
 @each("special", [True, False])
 def test_marks_are_seen_whether_they_are_special_tokens_or_not(path: Path, tmp_path: Path, special: bool) -> None:
     backend = Backend.from_file(str(path / "tokenizer.json"))

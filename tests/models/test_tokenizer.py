@@ -164,6 +164,7 @@ def test_what_ends_a_reply_is_found_in_configs_tokenizer_and_template(
     assert ChatTokenizer(ours).stop_tokens(written) == {ours.token_to_id(token) for token in stops}
 
 
+@pytest.mark.slow
 @each("template", TEMPLATES)
 def test_what_templates_are_written_with_works_as_in_transformers(stand_in: Any, template: str) -> None:
     _, theirs, ours = stand_in(CHATML)
@@ -183,6 +184,7 @@ def test_what_templates_are_written_with_works_as_in_transformers(stand_in: Any,
     assert outcome(lambda: render_template(template, messages, False, ours.special_tokens)) == expected
 
 
+@pytest.mark.slow
 def test_the_template_in_a_file_goes_before_the_configs_and_of_several_the_default(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, CHATML)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
@@ -195,6 +197,7 @@ def test_the_template_in_a_file_goes_before_the_configs_and_of_several_the_defau
     assert Tokenizer.open(tmp_path).chat_template == AutoTokenizer.from_pretrained(tmp_path).chat_template == "file"
 
 
+@pytest.mark.slow
 def test_older_files_name_special_tokens_and_added_ones_apart(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, CHATML)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -263,6 +266,7 @@ def test_a_tokenizer_that_needs_a_conversion_is_reported_with_the_converter(tmp_
         Tokenizer.open(tmp_path)
 
 
+@pytest.mark.slow
 def test_it_is_written_back_as_it_was_read(stand_in: Any, tmp_path: Path) -> None:
     for name in ("demo", MISTRAL3):
         path, _, ours = stand_in(name)

@@ -60,6 +60,7 @@ def test_tokenizers_that_panic_or_abort(unseen, model, normalizer, capfd):
     assert not unseen.exists() and capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(unseen, model, capfd):
     """What the library prints of its panic would come before the sentence, were it the first prompt that finds it."""
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
@@ -77,6 +78,7 @@ def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(un
 REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 
 
+@pytest.mark.slow
 @each(
     "step, good",
     [
@@ -133,6 +135,7 @@ def test_nothing_else_calls_what_may_panic():
     assert calls == {"tokenizer.py", "trial_child.py"}
 
 
+@pytest.mark.slow
 @each("kind", ["WordLevel", "WordPiece"])
 def test_a_word_that_a_tokenizer_does_not_know(unseen, model, kind):
     parts = {
@@ -159,6 +162,7 @@ def test_ctrl_c_stays_what_it_is(model):
         tokenizer.encode("a")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
     children: list[object] = []
     start = tokenizer_trial._started
@@ -180,6 +184,7 @@ def test_a_tokenizer_is_tried_once(unseen, model, monkeypatch):
     assert len(children) == 3
 
 
+@pytest.mark.slow
 def test_a_hash_is_computed_once_and_again_for_another_version_of_the_library(unseen, model):
     tokenizer = Tokenizer.open(model)
     computed = tokenizer.hash
@@ -194,6 +199,7 @@ def test_a_hash_is_computed_once_and_again_for_another_version_of_the_library(un
     assert Tokenizer.open(model).hash == computed and len(list(unseen.iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_child_that_was_started_ahead_tries_the_first_files_and_ends_without_any(unseen, model, monkeypatch):
     children: list[subprocess.Popen[bytes]] = []
     start = tokenizer_trial._started
@@ -217,6 +223,7 @@ def test_a_child_that_cannot_be_started_ahead_is_missed_only_where_files_are_tri
         Tokenizer.open(model)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_is_handed_on_once_and_to_the_same_files_only(unseen, model):
     first = Tokenizer.open(model)
     first.hand_on()
@@ -258,6 +265,7 @@ def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, m
         assert Tokenizer.open(model).trial == tokenizer.trial
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="clocks of computing as on POSIX")
 def test_a_template_that_python_cannot_interrupt_fails_its_trial(unseen, model, monkeypatch):
     """Comparing lists nested in each other takes years, in one step of the interpreter."""

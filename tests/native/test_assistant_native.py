@@ -28,6 +28,7 @@ from localspec.decoding.session import Session
 from localspec.errors import LocalspecError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, GEMMAS, fast=3), ids=str)
 def test_every_tree_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, form):
     model, prompt = tiny(name), prompt_ids(17, seed=23)
@@ -40,6 +41,7 @@ def test_every_tree_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, t
         check(Plain(head), model, committed, tree)
 
 
+@pytest.mark.slow
 def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_path, own_read):
     letters, sampling = six_words_gemma4(tmp_path, own_read), Sampling(1.0, rule="rejection")
     drafter, _ = made(letters, tmp_path)
@@ -48,6 +50,7 @@ def test_by_rejection_three_tokens_have_the_stock_models_joint_distribution(tmp_
     assert_drawn_from(joint_chances(letters.stock, PROMPT, sampling), found.counts)
 
 
+@pytest.mark.slow
 @each("packing", PACKINGS)
 def test_the_text_is_plain_decodings_in_every_packing(tiny, tmp_path, monkeypatch, packing):
     model, prompt = tiny(GEMMAS[0], packing), prompt_ids(12, seed=4)

@@ -99,6 +99,7 @@ def assert_near(model: Model, tokens: list[int]) -> None:
 
 
 # longrope has factors for other widths
+@pytest.mark.slow
 @each("name", [name for name in (*CONFIGS, *RECURRENT) if not name.endswith("longrope")])
 def test_logits_are_those_of_the_weights_as_numbers(name, monkeypatch):
     monkeypatch.setattr(tiny_models, "_SHAPE", SHAPE)
@@ -111,6 +112,7 @@ def test_logits_are_those_of_the_weights_as_numbers(name, monkeypatch):
     assert_near(model, tokens)
 
 
+@pytest.mark.slow
 def test_logits_of_every_type_are_those_of_the_weights_as_numbers(wide, narrow):
     for model in (wide, narrow):
         stacks = [weight for weight in model.native.weights.values() if isinstance(weight, BlockStack)]
@@ -120,6 +122,7 @@ def test_logits_of_every_type_are_those_of_the_weights_as_numbers(wide, narrow):
         assert_near(model, tokens)
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_in_trees_and_chains_among_any_threads_and_instructions(wide, narrow):
     rng = np.random.default_rng(1)
     for model in (wide, narrow):

@@ -61,6 +61,7 @@ def test_layers_are_those_of_torch_as_far_as_they_are_rounded(tiny, packing):
     assert ours.linear(weight, bias).nbytes >= {"fp32": 4, "bf16": 2}.get(packing, 1) * weight.size + bias.nbytes
 
 
+@pytest.mark.slow
 @each("name", [LLAMA, "granite-grouped-multipliers-tied", "gemma4-many-heads-untied-keys-as-values-capped"])
 @each("packing", ["fp32", "int8"])
 @each("form", ["shared", "few tokens", "path", "two blocks", "private"])

@@ -148,6 +148,7 @@ def test_rows_that_cannot_be_read_are_left_out():
     assert 100 not in head._tokens
 
 
+@pytest.mark.slow
 @each("tied", [False, True])
 def test_a_registered_draft_model_is_coarser_and_its_head_short(directory, tmp_path, paths, tied):
     found = in_file(directory(tied), tmp_path / "tiny.gguf", paths)
@@ -185,6 +186,7 @@ def test_what_it_is_stands_in_words(monkeypatch):
     assert draft_in_words("", 49_152) == ""
 
 
+@pytest.mark.slow
 @each("tied", [False, True])
 def test_one_that_is_packed_in_int8_has_a_short_head_too(directory, tied):
     whole = NativeTarget.open(directory(tied), threads=Threads(1))

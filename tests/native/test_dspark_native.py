@@ -21,6 +21,7 @@ from localspec.decoding.budget import Budget
 from localspec.decoding.session import Session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "name"), covering(FORMS, FAMILIES, fast=4), ids=str)
 def test_every_tree_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, tmp_path, name, form):
     model, prompt = tiny(name), prompt_ids(17, seed=23)
@@ -33,6 +34,7 @@ def test_every_tree_is_that_of_a_plain_loop_and_the_text_the_targets_own(tiny, t
         check(loop, model, committed, tree)
 
 
+@pytest.mark.slow
 @each("packing", PACKINGS)
 def test_the_text_is_plain_decodings_in_every_packing(tiny, tmp_path, monkeypatch, packing):
     model, prompt = tiny(FAMILIES[0], packing), prompt_ids(12, seed=4)

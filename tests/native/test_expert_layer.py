@@ -149,12 +149,14 @@ def distances(got: Rows, want: Rows) -> Rows:
     return found
 
 
+@pytest.mark.slow
 @each("kind", TYPES)
 @each("name", CONFIGS)
 def test_each_row_gets_the_sum_of_its_experts(name: str, kind: str) -> None:
     assert_sums_of_experts(Layer(name, kind), in_steps(32))
 
 
+@pytest.mark.slow
 @each("name", CONFIGS)
 def test_each_row_gets_the_sum_of_its_experts_in_int8(name: str) -> None:
     assert_sums_of_experts(Layer(name, "int8"), in_steps(128))

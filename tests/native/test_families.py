@@ -33,6 +33,7 @@ def test_logits_are_the_stock_models_and_the_same_bits_however_they_are_computed
     assert_is_the_stock_model(name, FORMS)
 
 
+@pytest.mark.slow
 @each("name", [*MIXTURES, *FROM_GGUF, *RECURRENT_MIXTURES])
 def test_logits_of_mixtures_are_the_stock_models(name):
     assert_is_the_stock_model(name, [FORMS[0], FORMS[-1]])

@@ -80,6 +80,7 @@ def layer(request: pytest.FixtureRequest) -> Layer:
     return Layer("qwen3_moe", request.param)
 
 
+@pytest.mark.slow
 @each("rows", [1, 2, 5])
 def test_chosen_experts_are_requested_before_they_are_computed_and_nothing_else_is_read(
     layer: Layer, rows: int, tmp_path: Path
@@ -102,6 +103,7 @@ def test_chosen_experts_are_requested_before_they_are_computed_and_nothing_else_
     assert np.array_equal(text.hidden, usual.hidden)
 
 
+@pytest.mark.slow
 @each("on_disk", [False, True])
 def test_only_matrices_of_experts_on_the_disk_are_expected_to_be_read_in_no_order(
     layer: Layer, on_disk: bool, tmp_path: Path

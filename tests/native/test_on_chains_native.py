@@ -21,6 +21,7 @@ from localspec.decoding.session import Session
 from localspec.drafters.autoregressive import Autoregressive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form", "packing"),
     [

@@ -128,6 +128,7 @@ def step_of(file: Path) -> tuple[tuple[float, float], Model, NativeTarget]:
     return model.block_reads, model, target
 
 
+@pytest.mark.slow
 @each("kind", ["F32", "Q8_0"])
 @each("family", ["qwen3_moe", "gpt_oss", "qwen3_5_moe", "gemma4-26b", "qwen3"])
 def test_the_tensors_in_a_header_say_which_bytes_a_step_reads(family, kind, fresh_home, tmp_path):
@@ -153,6 +154,7 @@ def test_a_width_that_no_block_divides_is_predicted_in_int8(fresh_home, tmp_path
     assert isinstance(target.model.weights["layers.0.qkv_proj.weight"], PackedMatrix)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / "research").is_dir(), reason="research/ is not here")
 @each("shape, unlike", [("30b-a3b", 1.0), ("gpt-oss-20b", 1.2)])
 def test_a_step_of_the_timed_shapes_reads_what_their_header_says(shape, unlike, fresh_home, tmp_path, monkeypatch):

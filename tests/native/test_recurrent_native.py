@@ -360,6 +360,7 @@ def test_states_of_real_sizes_hold_what_is_predicted():
     assert cache.nbytes - empty == pytest.approx(fit.states(shape, "fp32"), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["int8", "int4"])
 def test_a_directory_is_packed_once_and_computes_as_it_does_in_memory(tiny, packing, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))

@@ -100,6 +100,7 @@ def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny, name):
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @each("name, context", [(LONGROPE, 64), (LONGROPE, 65), (DYNAMIC, 128), (DYNAMIC, 256)])
 def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny, name, context):
     model, text = tiny(name), prompt_ids(50, seed=9)
@@ -383,6 +384,7 @@ def test_the_self_test_sees_a_last_bit_that_depends_on_other_rows(opened, monkey
     assert finished(exactness.measuring(target, 2)).bitwise
 
 
+@pytest.mark.slow
 @each("name", ["", "draft"])
 @each("packing", PACKINGS)
 def test_rows_of_several_texts_are_what_each_says_by_itself(opened, packing, name):

@@ -94,9 +94,8 @@ def test_the_noise_of_the_least_and_the_greatest_hash(monkeypatch, bits):
     monkeypatch.setattr(
         module, "_mixed", lambda z: torch.full_like(z, bits << 11 if bits < 2**52 else (bits << 11) - 2**64)
     )
-    exact = -np.log(-np.log((np.float64(bits) + 0.5) * 2.0**-53))
-    if bits > 2**52:
-        exact = -np.log(-np.log1p(-(np.float64(2**53 - 1 - bits) + 0.5) * 2.0**-53))
+    below = np.log1p(-(2**53 - 1 - bits + 0.5) * 2.0**-53) if bits > 2**52 else np.log((bits + 0.5) * 2.0**-53)
+    exact = -np.log(-below)
     assert float(module._noise(torch.tensor([1]), torch.tensor([[1]]))) == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
 

@@ -91,6 +91,7 @@ def test_a_pair_without_a_kind_is_refused_by_name(quantize, device):
         linear_class(quantize, device)
 
 
+@pytest.mark.slow
 @kinds
 @precisions
 @each("name", [TIED, UNTIED, "llama-many-heads-biases-llama3"])

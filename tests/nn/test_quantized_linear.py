@@ -120,6 +120,7 @@ def test_zeros_equal_tiny_and_far_weights(kind, precision):
         assert error(layer.weight[3], weight[3]) < (0.2 if kind is Int4WeightOnlyLinear else 0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(LLMInt8Linear, marks=LIBRARY), Int8WeightOnlyLinear])
 def test_eight_bits_have_one_scale_an_output_channel(kind):
     weight = gaussian(OUT, IN, seed=1)

@@ -41,6 +41,7 @@ def rows(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(100, (count, OUTPUTS), generator=torch.Generator().manual_seed(seed)).float()
 
 
+@pytest.mark.slow
 def test_as_many_rows_as_there_are_whatever_came_before(target):
     sums = Sums()
     function = target.compute.recorded(sums)

@@ -381,6 +381,7 @@ def test_a_later_turn_that_changes_the_text_is_as_if_it_were_the_first(tiny, nam
 # -- to the bit --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @each("name", RECURRENT)
 @each("threads", [1, 2])
 def test_the_recurrent_part_gives_a_row_the_same_bits_however_rows_are_read(tiny, name, threads):

@@ -131,6 +131,7 @@ def test_states_of_a_prompt_stay_when_the_next_step_is_played(tiny):
     assert torch.equal(first.hidden.rows, held[0]) and torch.equal(first.inner.rows, held[1])  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @each("name", FAMILIES[:2])
 @each("size", [1, 2, 3, 9, 64])
 def test_rows_are_filled_up_to_a_power_of_two_and_given_back_as_they_were(tiny, size, name):

@@ -290,6 +290,7 @@ def test_a_filled_up_forward_gives_the_last_rows_logits_and_runs_the_layers_aske
         )
 
 
+@pytest.mark.slow
 def test_a_tree_at_the_very_end_of_the_slots_has_room_to_be_filled_up(tiny):
     model, tree = tiny("qwen2-grouped-yarn"), DraftTree.chain([77, 78, 79])
     prompt = prompt_ids(BUCKET - tree.size, seed=4)
@@ -307,6 +308,7 @@ def test_a_tree_at_the_very_end_of_the_slots_has_room_to_be_filled_up(tiny):
     assert apart(after, stock[-1:]) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_text_that_fills_the_whole_context_is_filled_up_beyond_it(tiny):
     model, prompt = tiny("llama-grouped-dynamic"), prompt_ids(120, seed=2)
     replies = []
@@ -347,6 +349,7 @@ def test_a_file_that_was_cut_off_is_reported_by_name(tiny, tmp_path):
 # -- rotations that depend on the length of the text -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_context_within_the_original_one_uses_the_short_factors(tiny):
     model = tiny(LONGROPE)
     assert model.target.context == 64, "the context the model was mostly trained with is the default"
@@ -428,6 +431,7 @@ def test_a_head_of_its_own_counts_though_the_config_says_tied(tiny, tmp_path):
     assert apart(ours, stock_logits(model.stock, tokens)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_key_that_the_family_does_not_know_changes_nothing(tiny, tmp_path):
     """The stock Llama has no windows, whatever its config.json says: converted models keep such keys."""
     model, tokens = tiny("llama-one-key-head-tied-linear"), prompt_ids(40, seed=12)

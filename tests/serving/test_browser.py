@@ -225,6 +225,7 @@ def test_key_host_and_origin_are_looked_at_before_a_websocket_opens(shown):
     assert shown.chats() == []
 
 
+@pytest.mark.slow
 def test_the_page_and_all_that_it_loads_comes_from_here(shown):
     entered = shown.enter()
     answer = shown.get(entered.path, Cookie=entered.cookie)

@@ -203,6 +203,7 @@ def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
     assert not paired.agrees("drafter", Settings(drafter="draft_model")), "it drafts with another small model, or none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("memory", "left"), [(12, ["third"]), (20, ["second", "third"]), (60, ["first", "second", "third"])]
 )

@@ -55,6 +55,7 @@ def test_openais_own_client_gets_the_reply_that_run_gives(server, client, tmp_pa
     assert ids == alone["token_ids"] and {piece.id for piece in pieces} == {pieces[0].id}
 
 
+@pytest.mark.slow
 def test_a_text_that_goes_on(server, client):
     whole = client.completions.create(model="demo", prompt="Once upon a", max_tokens=12, temperature=0)
     pieces = client.completions.create(model="demo", prompt="Once upon a", max_tokens=12, temperature=0, stream=True)
@@ -309,6 +310,7 @@ def test_figures_for_prometheus(server):
     assert names == [line.split()[2] for line in text.splitlines() if line.startswith("# HELP")]
 
 
+@pytest.mark.slow
 def test_what_is_no_http_costs_nobody_a_word(server):
     for sent in (b"\x16\x03\x01" + bytes(range(256)), b"GET / HTTP/9.9\r\n\r\n", b"\r\n\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:

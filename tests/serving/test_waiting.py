@@ -50,6 +50,7 @@ def until(connection: socket.socket, words: bytes) -> bytes:
     return got
 
 
+@pytest.mark.slow
 def test_who_waits_for_anothers_reply_gets_headers_and_comments(endless: Server) -> None:
     first = streaming(endless, "Hi", max_tokens=90_000)
     until(first, b'"content"')
@@ -66,6 +67,7 @@ def test_who_waits_for_anothers_reply_gets_headers_and_comments(endless: Server)
     assert error["type"] == "invalid_request_error" and "100,000" in error["message"]
 
 
+@pytest.mark.slow
 def test_clients_read_over_them(endless: Server) -> None:
     openai = pytest.importorskip("openai")
     first = streaming(endless, "Hi", max_tokens=90_000)

@@ -122,6 +122,7 @@ def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers
     assert taken["engine"] == found["engine"] == "server"
 
 
+@pytest.mark.slow
 def test_a_drafter_that_was_named_and_is_another_one_by_now(server):
     """A server that may choose then chooses again."""
     with pytest.raises(Differs, match=matching("drafts_with_phrases_by_now")):

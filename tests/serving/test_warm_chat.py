@@ -253,6 +253,7 @@ def test_a_restarted_server_may_load_models_differently(tmp_path, monkeypatch):
         again.stop()
 
 
+@pytest.mark.slow
 def test_what_an_engine_says_meanwhile_travels_with_the_reply():
     heard = deque(["what was said when it was loaded"])
 

@@ -42,6 +42,7 @@ def test_the_api_sends_what_the_model_wrote_and_a_terminal_gets_safe_text(servin
     assert not {*"\x1b\x07\x00\r\u202e\u2066"} & {*drawn} and drawn.startswith("a␛[31m\nb ")
 
 
+@pytest.mark.slow
 def test_a_limit_within_a_character_removes_all_of_it(tmp_path: Path) -> None:
     face = "\U0001f642".encode()
     path = scripted_model(tmp_path / "model", [b"a", face[:2], face[2:], b"b", face[:3]]).path
@@ -57,6 +58,7 @@ def test_a_limit_within_a_character_removes_all_of_it(tmp_path: Path) -> None:
     assert reply()["text"] == "a\U0001f642b\ufffd", "the model itself left it so"
 
 
+@pytest.mark.slow
 def test_a_system_prompt_reaches_the_model_even_if_its_template_has_no_place_for_it(serving: Any) -> None:
     server = serving([b"a"], UNSYSTEM)
     asked = [{"role": "system", "content": "Brief"}, {"role": "user", "content": "Hi"}]
@@ -67,6 +69,7 @@ def test_a_system_prompt_reaches_the_model_even_if_its_template_has_no_place_for
     assert answer.json["usage"]["prompt_tokens"] == FRAME + 4 + len("ab") + len("Brief\n\nHi")
 
 
+@pytest.mark.slow
 def test_what_a_template_refuses_is_the_clients_mistake_in_the_templates_words(serving: Any) -> None:
     server, hi = serving([b"a"], SEVERE), {"role": "user", "content": "Hi"}
     for stream in (False, True):

@@ -76,6 +76,7 @@ def opened(home: Path) -> Iterator[Store]:
         yield store
 
 
+@pytest.mark.slow
 @each("bad", BAD)
 @each("table, column", TIMES + TEXTS)
 def test_conversations(sound, tmp_path, table, column, bad):
@@ -95,6 +96,7 @@ def test_conversations(sound, tmp_path, table, column, bad):
         assert 2 in {found.info.id for found in history.search("question")}
 
 
+@pytest.mark.slow
 @each("bad", BAD)
 @each("column", ["used", "created", "tick", "phrases", "model", "path"])
 def test_pools(sound, tmp_path, column, bad):

@@ -240,6 +240,7 @@ def test_whether_anything_was_ever_kept(path: Path, notices: list[str]) -> None:
 # -- searching --
 
 
+@pytest.mark.slow
 @each(
     "words, text",
     [

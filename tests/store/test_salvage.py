@@ -106,6 +106,7 @@ def test_one_page_costs_its_turns_only(path: Path, whole: Path, notices: list[st
     assert not path.with_name("localspec.db-new").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["turn", "phrase"])
 def test_pages_in_several_places_cost_no_more(path: Path, whole: Path, notices: list[str], table: str) -> None:
     copied(whole, path)
@@ -121,6 +122,7 @@ def test_pages_in_several_places_cost_no_more(path: Path, whole: Path, notices: 
         assert left <= pool.phrases <= 400 and (pool.phrases < 400) == (table == "phrase")
 
 
+@pytest.mark.slow
 def test_conversations_whose_own_row_is_lost_keep_their_turns(path: Path, whole: Path, notices: list[str]) -> None:
     copied(whole, path)
     damage_root(path, "conversation")
@@ -131,6 +133,7 @@ def test_conversations_whose_own_row_is_lost_keep_their_turns(path: Path, whole:
     assert b"DELETED" not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_turns_of_a_deleted_conversation_do_not_come_back(path: Path, whole: Path, notices: list[str]) -> None:
     copied(whole, path)
     with contextlib.closing(sqlite3.connect(path)) as connection:  # as an old page that a disk brings back
@@ -187,6 +190,7 @@ def test_a_kill_at_any_time_leaves_the_old_file_or_the_whole_new_one(
                 file.unlink()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_damaged_file_in_its_place(
     path: Path, whole: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -201,6 +201,7 @@ def test_every_model_that_localspec_should_know_is_in_the_registry(tmp_path: Pat
     assert listed == {model.sha256 for name, model in MODELS.items() if name != "gemma3"}, "Gemma 3 is not read yet"
 
 
+@pytest.mark.slow
 def test_without_a_network_the_embedded_model_answers_and_one_sentence_says_so(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +240,7 @@ def demo_process(index: Path, tmp_path: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="has no such exit codes")
 def test_a_reader_that_is_gone_ends_the_demo_quietly(index: Path, tmp_path: Path) -> None:
     """The process writes a second time after pip has failed."""

@@ -177,6 +177,7 @@ def test_a_bias_of_only_the_queries_is_not_left_out(tiny: Make, tmp_path: Path) 
     assert torch.equal(found["qkv.bias"][:rows], bias[:rows]) and not found["qkv.bias"][rows:].any()
 
 
+@pytest.mark.slow
 @each(
     "config, tensors, said",
     [

@@ -139,6 +139,7 @@ def test_each_layer_of_the_library_computes_what_torch_does_with_its_numbers(
     assert_each_layer_agrees(native_target(model.path, model.stock, packing), prompt_ids(40, seed=3))
 
 
+@pytest.mark.slow
 @each("name, packing", covering(WITH_LAYER_INPUTS, PACKINGS))
 def test_of_layers_that_read_tokens_texts_of_one_token_are_those_of_torch(tiny: Make, name: str, packing: str) -> None:
     model = tiny(name)

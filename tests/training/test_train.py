@@ -425,6 +425,7 @@ def test_a_state_of_something_else_is_a_damaged_checkpoint(tmp_path, state):
         checkpoint.state(tmp_path)
 
 
+@pytest.mark.slow
 def test_perplexity_is_that_of_the_plain_formula(target, corpus):
     total, count = 0.0, 0
     for row in corpus.held_out:

@@ -43,6 +43,7 @@ def ends(terminal: Terminal, number: signal.Signals) -> int:
     return terminal.ends()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_ends_a_chat_whose_screen_is_busy(tmp_path, number):
     home, busy = tmp_path / "home", tmp_path / "busy"

@@ -67,6 +67,7 @@ def test_there_are_fifty_kinds_and_each_is_as_long_as_may_be():
     assert all(0.9 * SIZE < len(text.encode()) <= SIZE for text in REPLIES.values())
 
 
+@pytest.mark.slow
 @in_parts
 def test_a_reply_costs_little_more_than_plain_text_and_a_piece_the_same_however_long_it_is(names):
     cost(ReplyMarkdown("# warm\n\n```python\n1\n```\n"))
@@ -106,6 +107,7 @@ def letters(blocks) -> int:
     return sum(len("".join(block.text.split())) for block in blocks)
 
 
+@pytest.mark.slow
 @each(
     "text",
     [

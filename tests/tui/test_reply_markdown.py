@@ -165,6 +165,7 @@ IN_LINES = {
 }
 
 
+@pytest.mark.slow
 @each("name", IN_LINES)
 def test_a_formula_has_the_lines_that_it_was_written_in(name):
     text, paragraphs = IN_LINES[name]

@@ -57,6 +57,7 @@ def in_two_files(path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
 
 
+@pytest.mark.slow
 def test_phrases_of_a_directory_stay_with_its_weights(state: Path) -> None:
     with closing(sqlite3.connect(Paths(state).database)) as connection, connection:  # which was written elsewhere
         connection.execute("UPDATE pool SET model = ?1, path = ?1", (str(state / "model"),))
@@ -97,6 +98,7 @@ def test_a_drafter_is_found_by_its_revision(home: Path) -> None:
     assert drafter.revision != revision(home / "model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [False, True])
 def test_an_import_is_recognised_in_a_file_of_another_name_and_read_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, known: bool
@@ -119,6 +121,7 @@ def test_an_import_is_recognised_in_a_file_of_another_name_and_read_once(
     assert before <= {one.name for one in paths.imports.glob("*.packed")}
 
 
+@pytest.mark.slow
 def test_another_packing_of_an_import_has_its_revision_and_the_fingerprint_for_both(home: Path) -> None:
     paths, former = Paths(home), imports(Paths(home))["here"]
     assert not former.header.origin.weights

@@ -49,6 +49,7 @@ def test_a_model_of_the_settings_is_shown_by_its_present_name(home: Path) -> Non
     assert shown(home, "use").startswith(f"{NEW} (")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [OLD, NEW])
 def test_commands_accept_both_names(home: Path, name: str) -> None:
     for command in (("show",), ("verify",), ("use",), ("pool", "show"), ("run", "hi", "-n", "1", "--no-log", "-m")):
@@ -56,6 +57,7 @@ def test_commands_accept_both_names(home: Path, name: str) -> None:
     assert shown(home, "pool", "show", name).startswith(f"{NEW}: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [OLD, NEW])
 def test_phrases_are_found_by_both_names_after_the_model_was_deleted(home: Path, name: str) -> None:
     before = shown(home, "pool", "show", NEW)

@@ -51,6 +51,7 @@ def replies_of_then(home: Path) -> dict[str, str]:
         return {one.info.model: one.turns[0].reply for one in saved}
 
 
+@pytest.mark.slow
 def test_every_model_answers_as_it_did_and_lies_in_the_data_directory_then(home: Path) -> None:
     before, said = contents(Paths(home).packed), replies_of_then(home)
     assert len(before) == 2 and said.keys() == NAMES
@@ -65,6 +66,7 @@ def test_every_model_answers_as_it_did_and_lies_in_the_data_directory_then(home:
         assert called(home, "verify", name).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["import", "run"])
 def test_a_file_that_is_still_there_is_read_as_it_is_once_it_is_named(home: Path, by: str) -> None:
     pools = {pool["model"]: pool for pool in json.loads(called(home, "pool", "list", "--json").stdout)}
@@ -243,6 +245,7 @@ def test_what_can_be_made_again_stays_in_the_cache_directory(monkeypatch: pytest
     assert is_only_copy(pulled, paths)
 
 
+@pytest.mark.slow
 def test_an_import_that_cannot_be_read_stays_and_is_named(home: Path) -> None:
     file = imports(Paths(home))["gone"].path
     damaged = file.read_bytes()[:-1]

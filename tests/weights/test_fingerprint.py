@@ -118,6 +118,7 @@ def of(tensors: Mapping[str, np.ndarray]) -> str:
     return sampled_weights({name: one.shape for name, one in tensors.items()}, values)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_each_sample_counts_lies_in_one_row_and_nothing_else_is_asked_for(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 700), max_size=3)))
@@ -187,6 +188,7 @@ def flipped(file: Path, at: int) -> None:
         stream.write(bytes([byte[0] ^ 1]))
 
 
+@pytest.mark.slow
 def test_a_file_is_known_by_size_header_and_samples(file: Path, tmp_path: Path) -> None:
     before = file_fingerprint(file)
     assert len(before) == 40 and file_fingerprint(file) == before
@@ -243,6 +245,7 @@ def test_metadata_of_safetensors_are_the_files_and_not_the_weights(tiny: Any, tm
     assert file_fingerprint(file) != before
 
 
+@pytest.mark.slow
 @each("count", [2**31, 2**37])
 def test_little_is_read_of_a_file_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     file, reads = tmp_path / "large.gguf", []

@@ -216,6 +216,7 @@ def content(tensor: GgufTensor, step: int = 99_991) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [F32, "Q8_0"])
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "qwen3_5_moe", "gemma4-26b"])
 def test_gates_and_ups_in_one_tensor_are_those_in_two(tmp_path, name, kind):

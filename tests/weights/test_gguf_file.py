@@ -116,6 +116,7 @@ def test_texts_that_are_not_utf8_are_read_and_marked(tmp_path):
     assert [is_utf8(one) for one in found.texts("a.texts") or []] == [True, False]
 
 
+@pytest.mark.slow
 def test_an_array_of_texts_takes_little_more_memory_than_in_the_file(tmp_path):
     (tmp_path / "a.gguf").write_bytes(written({"a": [f"{n} {n + 1}" for n in range(100_000)]}, {}))
     tracemalloc.start()

@@ -54,6 +54,7 @@ def computed(source: PackingSource) -> None:
     assert np.isfinite(logits).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_damaged_header_is_a_sentence_or_a_model(tmp_path, name):
     header, chance, found = sound(tmp_path, name), random.Random(f"{name} 46"), []

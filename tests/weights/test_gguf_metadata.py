@@ -170,6 +170,7 @@ def test_a_usual_file_passes(named):
     assert config(metadata(named, {}), SHAPES, lambda _: [])["hidden_size"] == 256
 
 
+@pytest.mark.slow
 @each("name", [*table.USED, *table.OFF, *table.SAME, "unheard.of"])
 def test_other_values_are_refused_by_the_name_of_the_key(name):
     refused = 0

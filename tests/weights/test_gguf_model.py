@@ -184,6 +184,7 @@ def test_packed_weights_are_those_of_the_same_numbers(tmp_path, directory, name,
         assert bytes(found.view(tensor)) == bytes(expected.view(tensor)), tensor
 
 
+@pytest.mark.slow
 @each("name, kind", [(name, "Q4_K") for name in IN_ORDER] + [("llama-biases-llama3", kind) for kind in BLOCKS])
 def test_the_fingerprint_is_that_of_the_same_numbers_in_a_directory(tmp_path, directory, name, kind):
     found = GgufModel.open(write_model(tmp_path / "a.gguf", directory(name), kind))
@@ -207,6 +208,7 @@ def test_a_weight_that_is_sampled_changes_the_fingerprint(tmp_path, directory):
     assert GgufModel.open(file).weights != own
 
 
+@pytest.mark.slow
 @each("name", CONFIGS)
 def test_configurations_mean_the_same(tmp_path, directory, name):
     path = directory(name)
@@ -225,6 +227,7 @@ def test_configurations_mean_the_same(tmp_path, directory, name):
         assert ours.attention_scaling == pytest.approx(theirs.attention_scaling, rel=1e-6)
 
 
+@pytest.mark.slow
 @each("name", CONFIGS)
 def test_logits_are_those_of_the_directory(tmp_path, directory, name):
     model = GgufModel.open(write_model(tmp_path / "a.gguf", directory(name), "F32"))

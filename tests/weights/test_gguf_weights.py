@@ -132,6 +132,7 @@ def as_read(file: Path) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @each("family", ["llama", "tied", "qwen2", *OTHERS])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_weight_is_that_of_the_file(directory, tmp_path, paths, family, threads, monkeypatch):
@@ -169,6 +170,7 @@ def apart(tensors: dict[str, Stored]) -> dict[str, Stored]:
     return found
 
 
+@pytest.mark.slow
 @each("kind", ["Q4_K", "Q5_0", "F16"])
 def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kind, monkeypatch):
     monkeypatch.setattr(packed_file, "PIECE", 5000)
@@ -193,6 +195,7 @@ def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kin
     assert np.array_equal(*rows) and np.ptp(rows[0]) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [{}, {"ffn_down": "IQ2_XS", "token_embd": "F16"}])
 def test_a_registration_says_what_its_weights_take(directory, tmp_path, paths, kinds):
     file = mixed(tmp_path / "tiny.gguf", directory("tied"), **kinds)
@@ -220,6 +223,7 @@ class WrongAtLast(Oracle):
         return DraftTree.chain([context.root, *chain[:-1], *(token ^ 1 for token in chain[-1:])])
 
 
+@pytest.mark.slow
 @each("family", ["llama", *UNLIKE])
 def test_drafts_that_are_partly_wrong_change_no_token(directory, tmp_path, paths, family):
     file = mixed(tmp_path / "tiny.gguf", directory(family), ffn_down="Q6_K", token_embd="Q8_0")
@@ -244,6 +248,7 @@ def test_its_logits_are_those_of_the_numbers_in_the_file(directory, tmp_path, pa
     assert np.abs(rows[0] - rows[1]).max() < 0.05 * np.abs(rows[1]).max()  # inputs of products have 8 bits
 
 
+@pytest.mark.slow
 @each("family", ["llama", "tied", "phi3", *UNLIKE])
 def test_torch_has_every_weight_of_the_file_and_computes_what_the_library_does(
     directory, tmp_path, paths, family, monkeypatch
@@ -270,6 +275,7 @@ def test_torch_has_every_weight_of_the_file_and_computes_what_the_library_does(
     assert light.transformer.lm_head.weight.shape == found["embed_tokens"].shape
 
 
+@pytest.mark.slow
 @each("kind", [LLMInt8Linear, Int8WeightOnlyLinear])
 def test_on_a_gpu_int8_is_near_the_numbers_of_the_file(directory, tmp_path, paths, kind, monkeypatch):
     monkeypatch.setitem(packing_names._CLASSES, ("int8", "cpu"), kind)
@@ -281,6 +287,7 @@ def test_on_a_gpu_int8_is_near_the_numbers_of_the_file(directory, tmp_path, path
     assert 0 < float((found - right).norm() / right.norm()) < 0.02
 
 
+@pytest.mark.slow
 def test_what_is_here_only_packed_has_shapes_in_torch_and_no_weights(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"))
     path = registered(file, paths).path
@@ -366,6 +373,7 @@ def without_kernels(tmp_path: Path, width: int, coarse: Sequence[str]) -> Path:
     return mixed(tmp_path / f"{width}.gguf", path, **kinds, ffn_up="F32", attn_v="F16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coarse", [COARSE[:3], COARSE[3:6], COARSE[6:]])
 @pytest.mark.parametrize("width", [576, 896])
 def test_types_without_kernels_are_rounded_to_their_stand_ins(tmp_path, paths, width, coarse):
@@ -419,6 +427,7 @@ def test_they_are_packed_once(directory, tmp_path, paths, monkeypatch):
     assert opened(path, reporter=reporter).texts and len(done) == 3
 
 
+@pytest.mark.slow
 def test_what_was_packed_answers_without_the_file(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("tied"), ffn_down="IQ3_S", token_embd="F16")
     path, said = registered(file, paths).path, list[str]()
@@ -569,6 +578,7 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.slow
 @each("name", [*UNREADABLE, *UNUSABLE])
 def test_a_hostile_registration_is_a_sentence(directory, tmp_path, paths, name):
     found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
@@ -590,6 +600,7 @@ def test_a_registration_in_json_has_only_what_it_needs(directory, tmp_path, path
     assert found.path.stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_a_file_never_seen_before_is_read_and_tried_once(directory, tmp_path, paths, monkeypatch):
     started: list[Any] = []
     start = tokenizer_trial._started

@@ -254,6 +254,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @each("name", ["sound", *HOSTILE])
 def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, name):
     if name == "sound":

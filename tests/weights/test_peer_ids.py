@@ -62,6 +62,7 @@ def compare(name: str, ours: list[list[int]], theirs: list[list[int]]) -> None:
     assert differing == SIMPLER.get(name, set()), [cases()[name][1][at] for at in sorted(differing)]
 
 
+@pytest.mark.slow
 def test_ids_are_those_that_were_recorded_of_llama_cpp(tmp_path):
     if "RECORD_PEER_IDS" in os.environ:
         found: dict[str, Any] = {}

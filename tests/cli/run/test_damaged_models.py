@@ -103,6 +103,7 @@ def test_damaged_models(run, tmp_path, hello, damage):
     refused(run("-m", path, "hi"), code, *said)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_panics_in_the_midst_of_a_reply_costs_nothing_that_was_said(run, home, long, monkeypatch):
     class PanicException(BaseException):  # like the library's exception, which cannot be imported
         pass

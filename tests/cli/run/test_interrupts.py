@@ -29,6 +29,7 @@ def test_interrupted_in_mid_reply(home, endless):
     assert (turn.prompt, turn.reply, turn.reason) == ("hi", said[:-1].decode(), "interrupted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "call"), [("decode_step", 3), ("step_sources", 4), ("draft_of", 3), ("draft_of", 4), ("step", 4)]
 )
