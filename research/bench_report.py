@@ -181,7 +181,7 @@ def main() -> int:
     asked = arguments()
     asked.work = asked.work.resolve()
     asked.work.mkdir(parents=True, exist_ok=True)
-    os.environ["LOCALSPEC_HOME"] = str(asked.work / "home")  # neither a user's settings nor their cache
+    os.environ["LOCALSPEC_HOME"] = str(asked.work / "home")  # neither the user's settings nor the user's cache
     from compare_peers import KINDS, require
 
     from localspec.errors import LocalspecError
@@ -197,7 +197,7 @@ def main() -> int:
             kinds = chosen(asked.peers, tuple(KINDS), "--peers")
             require(kinds)
             for model in models(asked):
-                # What is found of llama.cpp's flags is heeded by the sections after it.
+                # Later sections use the flags of llama.cpp that this section finds best.
                 if "flags" in sections and "llama.cpp" in kinds and not asked.prepare:
                     merge(asked.raw, measure(model, "flags", asked, progress))
                 model = replace(model, flash=flash(read(asked.raw), model.name))

@@ -37,7 +37,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec.models.registry import resolve
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # and the packages each needs in addition to ours
+KINDS = {"transformers": (), "llama.cpp": ("llama_cpp", "gguf")}  # with the packages that each needs in addition
 CONTEXT = 256  # tokens in the cache before a timed forward
 REPETITIONS = 11  # of each forward
 
@@ -150,7 +150,7 @@ class LlamaCpp(Peer):
     def __init__(self, engine: Engine, limits: Limits, kind: gguf_writer.Kind, room: int) -> None:
         super().__init__(engine, limits)
         self.name = f"llama.cpp {kind}"
-        with tempfile.TemporaryDirectory() as folder:  # a file that is read at once is not needed for longer
+        with tempfile.TemporaryDirectory() as folder:  # a file that is read at once is not needed any longer
             file = Path(folder) / "weights.gguf"
             gguf_writer.write(file, engine.choice.target.path, self.target.config, kind)
             self._gguf = Gguf(file, self.vocabulary, room, on_gpu=engine.choice.device != "cpu")
@@ -223,7 +223,7 @@ def run_beside(
     for turn, contender in in_turns(contenders, turns):
         progress(f"forward {turn + 1} of {turns}")
         rows = ROWS[turn % len(ROWS)]
-        contender.forward(rows)  # not counted: the one before still holds cores and caches
+        contender.forward(rows)  # not counted, because the previous program still occupies cores and caches
         began = time.perf_counter()
         contender.forward(rows)
         seconds[contender.name][rows].append(time.perf_counter() - began)

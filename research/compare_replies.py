@@ -44,15 +44,15 @@ NODES = 8
 PACKINGS = ("int8", "int4")
 MODES = ("greedy", "seeded")
 PLAIN = "none"
-DRAWN_FROM = (BLOCKS, *PACKINGS)  # packings of the covering
+DRAWN_FROM = (BLOCKS, *PACKINGS)  # packings from which the covering is drawn
 SAMPLINGS = {
     "greedy": Sampling(),
     "temperature 0.8": Sampling(temperature=TEMPERATURE),
     "temperature 1, top-p 0.9": Sampling(temperature=1.0, top_p=0.9),
     "temperature 0.7, top-k 40, min-p 0.05": Sampling(temperature=0.7, top_k=40, min_p=0.05),
 }
-CHARACTERS = 600  # of a prompt of the covering, at most
-TRIES = 200  # combinations of which the one with most new pairs is taken
+CHARACTERS = 600  # characters of a prompt of the covering, at most
+TRIES = 200  # combinations, of which the one with the most new pairs is taken
 
 
 def drafters() -> list[str]:
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the table of all that is in --work")
     parser.add_argument("--covering", type=int, metavar="COUNT", help="number of prompts, one combination each")
     parser.add_argument("--pair", help="of --covering: the model that drafters with a draft model answer for")
-    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)  # with the instructions in use
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)  # with the instruction set in use
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     if options.run:
@@ -165,7 +165,7 @@ def answer(engine: Engine, prompt: str, sampling: Sampling, threads: int, most: 
     choose_threads = type(engine.target).set_threads
     choose_threads(engine.target, threads)
     engine.target.set_threads = lambda count: None  # type: ignore[method-assign]  # the engine takes what is idle
-    engine.session.rewind(0)  # all shall have read the same
+    engine.session.rewind(0)  # so that all have read the same
     *_, done = engine.chat(message(prompt), sampling, Limits(most))
     assert isinstance(done, Done)
     return done.statistics

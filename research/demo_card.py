@@ -54,7 +54,7 @@ class Sample:
 
     prompt: str
     reply: str
-    ended: bool  # by itself, not by the limit
+    ended: bool  # whether it ended by itself and not by the limit
 
 
 def sampling(model: Any) -> dict[str, float]:
@@ -121,7 +121,7 @@ def architecture(model: Any, weights: int) -> str:
     return table(["", ""], [[name, value] for name, value in rows.items()], left=2)
 
 
-BEGAN = (  # where `--begin` went on from the model that was here before
+BEGAN = (  # if `--begin` continued from the model that was here before
     "The second edition: it began with the weights and the tokenizer of the first, which had learnt 17 M tokens of books, "
     "chats, code and question sets (whose sources are among those credited below), learnt 4.0 M tokens of the stage below "
     "while the help had some four phrasings a question (0.97 core-hours), 6.0 M while it had fourteen (1.14 core-hours), "

@@ -7,7 +7,7 @@ from typing import Any
 from demo_data.passes import contents
 from demo_tokens import Corpus
 
-WEIGHTS_LIMIT = 32_000_000  # bytes of model.safetensors: the demo lies inside the wheel
+WEIGHTS_LIMIT = 32_000_000  # bytes of model.safetensors, because the demo is part of the wheel
 WEIGHTS = "model.safetensors"
 MODEL_FILES = (
     "config.json",

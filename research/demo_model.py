@@ -82,7 +82,7 @@ def export(model: Phi3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path
     )
     model.to("cpu", torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    # A class name that every transformers knows, and nothing about where the tokenizer was loaded from.
+    # A class name that every version of transformers knows, and nothing about where the tokenizer was loaded from.
     file = out / "tokenizer_config.json"
     told = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(

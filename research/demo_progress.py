@@ -42,7 +42,7 @@ class Loss:
     """Held-out loss of one source, nats summed over `tokens` predicted tokens."""
 
     source: str
-    kind: str  # text: every token counts, chat: what the assistant says, end mark included
+    kind: str  # text: every token counts; chat: the assistant's tokens count, with the end mark
     examples: int = 0
     tokens: int = 0
     nats: float = 0.0

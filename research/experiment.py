@@ -156,7 +156,7 @@ def checked_flags(made: argparse.ArgumentParser, given: Sequence[str] | None = N
                 setattr(asked, name, value)
     try:
         questions(asked.prompts, 1)
-        read_examples(vars(asked).get("data") or ())  # a training may read them hours later
+        read_examples(vars(asked).get("data") or ())  # check now, because a training may read the files hours later
         for model in asked.models:
             one = of_model(asked, model)
             decisive: dict[str, Any] = {name: vars(one).get(name) for name in DECISIVE}
@@ -507,7 +507,7 @@ def finished(directory: Path) -> bool:
 def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Sequence[Path]) -> None:
     """Train to the end. Raises the errors of `trained`."""
     asked = bench.asked
-    with Lock(directory) as lock:  # a training may go on after a kill of this program
+    with Lock(directory) as lock:  # a training may continue after this program was killed
         lock.take()
     command = ["train", variant.kind, "-m", asked.model, "-o", str(directory), "--steps", str(asked.steps)]
     command += ["--seed", str(seed), "--lr", str(RATES[variant.kind]), "--batch", "1024", "--length", "512"]
@@ -520,7 +520,7 @@ def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Seq
             _, said = training.communicate(timeout=bench.results.seconds)
         except subprocess.TimeoutExpired:
             training.send_signal(signal.SIGINT)
-            training.communicate()  # it saves its state
+            training.communicate()  # the training saves its state
             raise OutOfTime from None
     if training.returncode in (INTERRUPTED, -signal.SIGINT):
         raise OutOfTime

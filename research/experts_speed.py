@@ -139,7 +139,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
             largest = FAR_APART if tensor == "token_embd.weight" else 0.0
             writer.write_tensor_data(blocks(kind, size[0], size[1], chance, largest))
             continue
-        if (kind, size) not in made:  # of all layers; experts are put in another order
+        if (kind, size) not in made:  # one for all layers; experts are put in another order
             made[kind, size] = np.stack([blocks(kind, size[1], size[2], chance) for _ in range(size[0])])
         writer.write_tensor_data(made[kind, size][chance.permutation(size[0])])
     writer.close()
@@ -154,7 +154,7 @@ def ours(
     imported = time.perf_counter() - began
     NativeTarget.open(
         path, packing=BLOCKS, context=ROOM, threads=Threads(threads)
-    )  # the first time, it also lays the file out
+    )  # the first time, this also writes the file
     laid_out = time.perf_counter() - began - imported
     began = time.perf_counter()
     target = NativeTarget.open(path, packing=BLOCKS, context=ROOM, threads=Threads(threads), on_disk=on_disk)

@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         packed, served = Path(folder) / "packed", Path(folder) / "served"
         if PACKED in asked.ways:
-            timed(packed, question)  # packs, and measures what is kept of this machine
+            timed(packed, question)  # packs the model, and measures what is saved for this machine
         others, began, before = OthersLoad(), time.perf_counter(), _children()
         with ExitStack() as at_the_end:
             if WARM in asked.ways:

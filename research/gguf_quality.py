@@ -34,7 +34,7 @@ from localspec.weights.gguf_model import GgufModel
 from localspec.weights.packed_file import BLOCKS
 
 WINDOW = 512
-CONTEXT = WINDOW // 2  # tokens of it that are not counted
+CONTEXT = WINDOW // 2  # tokens of the window that are not counted
 ROWS = 32  # logits that are widened to 64 bits at a time
 Logits = Callable[[list[int]], np.ndarray]  # after the last token of the context and all but the last of the window
 

@@ -105,7 +105,7 @@ def _add_tensor(writer: Any, name: str, tensor: torch.Tensor, kind: Kind) -> Non
 
     if tensor.ndim == 1:
         writer.add_tensor(name, tensor.numpy())
-    elif kind == "q8_0" and tensor.shape[1] % 32 == 0:  # what one scale is for
+    elif kind == "q8_0" and tensor.shape[1] % 32 == 0:  # one scale is for 32 weights
         q8_0 = gguf.GGMLQuantizationType.Q8_0
         writer.add_tensor(name, gguf.quants.quantize(tensor.numpy(), q8_0), raw_dtype=q8_0)
     else:

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where nothing is installed
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for machines where localspec is not installed
 if INTERRUPTED := __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing is measured while others are imported
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing is measured during imports
 
 import psutil
 from experiment import positive, same_settings
@@ -38,15 +38,15 @@ AGAIN, OVER = 75, 76  # exit codes of a stage: it needs another process; its tim
 REFUSED = 2  # the exit code of a usage error
 MOST_PROCESSES = 6  # of one stage in one call
 SLACK = 15.0  # seconds that a stage may take beyond its time before it is ended
-START = 20.0  # seconds without which no further process is worth its start
-PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # of which the page shows only the last part
+START = 20.0  # seconds; with less, another process is not worth its start
+PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # the page shows only the last part of these
 
 
 def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # the words of a stage are made of these
+        allow_abbrev=False,  # the words of a stage are made of these flags
     )
     parser.add_argument("--stages", nargs="+", default=list(ORDER), metavar="STAGE", help=f"some of {' '.join(ORDER)}")
     parser.add_argument("--work", type=Path, help="where figures are kept, and what is worth bringing back")
@@ -88,7 +88,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 0
     work = options.work.absolute()
     models = options.models.absolute()
-    # Neither a user's settings nor their cache; packed models lie there, which are large.
+    # Neither the user's settings nor the user's cache. Packed models are here, because they are large.
     os.environ["LOCALSPEC_HOME"] = str(models / "home")
     asked = Asked(options.device, options.small, work, models, options.prompts, options.data, options.factor)
     try:
@@ -100,10 +100,10 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         for name in ORDER:
             read(work / f"{name}.json")
-        with locked(parser, work, "running.lock"):  # by a stage itself, which may outlive who started it
+        with locked(parser, work, "running.lock"):  # a stage holds it, and may outlive its parent
             if options.here:
                 return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
-        with locked(parser, work, "stages.lock"):  # between two stages, too
+        with locked(parser, work, "stages.lock"):  # held between two stages, too
             return all_stages(given, options)
     except LocalspecError as damaged:
         parser.error(str(damaged))
@@ -169,7 +169,7 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
             Record(file, 0.0).end(f"its process was over with code {code}: {last_line(log)}", time.monotonic() - began)
         after = read(file)
         if code is None or all(after[part] == before[part] for part in ("figures", "tries")):
-            return  # another process would come no further
+            return  # another process would not get further
         again = False
 
 
@@ -202,8 +202,8 @@ def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) ->
     from gpu_stages.machine import machine
     from gpu_stages.page import MODULES
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(OVER))  # so that what this process started ends with it
-    imported = time.time() - psutil.Process().create_time()  # that torch took
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(OVER))  # so that processes that this one started end with it
+    imported = time.time() - psutil.Process().create_time()  # seconds in which torch was imported
     began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds - imported, asked.device)
     if again:
         record.forget_failed()
@@ -235,5 +235,5 @@ if __name__ == "__main__":
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # what was measured is kept
+    except KeyboardInterrupt:  # measurements are saved
         sys.exit(130)

@@ -50,7 +50,7 @@ LOGGERS = re.compile(r"\b(log|logger|logging|warnings)\.")
 DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.While, ast.Raise, ast.Break, ast.Continue)
 TIMES_UP = (signal.SIGPROF, signal.SIGXCPU, signal.SIGKILL)
 UNREAD = ("annotation", "returns", "decorator_list", "bases")
-ELSEWHERE = ("neon", "avx_vnni")  # sources for processors that the tests do not run on
+ELSEWHERE = ("neon", "avx_vnni")  # sources for CPUs that the tests do not run on
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ class Copy:
         env["MUTANTS"] = str(self.folder)
         limits = f'ulimit -c 0 -v {MEMORY >> 10} -t {cpu}; exec "$@"'
         command = ["bash", "-c", limits, "limits", sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "mutants"]
-        stall = 900 if order else 0  # seconds of a test that waits; a busy machine may need some for one that computes
+        stall = 900 if order else 0  # seconds of a test that waits; on a busy machine, a computing test may need some
         command += ["-p", "no:cacheprovider", "-o", f"timeout={stall}", "-o", "timeout_method=thread"]
         command += [
             "--hypothesis-seed=0",
@@ -428,7 +428,7 @@ def main() -> None:
     if ROOT in (into, *into.parents):
         parser.error(f"--into is {into}, in the checkout. Name a folder outside.")
     into.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the tests that run are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running tests are ended, too
     done = {key: row for key, row in read(options.results).items() if row["commit"] == options.commit}
     here: Copy | None = None
     rows: list[dict[str, Any]] = []

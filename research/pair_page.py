@@ -20,7 +20,7 @@ BY = {"memory": "by M", "speed": "by speed"}  # the rules by which `auto` choose
 AIM_AHEAD = 2.2  # × llama.cpp's best setting, the geometric mean of all kinds of text
 
 Line = Mapping[str, Any]
-Kinds = dict[str, list[dict[str, Any]]]  # by kind of text, the turns: one a prompt, with a reply of each variant
+Kinds = dict[str, list[dict[str, Any]]]  # by kind of text, the turns: one for each prompt, with a reply of each variant
 
 
 def page(lines: Sequence[Line], machine: str) -> str:

@@ -56,11 +56,11 @@ TRIES = 3
 LONGEST = 320  # tokens of a prompt
 SEEDED = 0.7
 SEED = 49
-RESERVED = 10  # prompts of a kind that no other kind uses, so that fewer are the first of more
+RESERVED = 10  # prompts of a kind that no other kind uses, so that a smaller number takes the first of them
 WARM_UP = "Say hello."
-AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, how sure of each
+AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, least probability of each
 LOOK_UP = 10
-SLOW, SLOWEST = "layers", 70  # what is long measured, and for how many seconds
+SLOW, SLOWEST = "layers", 70  # a drafter whose measuring takes long, and for how many seconds it may
 Entry = dict[str, Any]  # a line of a file of prompts
 
 
@@ -112,7 +112,7 @@ KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
     "chat": {"oasst_en100": _question, "spec_bench": _open},
     "editing": {"mbpp_test": _edited_code, "xquad_en": _edited_text},
     "JSON": {"xquad_en": _facts, "gsm8k_test": _problem, "ifeval": _json},
-}  # of each kind of text the files, and what makes a prompt of a line; each line serves one kind only
+}  # for each kind of text the files, and how a line becomes a prompt; each line serves only one kind
 
 
 def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:

@@ -45,7 +45,7 @@ TASKS = {
 SMALL = Hyperparameters(draft=4, window=3, phrase=4, phrases=3)
 RECIPE = Hyperparameters(
     draft=7, window=15, phrase=5, phrases=3
-)  # table 11, models that agree: the least of each range
+)  # table 11, models that agree: the lower end of each range
 # d: draft model, a: accelerated, l: lengthened, v: phrases from verification, h: history, t: the text itself, b: phrases
 # at the root too, w: a window at the target
 PARTS = {
@@ -68,7 +68,7 @@ LAST = [
     "lookahead",
     "phrases",
     "the paper's recipe",
-]  # take longest
+]  # these take longest
 PAPER, OURS = "+ phrases from verification", "+ phrases at the root"
 COMPARED = ["speculative", "lookahead", PAPER, OURS]
 DRAFTS, PHRASE = (2, 4, 7, 10), (5, 7)  # γ and β of the grid
@@ -233,7 +233,7 @@ def table_4(pairing: Pairing) -> str:
             else ""
         )
         tokens, steps = (sum(reply[name] for reply in replies) for name in ("tokens", "steps"))
-        # appendix C: the forward that reads the prompt counts, and so does its token
+        # as in appendix C, the forward that reads the prompt counts, and so does its token
         line = [
             row,
             str(len(replies)),

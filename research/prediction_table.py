@@ -90,7 +90,7 @@ def run(path: Path, form: str) -> dict[str, float]:
     from localspec.models.shape import Shape
 
     for name in ("jinja2.sandbox", "tokenizers", "localspec.native.target", "localspec.native.exactness"):
-        import_module(name)  # all that is imported counts as there before
+        import_module(name)  # everything imported here counts as earlier memory
     library()
     flags = {**FORMS[form], "context": CONTEXT, "drafter": "none", "device": "cpu"}
     choice = choose(registry.resolve(str(path)), config.load(flags=flags))
@@ -155,7 +155,7 @@ def row(name: str, path: Path, form: str, options: argparse.Namespace) -> str:
             found.setdefault(key, []).append(value)
     middle = {key: median(values) for key, values in found.items()}
     off = middle["promised"] - middle["bytes"]
-    # each run against itself: what is measured minutes apart does not compare
+    # each run is compared with itself, because measurements minutes apart are not comparable
     parts = [
         median(told / seen - 1 for told, seen in zip(found[key], found["speed"], strict=True))
         for key in ("by_rates", "by_costs")

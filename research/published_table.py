@@ -72,7 +72,7 @@ class Plain(NamedTuple):
     packing: str
     published: float
     source: str
-    seen: bool = False  # while the predictor was corrected
+    seen: bool = False  # known while the predictor was corrected
 
 
 PLAIN = (

@@ -17,7 +17,7 @@ from localspec.models.registry import known
 GIB = 2**30
 
 
-# Multiprocessors by the data sheet, and the part of its bandwidth that a copy reaches on the one card we measured.
+# Multiprocessors, by data sheets; and the share of its bandwidth that a copy reaches on the one card that we measured.
 MULTIPROCESSORS = {
     "GTX 1650": 14, "RTX 2060": 30, "RTX 3060": 28, "RTX 3080": 68, "RTX 4050": 20, "RTX 4060": 24, "RTX 4080": 76,
     "RTX 4090": 128,
@@ -99,7 +99,7 @@ MACHINES = {
     "processor, 64 GB": (Machine((cpu(64, 80),), 16), "Qwen3-30B-A3B or Qwen3.5-35B-A3B Q4_K_M"),
 }  # fmt: skip
 
-# By machine: why somebody who uses another program would choose otherwise, and why this stays as it is.
+# By machine: the reason for which a user of another program would choose something else, and why this choice stays.
 OBJECTIONS = {
     "GPU 4 GB": "Elsewhere a 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. Here its head stays in "
     "16 bits, 0.8 GB of the 3.4 GiB, because a packed head needs a kernel that localspec does not have.",

@@ -27,7 +27,7 @@ from localspec.models.drafter_cards import ACCEPTANCE, DIGEST, FACTORS, GROUP, f
 from localspec.training.examples import held_out_prompts
 from localspec.training.verdict import ELSEWHERE, measure_generated
 
-SECONDS = 600.0  # after which no reply begins
+SECONDS = 600.0  # seconds after which no reply begins
 SMALL = 2**14  # tensors with fewer numbers are stored in fp16
 
 
@@ -65,7 +65,7 @@ def write(trained: Path, to: Path, most: int) -> Path:
             written[name] = numbers.astype(np.float16)
         else:
             written[name], written[name + FACTORS] = in_int4(numbers)
-    for name in ("kept", "bench", *ACCEPTANCE):  # measured before the drafter was cut and packed
+    for name in ("kept", "bench", *ACCEPTANCE):  # measured before the drafter was cut and packed, so no longer valid
         about.pop(name, None)
     if heads is not None and heads < about["options"]["heads"]:
         about["options"]["heads"] = heads

@@ -25,7 +25,7 @@ from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
 from localspec.store.store import Store
 
-FIGURES = b"context "  # in the line behind a finished reply
+FIGURES = b"context "  # in the line after a finished reply
 
 
 class Chat:

@@ -141,7 +141,7 @@ def measured(
     def taken() -> str:
         return getattr(chosen(card, settings, AUTO, known), "drafter", PLAIN)
 
-    if AUTO in choices:  # as after a first load; a run that goes on has replies by now, which would tell more
+    if AUTO in choices:  # as after a first load; a continued run has replies by now, which would say more
         took = saved_json(place / "auto.json", taken)
         if (choice := chosen(card, settings, took, known)) is not None:
             choices[AUTO], firsts[AUTO] = choice, load(choice, store=store, share_with=first)
@@ -152,7 +152,7 @@ def measured(
         return on_its_own_clock(engine.session, engine.chat(prompts.message(prompt.text), sampling, Limits(most)))
 
     def turn(number: int, prompt: prompts.BenchPrompt) -> dict[str, Any]:
-        plain = reply(PLAIN, prompt, asked.max_tokens, store)  # by phrases, what a loop brings would be remembered
+        plain = reply(PLAIN, prompt, asked.max_tokens, store)  # it would remember the phrases of a loop
         *_, done = plain
         assert isinstance(done, Done)
         most = until_it_goes_round(done.statistics.token_ids)
@@ -183,7 +183,7 @@ def measured(
     then: dict[str, Any] = {"predicted": {}, "auto": None}
     for number, prompt in enumerate(fitting):
         print(f"{card.name}, temperature {temperature}: prompt {number + 1} of {len(fitting)}", flush=True)
-        if number == half:  # what the replies so far brought is known now
+        if number == half:  # from here on, the replies so far are known
             then = saved_json(place / "then.json", lambda: {"predicted": foresee(), "auto": taken()})
         turns.append(
             {**saved_json(place / f"turn-{number}.json", partial(turn, number, prompt)), "later": number >= half}

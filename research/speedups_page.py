@@ -21,7 +21,7 @@ KINDS = {
 }  # files of prompts; all others are chat
 OWN = "what it knows"
 EVERY = ("chat", *KINDS, OWN)
-# Of the largest model, the best drafter, × by the kind of text.
+# For the largest model and its best drafter: times the speed of plain decoding, by kind of text.
 AIMS = {"chat": 1.8, "code": 2.2, "from the prompt": 2.2}
 FORESEEN, CHOSEN = 0.8, 0.9  # the shares of predictions within 10 %, and of cells in which `auto` is nearly the best
 

@@ -46,7 +46,7 @@ class Stage:
     length: int  # tokens a row
     batch: int  # tokens a step
     rates: tuple[float, float]  # factor on the learning rates, at first and at the end
-    hold: float  # how much of the stage is at the first rate
+    hold: float  # share of the stage at the first rate
     warm_up: int  # steps
     user_share: float  # weight of a user's tokens, relative to an assistant's
 

@@ -28,8 +28,8 @@ DEMO = Path(__file__).resolve().parent.parent / "localspec" / "demo"
 COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
-# By the end of a tensor's name: what grows along each of its axes, and "normed" where the mean square of what it
-# multiplies is lower for the zeros that were added.
+# By the end of a tensor's name: what grows along each axis. "normed" marks tensors whose input has a lower mean square
+# because of the added zeros.
 TENSORS: dict[str, tuple[str, ...]] = {
     "embed_tokens.weight": ("", "hidden"),
     "input_layernorm.weight": ("normed hidden",),
@@ -104,7 +104,7 @@ class Widening:
         self._factor = factor
         hidden, inner, heads, kv_heads = (config[name] for name in WIDTHS)
         head = hidden // heads
-        self._parts = {  # an axis is one or several parts, each of which grows by itself
+        self._parts = {  # an axis consists of parts, each of which grows by itself
             "hidden": [hidden],
             "pair": [hidden, hidden],
             "states": [hidden, hidden, hidden],
@@ -150,7 +150,7 @@ def widen_model(source: Path, out: Path, factor: int, context: int | None) -> No
     out.mkdir()
     Widening(config, factor).file(source / "model.safetensors", out / "model.safetensors")
     config |= {name: config[name] * factor for name in WIDTHS}
-    config["rms_norm_eps"] /= factor  # as the mean square
+    config["rms_norm_eps"] /= factor  # like the mean square
     if context is not None:
         config["max_position_embeddings"] = config["original_max_position_embeddings"] = context
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")

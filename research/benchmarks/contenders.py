@@ -93,7 +93,7 @@ class LlamaCpp:
         self.gguf.set_threads(model.threads)
 
     def prepare(self, context: int) -> None:
-        state = self._model.state(self._longest)  # of which the first tokens are used
+        state = self._model.state(self._longest)  # its first tokens are used
         ids, count = (ctypes.c_int32 * 1)(), ctypes.c_size_t()
         library = llama_cpp_model.library()
         path = str(state).encode()

@@ -25,8 +25,8 @@ from localspec.store.store import Store
 
 PLAIN, DRAFT_MODEL = "plain", "draft model"
 ROOM = 1024
-LOOK_UPS = {"look-up 2": 2, "look-up 10": 10}  # tokens ahead: what llama-cpp-python advises on CPUs, and its default
-AHEAD = 10  # what transformers' manual takes
+LOOK_UPS = {"look-up 2": 2, "look-up 10": 10}  # tokens ahead: llama-cpp-python's advice for CPUs, and its default
+AHEAD = 10  # as in the manual of transformers
 
 Answer = Callable[[str], Reply]
 
@@ -149,7 +149,7 @@ def _transformers(
         )  # fmt: skip
         (first, had), (last, _) = clock.seen[0], clock.seen[-1]
         told = [token for token in out[0, prompt.shape[1] :].tolist() if token not in stops]
-        # A first step may bring several tokens: what follows them is timed, as of each other reply.
+        # A first step may commit several tokens: the tokens after it are timed, as in each other reply.
         ahead = had - prompt.shape[1] - 1
         return Reply(told[min(ahead, len(told)) :], last - first, len(clock.seen) - 1)
 

@@ -11,8 +11,8 @@ import checkout  # noqa: F401
 import numpy as np
 from llama_cpp_model import Gguf
 
-Propose = Callable[[Sequence[int]], Sequence[int]]  # what may follow the tokens of prompt and reply so far
-MOST, SURE, AMONG = 16, 0.75, 10  # llama.cpp's own: tokens of a draft, how sure of each, among how many
+Propose = Callable[[Sequence[int]], Sequence[int]]  # proposes what may follow the tokens of prompt and reply so far
+MOST, SURE, AMONG = 16, 0.75, 10  # llama.cpp's defaults: tokens of a draft, the least probability of each, candidates
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class DraftModel:
 
     def __init__(self, gguf: Gguf, most: int = MOST, sure: float = SURE) -> None:
         self._gguf, self._most, self._sure = gguf, most, sure
-        self._read: list[int] = []  # what its cache holds
+        self._read: list[int] = []  # the tokens in its cache
 
     def __call__(self, tokens: Sequence[int]) -> Sequence[int]:
         known = next((at for at, (one, two) in enumerate(zip(self._read, tokens, strict=False)) if one != two), None)

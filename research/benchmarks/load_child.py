@@ -16,8 +16,8 @@ from pathlib import Path
 PROMPT, ROOM, REPLY = 16, 1024, 64  # tokens; the reply only serves to measure memory
 AT_ONCE = " read at once"
 
-Next = Callable[[list[int], int], int]  # the likeliest token after these, which come at this place
-Prepare = Callable[[Path, str, int], Callable[[], Next]]  # imports, and returns what loads
+Next = Callable[[list[int], int], int]  # returns the likeliest token after these, which begin at this position
+Prepare = Callable[[Path, str, int], Callable[[], Next]]  # imports, and returns the function that loads
 
 
 def _ours(path: Path, packing: str, threads: int) -> Callable[[], Next]:

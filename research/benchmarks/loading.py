@@ -24,7 +24,7 @@ from localspec.weights.opening import with_files
 from localspec.weights.packed_file import Origin
 from localspec.weights.packed_files import in_all_formats
 
-PIECE = 4 * 2**20  # bytes that a plain read of a file asks for at once
+PIECE = 4 * 2**20  # bytes that a plain read of a file requests at once
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _take(measured: Measured, one: Loaded, model: Model, column: str, turn: int)
     found = _child(one, model)
     share = others()
     measured.add(cell(one.contender, column), turn, 1e3 * found["seconds"], share)
-    if column == "warm":  # memory, in MiB; nobody disturbs it
+    if column == "warm":  # memory in MiB, which other programs do not disturb
         measured.add(cell(one.contender, "peak"), turn, found["peak"] / 2**20, 0.0)
         measured.add(cell(one.contender, "own"), turn, found["own"] / 2**20, 0.0)
 

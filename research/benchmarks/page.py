@@ -59,7 +59,7 @@ WAYS = (
     "the target, and drafts as llama.cpp's program `speculative` does: at most 16 tokens, each with a probability of at least "
     "0.75. transformers is its `generate`; *look-up* is its prompt look-up, and *assisted* uses the same draft model."
 )
-APART = 0.1  # of a speedup, from the ratio of the medians that the table shows
+APART = 0.1  # most difference between a speedup and the ratio of the medians that the table shows
 NOT_A_RATIO = (
     "† × differs by more than {percent} from the ratio of the two tokens/s. Each turn is one prompt, and prompts differ in "
     "speed. × is the median of the ratios within each turn. Tokens/s is the median of the replies, and may be of another prompt."
@@ -285,7 +285,7 @@ def _speculation(replies: Raw, ours: str) -> str:
 
 
 def _of_limit(by_rows: Raw, ours: str) -> str:
-    found = ratio(by_rows, limit(ours), ours, 1)  # how many times as fast the mere reading is
+    found = ratio(by_rows, limit(ours), ours, 1)  # how many times as fast reading by itself is
     return shown(found and Figure(1 / found.value, found.quiet, found.disturbed), times)
 
 

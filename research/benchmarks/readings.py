@@ -8,11 +8,11 @@ from statistics import median
 
 import psutil
 
-DISTURBED = 0.1  # of a core, used by other programs: the reading is left out
-LEAST = 0.2  # seconds of a reading, so that the kernel's hundredths of a second tell a tenth of a core
-Action = Callable[[], float | None]  # returns its own seconds where those are not all of its time
+DISTURBED = 0.1  # of a core, used by other programs: the reading does not count
+LEAST = 0.2  # seconds of a reading: long enough to detect a tenth of a core in the kernel's hundredths of a second
+Action = Callable[[], float | None]  # returns its own seconds if they are not all of its time
 
-Raw = Mapping[str, Sequence[Sequence[float]]]  # cell -> [turn, value, others], of which a smaller value is better
+Raw = Mapping[str, Sequence[Sequence[float]]]  # cell -> [turn, value, others]; a smaller value is better
 
 
 class OtherPrograms:

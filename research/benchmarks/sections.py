@@ -12,12 +12,12 @@ from benchmarks.readings import Raw, cell, ratio, timed, turns
 from benchmarks.workshop import Model
 
 ROWS = (1, 2, 4, 8, 16, 32)
-NEAR = 256  # tokens of context behind the forwards by rows
+NEAR = 256  # tokens of context before the forwards by rows
 CONTEXTS = (256, 2048, 8192)
 CONTEXT_ROWS = (1, 8)
 PROMPTS = (512, 2048)
 FLASH_OR_NOT = FLASH, PLAIN_ATTENTION = "flash attention", "plain attention"
-FLAG_CONTEXTS, FLAG_ROWS = (2048, 256), (1, 8)  # the longer one first: it is shortened
+FLAG_CONTEXTS, FLAG_ROWS = (2048, 256), (1, 8)  # the longer context first, because it is then shortened
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def prefill(model: Model, wanted: Wanted) -> Measured:
     measured = Measured()
     with opened(model, wanted.peers, max(PROMPTS)) as contenders:
         for contender in contenders:
-            contender.prefill(64)  # weights come from disk, and memory is asked for
+            contender.prefill(64)  # weights are read from the disk, and memory is allocated
         for turn, order in turns(len(contenders), wanted.seconds):
             for tokens in PROMPTS:
                 for index in order:

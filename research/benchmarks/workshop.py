@@ -13,7 +13,7 @@ from localspec.families.model_config import ModelConfig
 from localspec.weights.checkpoint import inspect, read_config, revision
 
 FACTORS = {"small": 8, "large": 16}  # 0.4 B and 1.4 B
-CONTEXT = 32768  # that the widened demo claims
+CONTEXT = 32768  # the context that the widened demo claims
 
 
 @dataclass(frozen=True)

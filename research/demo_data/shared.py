@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-LONGEST = 1500  # characters of what an assistant says: longer replies lose their subject
+LONGEST = 1500  # characters of an assistant's reply: longer ones lose their subject
 
 
 def examples(data: Path) -> Iterator[dict[str, Any]]:

@@ -117,7 +117,7 @@ tailor | person | works with cloth | makes and mends clothes | in a workshop | |
 """.strip().splitlines()
 )
 BY_KIND = {kind: [t.name for t in THINGS if t.kind == kind] for kind in dict.fromkeys(t.kind for t in THINGS)}
-MORE = {  # for lists alone
+MORE = {  # only for lists
     "animal": [
         "dog",
         "cat",

@@ -8,12 +8,12 @@ from figures import table
 
 from gpu_stages.record import failure
 
-# What the project's issue on GPUs asks for. Of the speed at which the card copies, what one row reads its weights with;
-# 16 rows over one; of a step, what the device waits for the host.
+# The aims of the project's issue about GPUs: how fast one row reads its weights, as a share of the speed of a copy; the
+# time of 16 rows over that of one; the share of a step in which the device waits for the host.
 READS = {"bf16": 0.85, "nf4": 0.6, "int8": 0.2}
 SIXTEEN_ROWS = {"bf16": 1.15, "nf4": 1.3, "int8": 1.05}
 HOST_SHARE = 0.05
-# The best of these methods: its speedup over our recorded plain decoding, and the most memory relative to that.
+# The best of these methods: its speedup over our recorded plain decoding, and its relative memory, at most.
 METHODS = ("s3d", "medusa", "parallelspec", "semi", "ouroboros")
 FASTER, LEAN = 2.0, 1.05
 # The largest error of predicted peak memory: as a share of the peak, or in bytes.

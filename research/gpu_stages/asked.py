@@ -26,9 +26,9 @@ class Asked:
     device: str
     small: bool
     work: Path
-    models: Path  # what is large and need not be kept
+    models: Path  # large files that need not be kept
     prompts: Path | None
-    data: Path | None  # what the demo learns from
+    data: Path | None  # texts that the demo learns from
     factor: int | None
 
     @property
@@ -44,7 +44,7 @@ class Asked:
             return SMALL
         import torch
 
-        # Its free memory would be asked for with a context, which takes some of it.
+        # A query of its free memory would need a context, which takes some memory.
         total = torch.cuda.get_device_properties(self.device).total_memory
         return next(factor for least, factor in FACTORS if total >= least)
 

@@ -21,7 +21,7 @@ from localspec.nn.target import ancestor_mask
 
 ROWS = (1, 8, 16, 32)
 SLOTS = 2048
-LAYERS = 8  # whose keys and values take turns
+LAYERS = 8  # layers whose keys and values take turns
 BACKENDS: Mapping[str, SDPBackend | None] = {
     "as torch chooses": None, "math": SDPBackend.MATH, "memory-efficient": SDPBackend.EFFICIENT_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION,

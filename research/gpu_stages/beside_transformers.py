@@ -28,7 +28,7 @@ PLAIN, EAGER = "localspec none", "transformers"
 OURS = ("none", "phrases", "medusa", "eagle3", "draft_model")
 SMALL_OURS = ("none", "medusa")
 LOADED, COMPILED = 15.0, 90.0  # seconds that a first reply may take
-LOOKED_UP = 10  # tokens of a draft that is looked up in the prompt, as transformers' own pages have it
+LOOKED_UP = 10  # tokens of a draft that is looked up in the prompt, as on transformers' own pages
 TURNS, TOKENS = 24, 96
 SMALL_TURNS, SMALL_TOKENS = 1, 12
 
@@ -115,7 +115,7 @@ class Everybody:
         if name == EAGER:
             return self._stock
         options: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKED_UP}
-        if name.endswith("compiled"):  # which transformers does by itself on CUDA, where the cache is static
+        if name.endswith("compiled"):  # transformers compiles by itself on CUDA if the cache is static
             options = {"cache_implementation": "static", "disable_compile": not self._asked.on_gpu}
         elif name.endswith("assisted"):
             options = {"assistant_model": self._assistant}
@@ -134,7 +134,7 @@ def run(record: Record, asked: Asked) -> None:
     """Run all contenders once, to load and compile, and then prompt by prompt in turns."""
     card = wide_demo(asked)
     asked_prompts = [one.text for one in questions_of(asked, SMALL_TURNS if asked.small else TURNS)]
-    longest = max(asked_prompts, key=len)  # what is compiled serves shorter texts too
+    longest = max(asked_prompts, key=len)  # code compiled for this text serves shorter ones, too
     with Store.open(asked.work / "measured-peers.db", print) as store:
         everybody = Everybody(asked, card, store)
         turns = [f"turn {number}" for number in range(len(asked_prompts))]
@@ -142,7 +142,7 @@ def run(record: Record, asked: Asked) -> None:
             return
         able = []
         for name in everybody.names:
-            # Whatever was kept, who answers in this process has to be warm in it.
+            # Whatever was saved, every program that answers has to be warm in this process.
             why = first_reply(record, everybody, name, longest)
             able += [] if why else [name]
             give_back(asked.device)

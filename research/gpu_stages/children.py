@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpu_stages.asked import ROOT
 
-GRACE = 20.0  # seconds in which a script may write down where it is
+GRACE = 20.0  # seconds in which a script may save its progress
 
 
 def run_script(
@@ -24,7 +24,7 @@ def run_script(
 
     It and its children get SIGTERM first, and have `grace` seconds to end. Their output is appended to `log`.
     """
-    own = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]  # before those where packages may lie
+    own = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]  # before the directories that may have other packages
     paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
     with log.open("a", encoding="utf-8") as out:
@@ -50,11 +50,11 @@ def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
     ends = time.monotonic() + grace
     try:
         while time.monotonic() < ends:
-            child.poll()  # else it stays in its group for ever
+            child.poll()  # otherwise it stays in its group for ever
             if not _tell(child, 0):
                 break
             time.sleep(0.1)
-    finally:  # also where somebody does not wait for it
+    finally:  # even if the caller does not wait for it
         _tell(child, signal.SIGKILL)
         child.wait()
 

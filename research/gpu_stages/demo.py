@@ -18,12 +18,12 @@ from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.record import Record, TimeUp
 from gpu_stages.small_demo import write_data
 
-# As in the Makefile; a draft model as its script says.
+# As in the Makefile; the draft model as in its script.
 TOKENS = {"long": 25e6, "last": 4e6, "draft": 4e6}
 SMALL_TOKENS = dict.fromkeys(TOKENS, 4096.0)
 SMALL_STEPS = 1
 KEPT = ("checkpoint.pt", "held_out.jsonl", "samples.jsonl")  # of a stage of the model's training
-LEAST = 45.0  # seconds in which anything can be learnt, the start of a script included
+LEAST = 45.0  # seconds in which anything can be learned, including the start of a script
 
 
 def run(record: Record, asked: Asked) -> None:

@@ -42,7 +42,7 @@ _SMALL_HYBRID = {
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 256, "max_position_embeddings": 1024,
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
 }  # fmt: skip
-# Of a precision, the number format and the packing.
+# For each precision, the number format and the packing.
 PRECISIONS = {
     "bf16": ("bf16", "none"), "fp16": ("fp16", "none"), "fp32": ("fp32", "none"), "int8": ("bf16", "int8"),
     "nf4": ("bf16", "nf4"),

@@ -68,7 +68,7 @@ def commits_of(one: Mapping[str, Any]) -> dict[str, list[str]]:
     ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in one["runs"]))
     told = [(run.get("commit") or UNKNOWN, name) for run in one["runs"] for name in run.get("measured", ())]
     known = {name for _, name in told}
-    # Runs of an earlier version of this program do not tell what they measured.
+    # Runs of an earlier version of this program do not list their measurements.
     told += [(ran[0] if len(ran) == 1 else UNKNOWN, name) for name in one["figures"] if name not in known]
     found: dict[str, list[str]] = {}
     for commit, name in dict.fromkeys(told):

@@ -20,7 +20,7 @@ from localspec.nn.linear_bitsandbytes import BLOCK, LLMInt8Linear, NF4Linear
 
 ROWS = (1, 2, 4, 8, 16, 32)
 COMPARED = (2, 3, 4, 5, 8, 9, 16, 17, 32)  # rows, each of which is compared with a product of one row
-READ = 256 * 2**20  # bytes of matrices that take turns: more than any card's cache holds
+READ = 256 * 2**20  # bytes of matrices that take turns: more than the cache of any card holds
 GROUP = 128  # weights that share a scale in torch's int4
 TILES = 8  # of its layout
 WRONG = 0.3  # relative error from which a product counts as wrong
@@ -88,7 +88,7 @@ def tiled_int4(weight: torch.Tensor) -> Product:
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     scales = ((high - low) / 15).clamp_min(1e-6)
     steps = ((groups - low) / scales).round().clamp(0, 15).to(torch.uint8).view(rows, columns)
-    # A step counts from eight on, and the number that is added says where eight lies.
+    # Levels count from eight, and the added number is the value of level eight.
     both = torch.cat([scales, low + 8 * scales], -1).transpose(0, 1).contiguous().to(weight.dtype)
     if weight.device.type == "cpu":
         packed = torch._convert_weight_to_int4pack_for_cpu(steps.int(), TILES)
@@ -169,7 +169,7 @@ def product(build: Build, item: float, sizes: tuple[int, int], device: str, read
         try:
             works = [lambda one=one: one(x[:count]) for one in copies]
             found["us"][str(count)] = 1e6 * seconds_each(works, device)
-        except RuntimeError as error:  # some take only one row
+        except RuntimeError as error:  # some accept only one row
             found["most"] = f"not for {count} rows: {str(error).strip().splitlines()[0][:120]}"
             return found
         graph = captured_seconds_each(works, device)

@@ -15,9 +15,9 @@ from localspec.errors import UsageMistake, first_line
 from localspec.machine.hardware import wait_for
 from localspec.machine.memory import give_back
 
-TRIES = 2  # of a figure in whose making the process ended
-LEAST = 5.0  # seconds that must be left for a figure to be begun
-LONGEST = 300  # characters of why something failed
+TRIES = 2  # attempts at a figure during which the process died
+LEAST = 5.0  # seconds that must be left when a figure is begun
+LONGEST = 300  # characters of a reason for failure
 
 
 class TimeUp(Exception):
@@ -59,17 +59,17 @@ class Record:
         failed = ""
         try:
             found = self.keep(name, make())
-            give_back(self._device)  # which what is free is asked of next
+            give_back(self._device)  # the next query of free memory must see it
             return found
-        except (TimeUp, DeviceLost, KeyboardInterrupt, SystemExit) as stopped:  # the process did not die of it
-            overran = isinstance(stopped, SystemExit) and self.left <= 0  # else it would be begun by every call
+        except (TimeUp, DeviceLost, KeyboardInterrupt, SystemExit) as stopped:  # the process did not die of this
+            overran = isinstance(stopped, SystemExit) and self.left <= 0  # otherwise every call would begin it again
             if not overran:
                 self._content["tries"][name] = tries
                 self._write()
             raise
         except Exception as error:  # noqa: BLE001  a kernel of another library may raise anything
             failed = f"{type(error).__name__}: {first_line(error)}"[:LONGEST]
-        # Outside the handler, for an error keeps alive all that its frames hold.
+        # Outside the handler, because an error keeps everything alive that its frames hold.
         print(f"    {failed}", flush=True)
         found = self.keep(name, {"failed": failed})
         gc.collect()
@@ -82,7 +82,7 @@ class Record:
         """Write a figure down."""
         self.figures[name] = figure
         self._content["tries"].pop(name, None)
-        if self._content["runs"]:  # the page tells of which commit each figure is
+        if self._content["runs"]:  # the page names the commit of each figure
             self._content["runs"][-1]["measured"] = [
                 *dict.fromkeys((*self._content["runs"][-1].get("measured", ()), name))
             ]

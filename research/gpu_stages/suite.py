@@ -22,7 +22,7 @@ OPTIONS = ("-o", "addopts=--import-mode=importlib", "-p", "no:logging", "-p", "n
 SHARED, MOST_SHARERS, OF_EACH = ("test_1_lossless",), 12, 2 * 2**30  # bytes of the card
 LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
-# A test and what it tells; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.
+# A test and its property; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.
 EXACT_TEST, EXACT_TOLD = "test_in_the_exact_form", "replies that are the plain ones"
 PEAK_TEST, PEAK_TOLD = "test_the_peak_is_what_was_predicted", "bytes at the peak, of those that were predicted"
 

@@ -30,12 +30,12 @@ from localspec.training.train import Training, TrainingPlan
 from localspec.training.trainable import make_drafter
 
 PRECISION = "nf4"
-BATCH, LENGTH = 4096, 1024  # tokens of a step and of a row: what `localspec train` takes by itself
+BATCH, LENGTH = 4096, 1024  # tokens of a step and of a row: the defaults of `localspec train`
 SMALL_BATCH, SMALL_LENGTH = 64, 32
 STEPS, SMALL_STEPS = 8, 2
 OPTIONS: dict[str, dict[str, Any]] = {"s3d": {"kept": "0,1,2,3,4,27,28,29,30,31"}}  # the paper's: 5 to 26 are skipped
 SMALL_OPTIONS: dict[str, dict[str, Any]] = {"s3d": {"kept": "0"}}
-ALLOWED = 1.1  # times the estimate: more would not fit where it was said to
+ALLOWED = 1.1  # times the estimate: a training that takes more would not fit where the estimate says so
 
 
 class RandomRows:

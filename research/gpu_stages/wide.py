@@ -31,7 +31,7 @@ def wide_demo(asked: Asked) -> TargetCard:
     """Return the widened demo, made where it is not there yet."""
     path = asked.models / f"demo-{asked.width}"
     if not path.exists():
-        for other in asked.models.glob("demo-*"):  # cut off, or of another width: each takes gigabytes
+        for other in asked.models.glob("demo-*"):  # unfinished, or of another width: each takes gigabytes
             shutil.rmtree(other)
         widen(path, asked.width, CONTEXT)
     return registry.resolve(str(path))

@@ -37,9 +37,9 @@ SMALL_DRAFTERS = (PLAIN, "phrases", "medusa", "s3d")
 TOKENS, REPLIES = 96, 12
 SMALL_TOKENS, SMALL_REPLIES = 12, 1
 LEAST = 15.0  # seconds for one drafter by itself
-SEARCHED = ("draft_model", "ouroboros", "layers")  # which is found out once, how they draft
+SEARCHED = ("draft_model", "ouroboros", "layers")  # drafters that search once how to draft
 LEAST_SEARCHED = 60.0
-SHARED = 60.0  # seconds that the replies side by side need at least
+SHARED = 60.0  # seconds that replies in turns need at least
 
 
 def run(record: Record, asked: Asked) -> None:
@@ -74,7 +74,7 @@ def alone(record: Record, asked: Asked, card: TargetCard, precision: str) -> Non
             if not engines:
                 choice = choose(card, without_phrases(settings_of(asked, precision), PLAIN))
                 engines.append(Engine(choice, store=store, phrases="off", measured=True))
-                replies(engines[0], asked)  # the first replies wait for kernels to be loaded
+                replies(engines[0], asked)  # the first replies load kernels
             return engines[0]
 
         for name in missing:
@@ -93,7 +93,7 @@ def one_alone(plain: Any, asked: Asked, card: TargetCard, precision: str, name: 
     engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", share_with=first, measured=True)
     loaded = peak_bytes(asked.device)
     if name != PLAIN:
-        replies(engine, asked)  # which take longer, for what they record
+        replies(engine, asked)  # these take longer, because steps are recorded
     watch_peak(asked.device)
     said = replies(engine, asked)
     told, held = [one for one in said if one.tokens_per_second], said[-1].memory
@@ -138,7 +138,7 @@ def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str,
     words += ["--drafters", *(name for name in drafters(asked) if name != PLAIN), "--work", str(work)]
     words += ["--out", str(asked.work / f"speedups-{precision}.md")]
     named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(asked)[precision].items()}
-    # A second process writes the replies: nothing of this one may stay on the card.
+    # A second process writes the replies, so this process must leave nothing on the card.
     code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": asked.device})
     found = turns_of(work / file_name(f"{card.path.name}-0.0"))
     record.keep(f"{precision} turns", found)

@@ -52,7 +52,7 @@ def compared(small: Target, target: Target, path: Path) -> None:
 GREEDY, NODES = Sampling(), 4
 LLAMA = "llama-many-heads-biases-llama3"
 QWEN = "qwen3-grouped-mixed-window-wide-heads"
-# A target, and one of another family and shape that drafts for it; all have one tokenizer.
+# A target, and a model of another family and shape that drafts for it; all have one tokenizer.
 PAIRS = [
     (LLAMA, "qwen2-one-key-head"),
     (QWEN, "phi3-one-key-head-tied"),
@@ -188,7 +188,7 @@ def steps_of_four(rows: int) -> float:
         (1e9, (1.0,) * 3, None, 8),  # phrases end before the draft does
         (2.0, (), float, 0),  # a row takes as long as a forward
         (8.0, (), steps_of_four, 3),  # the fourth node is the first of a step of rows
-        (20.0, (), steps_of_four, 4),  # 20 · 0.5³ · 0.8 would not pay, but with the fifth it does
+        (20.0, (), steps_of_four, 4),  # 20 · 0.5³ · 0.8 would not pay by itself, but with the fifth it does
     ],
 )
 def test_a_draft_goes_on_while_some_longer_one_saves_more_than_it_takes(
@@ -298,7 +298,7 @@ def test_a_stop_token_ends_a_draft(tiny: Make) -> None:
     small = copy(model.target)
     with stopping(said[stop], small):
         drafter = drafting(small)
-        for _ in range(2):  # the second time it has been drafted before
+        for _ in range(2):  # the second time, it was drafted before
             assert list(drafter.draft(context(drafter, text, 6)).tokens[1:]) == said[: stop + 1]
 
 
@@ -306,7 +306,7 @@ def test_tokens_that_the_target_does_not_have_are_not_drafted(tiny: Make) -> Non
     model, text = tiny("qwen2-one-key-head"), prompt_ids(9, seed=2)
     said = stock_reply(model.stock, text, 8, stops=())
     highest = max(range(8), key=said.__getitem__)
-    drafter = drafting(model.target, vocabulary=said[highest])  # the largest id that it has is one less
+    drafter = drafting(model.target, vocabulary=said[highest])  # the largest id that the small model has is one less
     assert list(drafter.draft(context(drafter, text, 8)).tokens[1:]) == said[:highest]
     again = drafting(model.target, vocabulary=said[highest] + 1)
     assert list(again.draft(context(again, text, 8)).tokens[1:]) == said
@@ -486,7 +486,7 @@ def test_turns_share_what_was_read_and_another_prompt_shares_nothing(tiny: Make,
         watched.rows.clear()
         assert reply(session, prompt, 12)[0] == text
         prompt = [*prompt, *text, END, *prompt_ids(9, seed=turn)]
-        # A token is taken back where a reply ends, and one where the next begins: they go along with what is new.
+        # Where a reply ends a token is taken back, and where the next begins another: both are read with the new ones.
         assert watched.again <= 2 * turn, "what the turns before hold is not read again"
     assert reply(session, first, 12)[0] == stock_reply(model.stock, first, 12)
     assert watched.again <= 8
