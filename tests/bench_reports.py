@@ -1,4 +1,4 @@
-"""Reports of a bench, of figures as a machine could have given them."""
+"""Reports of a bench with invented, possible figures."""
 
 from reply_statistics import said
 

@@ -1,4 +1,4 @@
-"""Small directories in the Hugging Face layout, for the tests; nothing but the standard library."""
+"""Small directories in the Hugging Face layout, written with only the standard library."""
 
 import json
 import struct
@@ -31,7 +31,7 @@ def safetensors(shapes: dict[str, list[int]]) -> bytes:
 
 
 def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list[int]] | None = None) -> Path:
-    """config.json, tokenizer.json and model.safetensors; 44 parameters by default."""
+    """Write config.json, tokenizer.json and model.safetensors; 44 parameters by default."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     (path / "tokenizer.json").write_text("{}")
@@ -40,7 +40,7 @@ def write_checkpoint(path: Path, config: object = CONFIG, shapes: dict[str, list
 
 
 def write_drafter(path: Path, model: Path, kind: str = "medusa") -> Path:
-    """Write what passes for a trained drafter of the model in a directory. Return its file of weights."""
+    """Write a directory that counts as a trained drafter of the model. Return its file of weights."""
     from localspec.weights.checkpoint import revision
 
     path.mkdir(parents=True)
@@ -51,7 +51,7 @@ def write_drafter(path: Path, model: Path, kind: str = "medusa") -> Path:
 
 
 def change_config(path: Path, **values: object) -> Path:
-    """Return the same directory with other values in its config.json."""
+    """Change values in the config.json of a directory, and return the directory."""
     content = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**content, **values}))
     return path

@@ -32,7 +32,7 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
 
 
 def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`localspec ARGUMENTS`, run in `home`, with `variables` added to the environment."""
+    """Run `localspec ARGUMENTS` in `home`, with `variables` added to the environment."""
     return subprocess.run(
         [sys.executable, "-m", "localspec", *arguments],
         cwd=home,
@@ -46,7 +46,7 @@ def localspec(home: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def called(home: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Return the same in this process, a quarter of a second sooner."""
+    """Do the same in this process, which saves a quarter of a second."""
     out, errors = io.StringIO(), io.StringIO()
     own = patch.dict(os.environ, environment(home, **variables), clear=True)
     with (
@@ -69,12 +69,12 @@ def reaching(terminal: int) -> Iterator[bytes]:
 
 
 def what_is_kept(home: Path) -> str:
-    """Return the notice on standard error about the first conversation that is saved in this home."""
+    """Return the notice about the first conversation that is saved in this home."""
     return wording("localspec_what_said_kept_readable", home=home / "data" / "localspec.db")
 
 
 def sentence(result: subprocess.CompletedProcess[str]) -> str:
-    """Return the one line of an error: nothing on standard output, no traceback."""
+    """Return the line of an error. Assert that there is no output and no traceback."""
     assert result.stdout == ""
     assert result.stderr.startswith("localspec: ") and result.stderr.count("\n") == 1, result.stderr
     return result.stderr

@@ -1,4 +1,4 @@
-"""Fixtures of the whole suite. Models are made once a session, and only those that a test asks for."""
+"""Fixtures of the whole suite. A model is made once in a session, if a test uses it."""
 
 import gc
 import locale
@@ -49,7 +49,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def unicode_locale() -> Iterator[None]:
-    """Mark are drawn as they are, wherever the tests run; in the C locale they would be ASCII."""
+    """Draw marks as they are in every locale; in the C locale they would be ASCII."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("LC_ALL", "LC_CTYPE"):
             patch.delenv(name, raising=False)
@@ -60,7 +60,7 @@ def unicode_locale() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tiny models gain nothing from threads; tests that need no torch do not pay for its import here.
+    """Use one thread, because tiny models gain nothing from more. Tests without torch do not import it here.
 
     The random seed is set again for each test, so that no test depends on those before it.
     """
@@ -72,7 +72,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """Return a new store that must not have anything to say."""
+    """Return a new store that must not print a notice."""
     with Store.open(tmp_path / "localspec.db", pytest.fail) as opened:
         yield opened
 
@@ -112,7 +112,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], "Tiny"]:
 def family_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
     """family_gguf(name, kind): the tiny model of a family in gguf_families.FAMILIES as a GGUF file of this type.
 
-    llama.cpp makes every type but F32. Without it a test that asks for one is skipped.
+    llama.cpp makes every type except F32. Without it, a test that needs such a type is skipped.
     """
     import gguf_families
 
@@ -132,7 +132,7 @@ def family_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str]
 
 @pytest.fixture(scope="session")
 def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """lived_in(home, *models): prepare a home with costs of these models, which has shown its first notice.
+    """lived_in(home, *models): prepare a home that has the costs of these models and has shown its first notice.
 
     Nothing else is there, so each process that begins in it is spared seconds, and a sentence. The fastest form is
     numerical, which is always true, and rows cost next to nothing.
@@ -166,7 +166,7 @@ def lived_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the home of this process, as at the very first start: there is nothing."""
+    """Return the home of this process, empty as at the first start."""
     for name in [name for name in os.environ if name.startswith("LOCALSPEC_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
@@ -175,7 +175,7 @@ def fresh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timed_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the cost of a forward by the fewest repetitions, for tests that do not ask how fast a model is."""
+    """Measure the cost of a forward with the fewest repetitions, for tests that do not depend on speed."""
     from localspec.engine import model_profile
 
     monkeypatch.setattr(model_profile, "ENOUGH_SECONDS", 0.0)
@@ -237,7 +237,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_collection_finish() -> None:
-    """Garbage is looked for seldom: it is little, and to look as often as Python does takes a tenth of the time."""
+    """Collect garbage rarely: there is little, and collecting as often as Python does takes a tenth of the time."""
     gc.freeze()  # imported modules stay, so garbage collection can skip them
     gc.set_threshold(100_000, 10, 10)
     gc.enable()

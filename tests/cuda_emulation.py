@@ -1,7 +1,7 @@
-"""Our kernels for NVIDIA's cards on a processor: their own sources as C++, whose threads take turns.
+"""An emulation of our CUDA kernels on a CPU: their own sources as C++, whose threads take turns.
 
-In place of the driver and of NVRTC; what cannot be said in C++ (conversions, loads and the products of tensor cores) is
-exchanged for what PTX says that it does.
+It replaces the driver and NVRTC. Conversions, loads and the products of tensor cores, which C++ lacks, are replaced by
+code that does what PTX specifies.
 """
 
 import ctypes

@@ -30,7 +30,7 @@ def damage_root(path: Path, name: str) -> None:
 
 
 def damage_leaves(path: Path) -> bytes:
-    """Damages every leaf that holds rows of an index or of a WITHOUT ROWID table; returns the bytes of the file."""
+    """Damage every leaf that holds rows of an index or of a WITHOUT ROWID table. Return the bytes of the file."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         size = connection.execute("PRAGMA page_size").fetchone()[0]
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
@@ -47,7 +47,7 @@ def damage_leaves(path: Path) -> bytes:
 
 
 def in_a_child(work: Callable[[int], object]) -> tuple[int, int]:
-    """Forks a process that does `work(pipe)`; returns its id and the end of the pipe to read from."""
+    """Fork a process that does `work(pipe)`. Return its id and the end of the pipe to read from."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -90,7 +90,7 @@ def killed_lives(count: int, live: Callable[[int, int], object]) -> Iterator[set
 
 @contextlib.contextmanager
 def open_directory() -> Iterator[Path]:
-    """Yield a directory that every user may enter: the one pytest makes for root is closed to others."""
+    """Yield a directory that every user may enter; pytest's own directory for root is closed to others."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     yield directory
@@ -115,7 +115,7 @@ def as_nobody() -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_readable(path: Path, directory_too: bool) -> Iterator[None]:
-    """Yield the file, or it and its directory, as one finds them on a read-only medium."""
+    """Yield the file, or it and its directory, as on a read-only medium."""
     for part in path.parent.iterdir():
         part.chmod(0o444)
     path.parent.chmod(0o555 if directory_too else 0o777)

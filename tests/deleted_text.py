@@ -1,4 +1,4 @@
-"""Text that is deleted and looked for afterwards, in every byte of the files and in the index of words."""
+"""Text that a test deletes, and a search for it in every byte of the files and in the index of words."""
 
 import random
 import sqlite3

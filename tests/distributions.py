@@ -15,7 +15,8 @@ def chisquare(observed: list[float], expected: list[float]) -> float:
 
 
 def assert_drawn_from(chances: torch.Tensor, counts: torch.Tensor) -> None:
-    """Chi-square; cells that are expected fewer than five times are put together, impossible ones must be empty."""
+    """Assert by a chi-square test that counts are from a distribution. Cells expected fewer than five times
+    are joined; impossible ones must be empty."""
     total = counts.sum()
     assert counts[chances == 0].sum() == 0, "what truncation removes was drawn"
     expected = chances.double() / chances.double().sum() * total

@@ -30,7 +30,7 @@ D = TypeVar("D", bound=TrainableDrafter)
 
 
 def torch_form(target: Any) -> Target:
-    """Return a target that can be trained for: itself, or the same model in torch where the CPU engine computes it."""
+    """Return a target for training: itself, or the same model in torch if the CPU engine computes it."""
     return target if isinstance(target, Target) else _in_torch(target.read_from, target.context)
 
 
@@ -53,7 +53,7 @@ def published(found: ConvertedDrafter, target: Any) -> Any:
 
 
 def perturbed(drafter: D, spread: float = 0.4) -> D:
-    """Return the drafter with large random weights, so that it is certain of its nonsense."""
+    """Return the drafter with large random weights, so that it proposes nonsense with great confidence."""
     chance = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -62,7 +62,7 @@ def perturbed(drafter: D, spread: float = 0.4) -> D:
 
 
 def session_of(target: Any, drafter: TrainableDrafter | Drafter, budget: Budget) -> Session:
-    """Return a session with a drafter, whether it was trained just now or drafts already."""
+    """Return a session with a drafter, given in its training form or in its drafting form."""
     return Session(target, drafting(drafter, target) if isinstance(drafter, TrainableDrafter) else drafter, budget)
 
 
@@ -106,7 +106,7 @@ def after_training(drafter: Any, origin: Path, path: Path, packing: str = "") ->
 
 
 def hidden_for(target: Any, states: torch.Tensor) -> Hidden:
-    """States [rows, hidden_size] as this target's backend gives them."""
+    """Return states [rows, hidden_size] in the form of this target's backend."""
     return TorchHidden(states) if isinstance(target, Target) else NumpyHidden(states.numpy())
 
 

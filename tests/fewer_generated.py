@@ -1,4 +1,4 @@
-"""For a cage, whose trainings then generate one reply of each kind at their end: as the fixture `one_reply_of_each_kind`."""
+"""A module for cages: trainings then generate one reply of each kind at the end, as with `one_reply_of_each_kind`."""
 
 from localspec.training import verdict
 

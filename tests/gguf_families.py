@@ -1,9 +1,8 @@
 """A tiny random model of every family: made by stock transformers, written as GGUF by the package `gguf`.
 
-Nothing here imports localspec, so what localspec reads was written without its code. Names of tensors are those of the
-package's own map. What the map does not say stands in `FAMILIES`: the metadata, and how weights differ from those in the
-Hugging Face layout. llama.cpp quantises the files where it is installed, and checks the conversion
-(tests/weights/test_gguf_families.py).
+Nothing here imports localspec, so localspec's code did not write the files that it reads. Names of tensors come from the
+package's own map. `FAMILIES` has everything else: the metadata, and how weights differ from the Hugging Face layout.
+If llama.cpp is installed, it quantises the files and checks the conversion (tests/weights/test_gguf_families.py).
 """
 
 import ctypes
@@ -55,7 +54,7 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 @cache
 def _trained(pieces: bool) -> tuple[list[str], list[str]]:
-    """Return the tokens of a byte-pair encoding of `TEXTS`, and its merges. `pieces` are of characters, else of bytes."""
+    """Return the tokens of a byte-pair encoding of `TEXTS`, and its merges: of characters if `pieces`, else of bytes."""
     tokenizer = Tokenizer(models.BPE())
     alphabet: list[str] = []
     marks = [*PIECE_MARKS, *_BYTES] if pieces else MARKS
@@ -124,7 +123,7 @@ def neighbours(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def one_more(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
-    """Add one to the weights of norms: Gemma 3 adds it as it computes."""
+    """Add one to the weights of norms, because Gemma 3 adds it when it computes."""
     return [(name, tensor + 1 if name.endswith("norm.weight") else tensor)]
 
 
@@ -160,7 +159,7 @@ def experts(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def in_turns(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
-    """Split gates and ups of gpt-oss, which are in turns in transposed matrices, and name the rest like weights."""
+    """Split gates and ups of gpt-oss, which alternate in transposed matrices, and name the rest like weights."""
     linear, bias = (name.removesuffix("_bias"), ".bias") if name.endswith("_bias") else (name, ".weight")
     if name.endswith(".sinks"):
         return [(f"{name}.weight", tensor)]
@@ -206,7 +205,7 @@ def recurrent(config: Any, name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def _beside_layers(config: Any, name: str) -> str:
-    """Return the name of a tensor of the layer that predicts a token further ahead, which is one more layer."""
+    """Return the name of a tensor of the additional layer that predicts a token further ahead."""
     name = name.replace("mtp.layers.0.", f"model.layers.{config.num_hidden_layers}.")
     return name.replace("mtp.", f"model.layers.{config.num_hidden_layers}.")
 
@@ -228,7 +227,7 @@ _WHOLE_HEADS = {gguf.MODEL_ARCH[name] for name in ("QWEN2", "QWEN3", "QWEN3MOE",
 
 
 def usual(architecture: gguf.MODEL_ARCH, config: Any) -> Said:
-    """Return the keys that llama.cpp's converter writes of most models."""
+    """Return the keys that llama.cpp's converter writes for most models."""
     said = {
         "context_length": config.max_position_embeddings, "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers, "feed_forward_length": config.intermediate_size,
@@ -440,7 +439,7 @@ _LARGE = {
 class Family:
     """A family, its tiny model, and how that is written as GGUF.
 
-    `off` is by what part of the largest logit llama.cpp may differ from transformers in F32.
+    `off` is the difference allowed between llama.cpp and transformers in F32, relative to the largest logit.
     """
 
     architecture: gguf.MODEL_ARCH
@@ -711,8 +710,8 @@ def has_llama_cpp() -> bool:
 def dequantised(name: str, file: Path) -> Model:
     """Return the stock model with the weights that a file stands for, unpacked by the package `gguf`.
 
-    Where each element of a matrix is stored is found out by converting numbers of elements in the place of weights.
-    Vectors are in F32 in every file, so those of the model are taken.
+    The place of each element of a matrix is found by converting indexes of elements instead of weights.
+    Vectors are in F32 in every file, so those of the model are used.
     """
     found = model(name)
     stored = {one.name: one for one in gguf.GGUFReader(file).tensors}

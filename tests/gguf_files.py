@@ -1,4 +1,4 @@
-"""GGUF files as a test needs them: written byte by byte, from Hugging Face models or from nothing, sound or hostile."""
+"""GGUF files for tests, written byte by byte: from Hugging Face models or invented, sound or hostile."""
 
 import json
 import struct
@@ -132,7 +132,7 @@ def written(metadata: Mapping[str, Any], tensors: Mapping[str, Stored], version:
 
 
 def stored(kind: str, weights: np.ndarray) -> Stored:
-    """Weights as a file has them: as they are, or for types of blocks as blocks of chance that are about as large."""
+    """Return weights as a file has them: as they are, or for block types random blocks of about that size."""
     if kind == "F32":
         return Stored(kind, weights.shape, weights.astype("<f4").tobytes())
     if kind == "F16":
@@ -161,7 +161,7 @@ def stored(kind: str, weights: np.ndarray) -> Stored:
 
 
 def q8_0(weights: np.ndarray) -> Stored:
-    """Weights as llama.cpp's quantiser writes them in Q8_0: ggml's quantize_row_q8_0_ref, 32 at a time."""
+    """Return weights as llama.cpp's quantiser writes them in Q8_0: ggml's quantize_row_q8_0_ref, 32 at a time."""
     groups = weights.reshape(-1, 32).astype(np.float32)
     scale = abs(groups).max(-1, keepdims=True) / np.float32(127)
     inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
@@ -171,12 +171,12 @@ def q8_0(weights: np.ndarray) -> Stored:
 
 
 def pairs(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys as llama.cpp's llama has them, which rotates neighbouring channels."""
+    """Return rows of queries or keys in the order of llama.cpp's llama, which rotates neighbouring channels."""
     return weights.reshape(heads, 2, -1, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
 def halves(weights: np.ndarray, heads: int) -> np.ndarray:
-    """Such rows as the Hugging Face code has them."""
+    """Return such rows in the order of the Hugging Face code."""
     return weights.reshape(heads, -1, 2, *weights.shape[1:]).swapaxes(1, 2).reshape(weights.shape)
 
 
@@ -233,7 +233,7 @@ PLUS_ONE = ("gemma3_text", "qwen3_5_text")  # to whose norms llama.cpp adds noth
 
 
 def tiled(weights: np.ndarray, config: Mapping[str, Any], first: int, rows: int) -> np.ndarray:
-    """Rows of value heads, from the `first` on, as llama.cpp's qwen35 has them: all that are first of their key head."""
+    """Return rows of value heads, from `first` on, as llama.cpp's qwen35 has them: the first of each key head first."""
     heads = config["linear_num_key_heads"]
     shared = config["linear_num_value_heads"] // heads
     last = weights[first:].reshape(heads, shared, rows, *weights.shape[1:]).swapaxes(0, 1)

@@ -370,7 +370,7 @@ class Rewriting:
             write(self.settled(), FILE)
 
     def settled(self) -> dict[str, str]:
-        """Return all texts: of a key the most frequent, where no use of it needs another."""
+        """Return all texts: for each key the most frequent one, unless a use of the key needs another."""
         found: dict[str, dict[str, str]] = {}
         for use, text in (self.good | self.changed).items():
             found.setdefault(use.partition("@")[0], {})[use] = text

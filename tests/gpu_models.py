@@ -51,7 +51,7 @@ class Stock:
     def reply(
         self, prompt: Sequence[int], count: int, stops: Collection[int], sampling: Sampling = GREEDY
     ) -> list[int]:
-        """Decode as plainly as possible, up to a near-tie or a stop: read the whole text again for every token."""
+        """Decode in the simplest way, up to a near-tie or a stop: read the whole text again for every token."""
         tokens = list(prompt)
         while len(tokens) < len(prompt) + count:
             logits = self.model(torch.tensor([tokens], device=self.device), use_cache=False).logits[0, -1].float().cpu()
@@ -74,7 +74,7 @@ def noisy(logits: torch.Tensor, position: int, sampling: Sampling) -> torch.Tens
 
 
 def stock_of(path: Path, device: str) -> Stock:
-    """In fp32, with attention written out."""
+    """Return the stock model in fp32, with eager attention."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32)
     return Stock(model.eval().to(device), device)
 
@@ -106,7 +106,7 @@ def with_small(build: Callable[[Ingredients], Drafter]) -> Callable[[Target], Dr
 
 
 def random_numbers(kind: str, target: Target, options: Any, spread: float = 0.1) -> Drafter:
-    """Return a drafter that others publish, with random numbers: it drafts nonsense, which must cost no token."""
+    """Return a published kind of drafter with random numbers. It drafts nonsense, which must change no token."""
     class_, chance = drafter_class(kind), np.random.default_rng(3)
     numbers = {
         name: (chance.normal(1.0 if len(spec.shape) == 1 else 0.0, spread, spec.shape)).astype(np.float32)
@@ -148,7 +148,7 @@ SAMPLED = Sampling(0.8, top_k=50, seed=11)
 
 
 def recurrent_model(path: Path) -> Path:
-    """Return a tiny model with recurrent layers, in whose place `mtp` drafts."""
+    """Return a tiny model with recurrent layers, as a target for `mtp`."""
     config = RECURRENT["qwen3_5-grouped-shared-keys-interval"]()
     return save_filled(AutoModelForCausalLM.from_config(config), path, byte_tokenizer())
 

@@ -1,4 +1,4 @@
-"""A small hub on this machine: as much of its HTTP as the real client speaks, and every way in which it can fail."""
+"""A small hub on this machine: the part of its HTTP that the real client uses, and every way to fail."""
 
 import gzip
 import hashlib
@@ -26,7 +26,7 @@ def git_sha1(content: bytes) -> str:
 
 @dataclass
 class Repository:
-    """A repository: `files` by name. Their description and their transfer can be made to differ from them."""
+    """A repository: `files` by name. Descriptions and transfers can be made to differ from the files."""
 
     files: dict[str, bytes]
     revisions: dict[str, str] = field(default_factory=dict)  # name -> commit
@@ -53,7 +53,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """`die_after`: bytes of large files until the server is gone; `pause`: seconds before each `piece` of a file."""
+    """A hub. `die_after`: bytes of large files until the server dies; `pause`: seconds before each `piece` of a file."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     endpoint: str = ""

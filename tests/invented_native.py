@@ -39,7 +39,7 @@ def invented_target(config: ModelConfig, packing: str) -> NativeTarget:
 
 
 def _weight(tensor: Tensor) -> PackedMatrix | npt.NDArray[Any]:
-    """Ones for a vector, else one random panel as often as it takes: packing all of them would take seconds."""
+    """Return ones for a vector, else one random panel repeated: packing different panels would take seconds."""
     if tensor.layout == "rows":
         one = np.float32(1.0 if tensor.out == 1 else SPREAD)
         if tensor.format == "bf16":

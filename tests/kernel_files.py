@@ -1,4 +1,4 @@
-"""The kernel's figures about a process's memory: not every Linux or sandbox has all of them."""
+"""Marks for tests that need the kernel's figures about a process's memory, which not every Linux or sandbox has."""
 
 import os
 import re

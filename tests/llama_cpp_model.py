@@ -73,7 +73,7 @@ class Gguf:
     def logits(self, tokens: Sequence[int], start: int, last: bool = False) -> Any:
         """Return a numpy array [tokens, vocabulary] for up to 512 tokens from position `start` on; with `last` [1, …].
 
-        The cache forgets what it held from there on.
+        The cache forgets everything from that position on.
         """
         count = len(tokens)
         self._library.llama_memory_seq_rm(self._library.llama_get_memory(self.context), 0, start, -1)

@@ -1,4 +1,4 @@
-"""Logits as each backend holds them: whatever is asked of them, all must give the same."""
+"""The forms of logits in each backend: all methods must give the same results for each form."""
 
 from collections.abc import Callable
 

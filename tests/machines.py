@@ -27,7 +27,7 @@ def cpu(
     bf16: bool = True,
     bandwidth: float | None = 20e9,
 ) -> Device:
-    """Return a processor with main memory, of which `free` GiB (by default all) are free. torch computes without bf16."""
+    """Return a CPU with main memory, of which `free` GiB (by default all) are free. torch computes without bf16."""
     found = _device("cpu", gib, free, ("bf16", "fp32") if bf16 else ("fp32",), packings, bandwidth)
     return replace(found, engine="native" if bf16 else "torch", capability="avx512_vnni" if bf16 else "", cores=4)
 
@@ -44,7 +44,7 @@ def gpu(
 
 
 def apple(gib: float = 16, free: float | None = None, bandwidth: float | None = 100e9) -> Device:
-    """Return the graphics of a Mac."""
+    """Return the GPU of a Mac."""
     return _device("mps", gib, free, ("bf16", "fp16", "fp32"), ("int8", "int4"), bandwidth)
 
 
@@ -64,7 +64,7 @@ def _device(
 
 
 def machine(*devices: Device) -> Machine:
-    """Return a machine with these devices, and with a usual CPU where none of them is one."""
+    """Return a machine with these devices, and with a usual CPU if none of them is a CPU."""
     own = () if any(device.type == "cpu" for device in devices) else (cpu(),)
     return Machine((*devices, *own), 8)
 
@@ -78,19 +78,19 @@ def unfetched(
 
 
 def trained(kind: str, parameters: int, *rates: float, revision: str = "0" * 40) -> DrafterCard:
-    """Return an installed drafter; `rates` are the shares of held-out text where it predicts each further token."""
+    """Return an installed drafter. `rates` are the shares of held-out text in which it predicts each further token."""
     about = {"accuracy_by_depth": [[rate] for rate in rates]}
     return DrafterCard(kind, Path("drafters") / kind, {}, revision, "big", parameters, parameters * 4, about)
 
 
 def flat(seconds: float, slope: float = 0.0) -> ForwardCosts:
-    """Forward that take so long, and so much of that longer with each further row."""
+    """Return costs of forwards: the seconds of one row, and the share by which each further row is slower."""
     return ForwardCosts((1, 65), (256,), ((seconds, seconds * (1 + 64 * slope)),))
 
 
 @dataclass(frozen=True)
 class Told(NoMeasurements):
-    """Given measurements: of models by (device, packing), and of the memory's bandwidth."""
+    """Invented measurements: of models by (device, packing), and of the memory's bandwidth."""
 
     models: Mapping[tuple[str, str], ModelMeasurements] = field(default_factory=dict)
     memory: float | None = None

@@ -24,7 +24,7 @@ SAMPLED = [Sampling(1.0, seed=3), Sampling(0.8, top_k=4, top_p=0.95, seed=2**63 
 def assert_each_depth_has_its_own_noise(
     target: Any, make: Callable[[], Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seeded text with this drafter is plain decoding's, and no longer where a depth takes the noise of the one above."""
+    """Assert that seeded text is that of plain decoding, and differs if a depth takes the noise of the one above."""
 
     def texts(drafted: bool) -> list[list[int]]:
         found = []

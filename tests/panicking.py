@@ -1,4 +1,4 @@
-"""A tokenizer that survives its trial and panics on one text: a regular expression that searches without end there."""
+"""A tokenizer that passes its trial and panics on one text, for which its regular expression searches without end."""
 
 import json
 import shutil

@@ -26,7 +26,7 @@ def sections() -> list[str]:
 
 
 def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
-    """Return every text of at least three words, with a {name} for each value that the program puts in.
+    """Return every text of at least three words, with a {name} for each value that the program inserts.
 
     Files and lines are not named, so moving code changes nothing.
     """

@@ -1,4 +1,4 @@
-"""Hypothesis without limits of time: on a busy machine a fast function can take longer than them."""
+"""Hypothesis without time limits, which even a fast function can exceed on a busy machine."""
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st

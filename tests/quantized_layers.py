@@ -1,4 +1,4 @@
-"""Packed linear layers: numbers for them, models of them, and checks that every kind of them must pass."""
+"""Packed linear layers: inputs, models, and checks that every kind must pass."""
 
 from pathlib import Path
 
@@ -18,17 +18,17 @@ def packed_target(path: Path, packing: str = "int8") -> Target:
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Return the same each time."""
+    """Return Gaussian numbers, the same each time."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def error(ours: torch.Tensor, right: torch.Tensor) -> float:
-    """Relative."""
+    """Return the relative error."""
     return float((ours.float() - right.float()).norm() / right.float().norm())
 
 
 def gradient_is_that_of_a_dense_layer(layer: QuantizedLinear, inputs: tuple[int, ...]) -> None:
-    """With the rounded weight, for x of this shape."""
+    """Assert that the gradient for x of this shape is that of a dense layer with the rounded weight."""
     direction = gaussian(*inputs[:-1], layer.shape[0], seed=4)
     ours, dense = (gaussian(*inputs).requires_grad_() for _ in range(2))
     y = layer(ours)

@@ -1,7 +1,7 @@
-"""A stand-in for CUDA graphs: operations are recorded with the memory they read and write, and done again there.
+"""A stand-in for CUDA graphs: operations are recorded with the memory that they read and write, and repeated there.
 
-As with a graph, what was a number of Python when it was recorded stays that number, and an operation for which the
-device would be waited for cannot be recorded.
+As with a graph, a Python number keeps its recorded value, and an operation that waits for the device cannot be
+recorded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +79,7 @@ UNCHANGED = ("contiguous", "float", "long", "to", "type_as")
 class HostCalls(TorchDispatchMode):
     """A count of the host's calls while it is active: launches, including copies to and from the device, and waits.
 
-    A recording is one launch. An operation that gives what it was given launches nothing.
+    A recording is one launch. An operation that returns its input launches nothing.
     """
 
     def __init__(self) -> None:

@@ -118,7 +118,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 class Breaking(Oracle):
-    """Fails at its n-th call of one kind, and only then."""
+    """A drafter that fails at its n-th call of one kind, and only then."""
 
     def __init__(self, *texts: Sequence[int], method: str, call: int, error: Exception) -> None:
         super().__init__(*texts)

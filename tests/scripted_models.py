@@ -1,4 +1,4 @@
-"""Models in the Hugging Face layout that a test knows by heart: real ones, made in a moment, without training."""
+"""Models in the Hugging Face layout with known replies: real models, made quickly and without training."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ def random_model(path: Path, *, context: int = 512, generation: Mapping[str, Any
 
 
 def _layer(index: int, width: int, make: Any) -> dict[str, np.ndarray]:
-    """One head of two channels, and a feed-forward of two."""
+    """Return a layer with one head of two channels and an MLP of two."""
     name = f"model.layers.{index}."
     return {
         **{f"{name}self_attn.{part}_proj.weight": make(2, width) for part in "qkv"},
@@ -118,7 +118,7 @@ def _write(
 
 
 def _tokenizer(pieces: Sequence[bytes]) -> Any:
-    """Encode byte by byte. A piece is spelled by its bytes and a private mark, which decoding takes away again."""
+    """Return a tokenizer that encodes byte by byte. A piece is its bytes and a private mark, which decoding removes."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     names = _byte_names()

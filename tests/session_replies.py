@@ -55,7 +55,7 @@ def conversation(model: Tiny) -> list[tuple[list[int], list[int]]]:
 
 
 def assert_plain(target: Any, session: Session, prompt: Sequence[int], count: int, *samplings: Sampling) -> Statistics:
-    """Reply by these samplings are those of plain decoding. Return the statistics of the last."""
+    """Assert that replies with these samplings are those of plain decoding. Return the statistics of the last."""
     assert samplings
     for sampling in samplings:
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, count, sampling)
@@ -65,13 +65,13 @@ def assert_plain(target: Any, session: Session, prompt: Sequence[int], count: in
 
 
 def assert_conversation(model: Tiny, session: Session) -> None:
-    """Three turns are those of the stock model."""
+    """Assert that three turns are those of the stock model."""
     for prompt, text in conversation(model):
         assert reply(session, prompt, SAID)[0] == text
 
 
 def assert_stops_leave_no_trace(model: Tiny, session: Session) -> None:
-    """After a reply that was stopped, taken back in part, or cut by a stop token, replies are those of the stock model."""
+    """Assert that replies are the stock model's after one that was stopped, partly taken back, or cut by a stop token."""
     (prompt, text), (second, answer), *_ = conversation(model)
     for stop in (1, 2, 3):
         stream = session.generate(prompt, Sampling(), Limits(max_tokens=SAID))

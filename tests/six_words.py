@@ -53,7 +53,7 @@ def _written(path: Path, config: Any, reading: Callable[[Path], Tiny], seed: int
 
 
 def joint_chances(stock: Any, prompt: Sequence[int], sampling: Sampling, count: int = 3) -> torch.Tensor:
-    """Chance of each continuation by `count` tokens, [words] * count, by the stock model and transformers' processors."""
+    """Return the chance of each continuation by `count` tokens, [words] * count, by transformers' model and processors."""
     following = stock_distribution(stock_logits(stock, prompt)[-1].double(), sampling).double()
     if count == 1:
         return following

@@ -53,7 +53,7 @@ _TEXTS = ["the cat sat on the mat and the dog sat on the log", "one two three fo
 
 
 def byte_tokenizer(size: int = 300) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: all bytes, a few merges, five special tokens, a chat template. The ids of specials come first."""
+    """Return a byte-level BPE: all bytes, a few merges, five special tokens, a chat template. Specials come first."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -72,7 +72,7 @@ def byte_tokenizer(size: int = 300) -> PreTrainedTokenizerFast:
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One id a word, nothing special: for vocabularies that are small enough to enumerate."""
+    """Return a tokenizer with one id for each word and no special tokens, for small vocabularies."""
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -424,7 +424,7 @@ def write(path: Path, config: Any, tokenizer: Any, seed: int, shard: str = "1GB"
 
 
 def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
-    """Give a model random weights, norms and biases too: with ones and zeros, leaving them out would go unnoticed."""
+    """Give a model random weights, also in norms and biases: if they were ones and zeros, leaving them out would not show."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -441,7 +441,7 @@ def filled(model: Any, seed: int, spread: float = 0.18) -> Any:
 
 
 def by_expert(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors with a matrix for each expert, as files have them, in the place of those of all experts."""
+    """Return tensors with a matrix for each expert, as in files, instead of one for all experts."""
     found: dict[str, Any] = {}
     for name, tensor in state.items():
         before, _, last = name.rpartition(".experts.")
@@ -478,26 +478,26 @@ def trusted(path: Path) -> Path:
 
 
 def read(path: Path, context: int | None = None) -> Tiny:
-    """Both models of a directory, in fp32."""
+    """Return both models of a directory, in fp32."""
     stock = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
     return Tiny(path, stock, Target.load(path, context=context))
 
 
 def prompt_ids(length: int, seed: int = 0) -> list[int]:
-    """Random ids without special ones."""
+    """Return random ids without special ones."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(len(SPECIAL), 300, (length,), generator=generator).tolist()
 
 
 @torch.no_grad()
 def stock_logits(stock: Any, tokens: Sequence[int]) -> torch.Tensor:
-    """[tokens, vocabulary], by the stock model and without a cache."""
+    """Return logits [tokens, vocabulary] of the stock model, computed without a cache."""
     logits: torch.Tensor = stock(torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits
 
 
 def stock_reply(stock: Any, prompt: Sequence[int], count: int, stops: Sequence[int] = (END,)) -> list[int]:
-    """Decode greedily in the plainest way: read the whole text again for every token, with none of our code."""
+    """Decode greedily in the simplest way, without our code: read the whole text again for every token."""
     return list(_stock_reply(stock, tuple(prompt), count, tuple(stops)))
 
 

@@ -32,7 +32,7 @@ def in_order() -> bool:
 
 
 def _in_pages(heads: int, width: int) -> bool:
-    """Return whether two ones are added to 2²⁴ one by one, and lost, exactly where they are in two pages."""
+    """Return whether two ones are added to 2²⁴ one by one, and lost, only if they are in two pages."""
     for first, lost in ((PAGE - 1, True), (PAGE, False), (2 * PAGE - 1, True), (2 * PAGE, False)):
         values = torch.zeros(1, heads, LEAST_SLOTS, width)
         values[:, :, 0], values[:, :, first : first + 2] = 2.0**24, 1.0

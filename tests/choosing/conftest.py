@@ -1,4 +1,4 @@
-"""Python's own time is left out of the figures, which are those of forwards; `real_host` restores it."""
+"""Figures leave out Python's own time, and count only forwards; `real_host` restores it."""
 
 import pytest
 

@@ -16,7 +16,7 @@ NUMBERS = 900_000  # of four bytes each: some pieces of a download
 
 
 def repository(directory: Path, numbers: int = NUMBERS, **more: object) -> Repository:
-    """Return a model whose weights are no zeros, so that every piece of them is another."""
+    """Return a model whose weights are not zeros, so that every piece of them is different."""
     write_checkpoint(directory, shapes={"a": [numbers]})
     (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     repository = model_repository(directory, **more)
@@ -31,7 +31,7 @@ def _counted(numbers: int) -> bytes:
 
 
 def rates_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this process a memory bandwidth without timing it: which drafter pays depends on it, but no file does."""
+    """Give this process a memory bandwidth without timing it. Which drafter pays depends on it, but no file does."""
     for place in ("choosing.measure", "machine.hardware"):
         monkeypatch.setattr(f"localspec.{place}.memory_bandwidth", lambda device: 5e10)
 
@@ -49,7 +49,7 @@ def variables(home: Path, hub: Hub) -> dict[str, str]:
 
 
 def at(home: Path, hub: Hub, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """`localspec ARGUMENTS` in this process."""
+    """Run `localspec ARGUMENTS` in this process."""
     return called(home, *arguments, **variables(home, hub), **more)
 
 
@@ -66,7 +66,7 @@ def common_cache(home: Path) -> Path:
 
 
 def stray(home: Path) -> list[str]:
-    """Files in the cache that no whole pull leaves: unfinished ones, and links that lead nowhere."""
+    """Return files in the cache that no complete pull leaves: unfinished ones, and broken links."""
     found = [path for path in common_cache(home).rglob("*") if path.name.endswith((".incomplete", ".tmp"))]
     return [
         str(path) for path in [*found, *(p for p in common_cache(home).rglob("*") if p.is_symlink() and not p.exists())]
@@ -74,5 +74,5 @@ def stray(home: Path) -> list[str]:
 
 
 def blobs(home: Path) -> dict[str, int]:
-    """Return the contents in the cache, and the mtime of each: one that was fetched again has another."""
+    """Return the contents in the cache with their mtimes: a file that was fetched again has another mtime."""
     return {path.name: os.stat(path).st_mtime_ns for path in common_cache(home).glob("models--*/blobs/*")}

@@ -1,4 +1,4 @@
-"""Where the tests for GPUs compute: on one where there is one; else on the CPU, which rehearses what means something there."""
+"""Fixtures of the tests for GPUs. Without a GPU, the CPU rehearses the tests that are meaningful there."""
 
 import gc
 import os
@@ -19,13 +19,13 @@ from localspec.nn.target import Target
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """Return the first GPU, where there is one; or what the run book says."""
+    """Return the first GPU, or the device that the run book names."""
     return os.environ.get("LOCALSPEC_TEST_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
 def cuda(device: str) -> Iterator[str]:
-    """Skips a test where there is no GPU, and gives back what it took there."""
+    """Skip a test without a GPU, and free its memory afterwards."""
     if device != "cuda":
         pytest.skip("there is no GPU here")
     give_all_back()
@@ -34,7 +34,7 @@ def cuda(device: str) -> Iterator[str]:
 
 
 def give_all_back() -> None:
-    """Leaves on the card only what is in use: what tests before it let go of would count for this one."""
+    """Free the card's unused memory: otherwise the memory of earlier tests would count."""
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
@@ -42,7 +42,7 @@ def give_all_back() -> None:
 
 @pytest.fixture(autouse=True)
 def full_precision() -> None:
-    """Products in fp32 are products of fp32, and not of the 19 bits that a GPU may take in their place."""
+    """Compute products in full fp32, not in the 19 bits that a GPU may use instead."""
     torch.set_float32_matmul_precision("highest")
 
 
@@ -50,7 +50,7 @@ def full_precision() -> None:
 def demo(device: str) -> Callable[..., Target]:
     """demo(dtype, exact, form): the demo model in torch; it comes with trained drafters, whose drafts are accepted.
 
-    Its steps are in the form in which an engine would have them here, or on a CPU in static shapes, unless it is eager.
+    Its steps have the form that an engine would use here, or on a CPU static shapes, unless it is eager.
     """
 
     @cache
@@ -65,9 +65,9 @@ def demo(device: str) -> Callable[..., Target]:
 
 @pytest.fixture(scope="session")
 def found_of(demo: Callable[..., Target], device: str) -> Callable[[str, bool], Exactness]:
-    """found_of(dtype, exact): what the self-test finds. It sets how far rows are filled up, so it comes before any text.
+    """found_of(dtype, exact): the result of the self-test. It sets how far rows are filled up, so it runs first.
 
-    A CPU leaves out trees that are wider than those of these tests.
+    On a CPU it leaves out trees wider than those of these tests.
     """
 
     @cache

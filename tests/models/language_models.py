@@ -1,4 +1,4 @@
-"""A check of the language model inside of one that reads pictures too."""
+"""A check of the language model within a model that also reads pictures."""
 
 from pathlib import Path
 from typing import Any

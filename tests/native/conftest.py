@@ -1,4 +1,4 @@
-"""The tiny models of the whole suite, on the CPU engine in fp32: tests of decoding/ run on them as they are."""
+"""The tiny models of the whole suite on the CPU engine in fp32, so that tests of decoding/ run on them unchanged."""
 
 from collections.abc import Callable
 from dataclasses import replace

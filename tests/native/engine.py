@@ -1,4 +1,4 @@
-"""Models of the compiled library made of Hugging Face ones, with nothing between a test and the C functions but arrays."""
+"""Models of the compiled library, made of Hugging Face models: tests call the C functions with arrays."""
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ def linear(
 class Model:
     """A model in `form` ("fp32", "bf16", "int8"), made of a stock one; quantised ones in groups of 32.
 
-    What is `given` takes the place of weights that would be packed so.
+    Weights in `given` replace those that would be packed here.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Text:
         adapters: Any = None,
         logits_from: int = 0,
     ) -> np.ndarray:
-        """Logits [rows - logits_from, vocab_size]; `hidden` and `argmax` hold the rest."""
+        """Return logits [rows - logits_from, vocab_size]. Store the states in `hidden` and the picks in `argmax`."""
         rows, sizes = len(inputs if tokens is None else tokens), self.model.sizes
         self.hidden = np.full((rows, sizes.hidden_size), np.nan, np.float32)
         logits = np.full((rows - logits_from, sizes.vocab_size), np.nan, np.float32)
@@ -164,7 +164,7 @@ class Text:
 
 
 def adapters(model: Model, given: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, float]]) -> Any:
-    """(layer, 0 to 3) -> A [rank, in], B [out, rank], scale, as the library takes them."""
+    """Return adapters as the library takes them, from (layer, 0 to 3) -> A [rank, in], B [out, rank], scale."""
     made_of = (Adapter * (4 * model.sizes.num_layers))()
     for (layer, which), (a, b, scale) in given.items():
         a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b.T, np.float32)

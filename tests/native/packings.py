@@ -13,7 +13,7 @@ PACKINGS = ["int8", "int4", "bf16"]
 
 
 def assert_plain_text(target: Any, drafter: Any, prompt: list[int], count: int = 16, nodes: int = 6) -> None:
-    """Reply greedily and drawn, with the drafter and without."""
+    """Assert that greedy and sampled replies are the same with and without the drafter."""
     for sampling in (Sampling(), Sampling(0.8, top_p=0.95, seed=1)):
         plain, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, count, sampling)
         session = Session(target, drafter, Budget(nodes, branches=target.branches))

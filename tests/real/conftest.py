@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def published() -> Callable[[str], Path]:
     """published(name): the file of a published model. A test of a model that is not here is skipped.
 
-    All skips of one model have the same place and words, so pytest counts them in one line.
+    All skips of one model have the same place and text, so pytest counts them in one line.
     """
 
     def file(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Nasty texts for tokenizers, conversations for templates, prompts and documents for numbers. All of them are fixed."""
+"""Fixed texts: difficult ones for tokenizers, conversations for templates, prompts and documents for logits."""
 
 import random
 from collections.abc import Iterable

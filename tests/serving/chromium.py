@@ -116,7 +116,7 @@ class Chromium:
 
 
 def _pipe() -> tuple[int, int]:
-    """One whose ends are not 3 and 4, which Chromium's are to be."""
+    """Return a pipe whose ends are not 3 and 4, the numbers that Chromium's pipes get."""
     ends = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
     for end in ends:
@@ -125,7 +125,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Tab:
-    """A tab of the browser. Its drawing is followed on a screen of ours, which has the size of the page's."""
+    """A tab of the browser. An emulated screen of the same size follows its drawing."""
 
     def __init__(self, browser: Chromium, session: str, target: str) -> None:
         self._browser, self._session, self._target = browser, session, target
@@ -149,7 +149,7 @@ class Tab:
         return " ".join(" ".join(self._screen.display).split())
 
     def shows(self, *words: str) -> None:
-        """Wait until all of them are on the screen."""
+        """Wait until all of these texts are on the screen."""
         self._browser.until(lambda: all(word in self.text for word in words), lambda: f"no {words} in {self.text}")
 
     def page(self, expression: str) -> Any:

@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def pieces(self) -> list[Any]:
-        """The pieces of a stream, without its end and without comments about waiting."""
+        """Return the pieces of a stream, without its end and without comments about waiting."""
         *pieces, end, rest = self.body.decode().split("\n\n")
         assert end == "data: [DONE]" and not rest
         return [json.loads(piece.removeprefix("data: ")) for piece in pieces if not piece.startswith(":")]
@@ -112,7 +112,7 @@ def start(home: Path, *arguments: str, program: Sequence[str] = ("-m", "localspe
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One for all tests of a module."""
+    """Return a server for all tests of a module."""
     found = start(tmp_path_factory.mktemp("h"))
     yield found
     assert found.stop() == 0

@@ -59,7 +59,7 @@ class Scripted:
 
     @property
     def replies(self) -> list[Any]:
-        """The bodies of the requests for replies."""
+        """Return the bodies of the requests for replies."""
         return [body for line, _, body in self.asked if line.startswith("POST")]
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Scripted:
 
 
 def _opened(gate: threading.Event, connection: socket.socket) -> bool:
-    """Wait for a gate; False where the client leaves before."""
+    """Wait for a gate. Return False if the client leaves before."""
     connection.settimeout(0.02)
     for _ in range(int(PATIENCE / 0.02)):
         if gate.is_set():

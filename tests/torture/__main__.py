@@ -1,4 +1,4 @@
-"""Tortures every command for a set time: `make torture`, or `python -m torture --seconds 1800 --seed 7`.
+"""Torture every command for a set time: `make torture`, or `python -m torture --seconds 1800 --seed 7`.
 
 Areas: `disk` (one change of a command fails), `signals` (it is interrupted, ended or killed at any moment), `files`
 (files from outside are damaged). A seed and an area's numbers repeat a failure. `--kills 1000` kills replies, pulls and
@@ -36,7 +36,7 @@ EXAMPLES = 5  # of a damaged file in one turn
 
 
 def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
-    """One change fails, or from one on all do."""
+    """Yield a fault: one change fails, or all changes from one on."""
     clean = stage.clean(name)
     kind = chance.choice(sorted(KINDS))
     fault = Fault(chance.randint(1, clean.changes), kind, kind != "EINTR" and chance.random() < 0.5)
@@ -45,7 +45,7 @@ def disk(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
 
 
 def signals(stage: Stage, name: str, chance: random.Random) -> Iterator[str]:
-    """Yield a signal comes at any moment of the time that the command takes."""
+    """Yield a signal at any moment while the command runs."""
     clean = stage.clean(name)
     sent = Signal(chance.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL]), chance.random() * clean.seconds * 1.1)
     ended = stage.ended(name, sent=sent)

@@ -1,4 +1,4 @@
-"""Run commands of localspec where they do no harm, a few a second: with faults of the disk, signals, limits."""
+"""Run commands of localspec in isolation, a few each second, with disk faults, signals and limits."""
 
 import json
 import os
@@ -34,7 +34,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Signal:
-    """A signal that is sent `after` some seconds, or, where there is a `when`, as soon as that is true."""
+    """A signal that is sent `after` some seconds, or as soon as `when` is true, if it is given."""
 
     number: signal.Signals
     after: float = 0.0
@@ -122,7 +122,7 @@ def _given(cue: Path, when: Callable[[], object]) -> Iterator[None]:
 
 
 def faults_library(directory: Path) -> Path:
-    """Compiles disk_faults.c. Linux only: elsewhere libraries are not put before others."""
+    """Compile disk_faults.c, for Linux only: other systems cannot preload libraries in this way."""
     made = directory / "disk_faults.so"
     flags = ("-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden")
     zig = (sys.executable, "-m", "ziglang", "cc")

@@ -1,4 +1,4 @@
-"""The process of cage.py: everything is imported once, and each command runs in a child that is there in milliseconds.
+"""The process of cage.py: it imports everything once, and runs each command in a child that starts within milliseconds.
 
 An order is a line of JSON on standard input, its result a line on standard output.
 """
@@ -40,7 +40,7 @@ def import_what_commands_use(*more: str) -> Any:
 
 
 def command(run: Any, order: dict[str, Any], faults: Any) -> int:
-    """In the child: as if it had just been started in a shell."""
+    """Run a command in the child as if it had just been started in a shell."""
     for descriptor, name in enumerate(("input", "out", "errors")):
         flags = os.O_RDONLY if name == "input" else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(order[name], flags, 0o600), descriptor)
@@ -75,8 +75,8 @@ def end(code: int) -> NoReturn:
 
 
 def kept_waiting(process: int) -> float:
-    """Seconds that one of its threads stood in line for a processor: on a machine that has others to serve it is slow,
-    and does not hang."""
+    """Return the seconds that one of its threads waited for a CPU: on a busy machine a command is slow, and does not
+    hang."""
     longest = 0
     for place in Path(f"/proc/{process}/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # the thread has ended
@@ -85,7 +85,7 @@ def kept_waiting(process: int) -> float:
 
 
 def cued(cue: str, ended: int) -> bool:
-    """Wait for the file, if there is to be one; False where the child has ended, or the wait, before it came."""
+    """Wait for the file, if one is expected. Return False if the child or the wait ends before it exists."""
     gives_up = time.monotonic() + PATIENCE
     while cue and not os.path.exists(cue):
         if select.select([ended], [], [], 0.01)[0] or time.monotonic() > gives_up:
@@ -94,7 +94,7 @@ def cued(cue: str, ended: int) -> bool:
 
 
 def watched(child: int, order: dict[str, Any]) -> dict[str, Any]:
-    """Send the signal that is asked for, when it is asked for, and ends a child that takes too long."""
+    """Send the requested signal at the requested moment, and end a child that takes too long."""
     began, ended = time.monotonic(), os.pidfd_open(child)
     try:
         if order.get("signal") and not select.select([ended], [], [], order["after"])[0] and cued(order["cue"], ended):

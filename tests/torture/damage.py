@@ -43,7 +43,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any, how: str) -> Any:
 
 @st.composite
 def damaged_json(draw: st.DrawFn, sound: Any) -> bytes:
-    """JSON in which one to three values are others, odd ones or of another place."""
+    """Return JSON in which one to three values are replaced by odd ones or by values of another place."""
     ways = list(parts(sound))
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(ways))
@@ -58,7 +58,7 @@ def damaged_json(draw: st.DrawFn, sound: Any) -> bytes:
 
 @st.composite
 def damaged_bytes(draw: st.DrawFn, sound: bytes, head: int | None = None) -> bytes:
-    """Bytes that were cut, filled, turned, doubled, or something else from the beginning; most of it in the `head`."""
+    """Return bytes that were cut, filled, flipped, doubled or replaced, mostly in the `head`."""
     end = min(head or len(sound), len(sound))
     how = draw(st.sampled_from(["turned", "turned", "cut", "filled", "doubled", "added", "another"]))
     at = draw(st.integers(0, max(end - 1, 0)))
@@ -81,7 +81,7 @@ def damaged_bytes(draw: st.DrawFn, sound: bytes, head: int | None = None) -> byt
 
 
 def damaged_text(sound: str) -> st.SearchStrategy[bytes]:
-    """Text of which lines or pieces are others."""
+    """Return a text in which lines or pieces are replaced."""
     pieces = st.sampled_from(
         [*sound.splitlines(), *sound.split(), "\x00", "=", '"', "[", "]", "{", "}", "'''", "\ud800", "[[x]]"]
     )

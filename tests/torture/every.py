@@ -1,4 +1,4 @@
-"""Every change of a command fails once, from the first to the last, where `disk` takes one by chance."""
+"""Every change of a command fails once, from the first to the last, while `disk` chooses one at random."""
 
 import time
 from collections import Counter
@@ -15,7 +15,7 @@ WAYS = [("EIO", False), ("ENOSPC", False), ("EINTR", False), ("ENOSPC", True), (
 
 
 def each_change(stage: "Stage", name: str, kind: str, stays: bool) -> Iterator[tuple[Ended, list[str]]]:
-    """Yield how the command ended, and what is wrong, for each change that can fail; a full disk refuses only growth."""
+    """Yield how the command ended, and the problems, for each change that can fail; a full disk refuses only growth."""
     last, at = stage.clean(name).changes, 0
     while True:
         fault = Fault(at + 1, kind, stays)

@@ -1,4 +1,4 @@
-"""Every file and answer from outside, damaged: which it is, where it is, and the commands that read it."""
+"""Every file and answer from outside, damaged: its format, its place, and the commands that read it."""
 
 import json
 import os
@@ -49,7 +49,7 @@ class Soil:
 
     @property
     def heads(self) -> Path:
-        """A trained drafter."""
+        """Return a trained drafter."""
         if self._heads is None:
             home = self.stage.copied("train")
             ended = called(home, *SCENARIOS["train"].words(self.ground, home))  # here, where torch is imported already
@@ -120,7 +120,7 @@ def _header(content: bytes) -> bytes:
 
 
 def _headers(soil: Soil) -> st.SearchStrategy[bytes]:
-    """Return the header of a safetensors file as JSON that means something else, or bytes of it."""
+    """Return the header of a safetensors file as damaged JSON or as damaged bytes."""
     sound = soil.read("model.safetensors")
     (length,) = struct.unpack("<Q", sound[:8])
     header = json.loads(sound[8 : 8 + length])
@@ -131,7 +131,7 @@ READERS = (["history", "export"], ["history", "search", "What was"], ["pool", "s
 
 
 def _cells(soil: Soil, home: Path, content: bytes) -> list[list[str]]:
-    """Two cells of the database, any of them, hold something else."""
+    """Replace the values of two random cells of the database."""
     chosen = json.loads(content)
     with closing(sqlite3.connect(home / "data" / "localspec.db")) as database:
         tables = [name for (name,) in database.execute(
@@ -230,7 +230,7 @@ def judged(words: list[str], ended: Ended, allowed: frozenset[int]) -> Iterator[
 
 
 def tried(stage: Stage, soil: Soil, name: str, examples: int, number: int) -> None:
-    """Try `examples` damaged files. Raise AssertionError with the smallest that does harm; `number` is the seed."""
+    """Try `examples` damaged files. Raise AssertionError with the smallest one that does harm; `number` is the seed."""
     form = FORMATS[name]
 
     @settings(

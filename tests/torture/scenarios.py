@@ -65,7 +65,7 @@ def open_ground(directory: Path) -> Iterator[Ground]:
 class Scenario:
     """`words`: the command; `typed`: its standard input. `before`: commands that make the home it finds; two conversations are always there.
 
-    `complaints` looks at the home after the command ended, and after it was given once more without a fault.
+    `complaints` inspects the home after the command ended, and after it ran once more without a fault.
     """
 
     words: Callable[[Ground, Path], list[str]]
@@ -195,13 +195,13 @@ SCENARIOS: Mapping[str, Scenario] = {
 
 
 def names(home: Path) -> set[str]:
-    """Every file below the home that should be explained, chance taken out of its name."""
+    """Return every file below the home that needs an explanation, without the random parts of its name."""
     found = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() or path.is_symlink()}
     return {CHANCE.sub("*", name) for name in found if not BESIDE.search(name)}
 
 
 class Stage:
-    """Builds the home of a scenario once, copies it for each case, and judges."""
+    """A stage that builds the home of a scenario once, copies it for each case, and judges the results."""
 
     def __init__(self, cage: Cage, ground: Ground, directory: Path) -> None:
         self.cage, self.ground, self._directory = cage, ground, directory
@@ -251,7 +251,7 @@ class Stage:
         return self._clean[name]
 
     def left(self, name: str) -> set[str]:
-        """Files that a command does not leave that nothing was in the way of."""
+        """Return files that an undisturbed command would not leave."""
         return names(self.home) - self._names[name]
 
     def complaints(self, name: str, ended: Ended, sent: signal.Signals | None = None) -> list[str]:

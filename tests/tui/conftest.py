@@ -76,7 +76,7 @@ def models(monkeypatch) -> Callable[..., None]:
 
 
 async def settled(min_sleep: float = 0, max_sleep: float = PATIENCE) -> None:
-    """Wait until the application has nothing left to do; Textual's own wait also ends while it gets no CPU time."""
+    """Wait until the application has nothing left to do. Textual's own wait may end while the application gets no CPU time."""
     loop: Any = asyncio.get_running_loop()
     began, quiet = loop.time(), 0
     while quiet < 3 and (waited := loop.time() - began) < max_sleep:
@@ -97,16 +97,16 @@ async def settled(min_sleep: float = 0, max_sleep: float = PATIENCE) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_pilot(monkeypatch) -> None:
-    """Keys follow each other as soon as the one before has been taken in."""
+    """Send each key as soon as the previous one was handled."""
     monkeypatch.setattr("textual.pilot.wait_for_idle", settled)
     monkeypatch.setattr("textual.app.wait_for_idle", settled)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def styles_read_once() -> Iterator[None]:
-    """Style sheets are the same in every application, and each would take a tenth of its time to read them.
+    """Read style sheets once: they are the same in every application, which would take a tenth of its time to read them.
 
-    Textual asks for the hash of every rule for every widget: the same hash by identity, without a call of Python.
+    Textual computes the hash of every rule for every widget, so use the hash by identity, without a call of Python.
     """
     read: dict[tuple[object, ...], list[RuleSet]] = {}
     original = Stylesheet._parse_rules
@@ -132,7 +132,7 @@ def clipboard(monkeypatch) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark most tests as slow, since each takes half a second; a `quick` few stand for the others in `make check`."""
+    """Mark most tests as slow, since each takes half a second; a few `quick` ones represent the others in `make check`."""
     for item in items:
         plays = item.path.parent == HERE and "chat" in getattr(item, "fixturenames", ())
         if plays and not item.get_closest_marker("quick"):

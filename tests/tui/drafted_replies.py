@@ -6,7 +6,7 @@ from localspec.events import Draft, Event, Text
 
 
 def drafted_reply(engine: ScriptedEngine) -> list[Event]:
-    """Nine tokens in four steps: "Snow falls on the hill: é\n" and a hostile one; what was refused stands below.
+    """Return nine tokens in four steps: "Snow falls on the hill: é\n" and a hostile one, with refused tokens below.
 
     Snow │ falls on the      │ hill  │ : [half é │ half é] │ ␛
          │         in town   │       │                     │

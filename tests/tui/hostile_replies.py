@@ -1,4 +1,4 @@
-"""Fifty kinds of replies that are dear to draw, from a seeded generator."""
+"""Fifty kinds of replies that are expensive to draw, from a seeded generator."""
 
 import random
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def _noise(chance: random.Random, alphabet: str) -> str:
 
 
 def hostile_replies(seed: int = 46) -> dict[str, str]:
-    """Each kind by its name: at most 64 KiB of text in UTF-8."""
+    """Return a reply of each kind, by name: at most 64 KiB of text in UTF-8."""
     chance = random.Random(seed)
     few = "".join(map(chr, range(0x20)))
     kinds: dict[str, str] = {

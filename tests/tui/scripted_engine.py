@@ -83,7 +83,7 @@ class ScriptedEngine:
         self.said: list[bytes] = []  # by token id
 
     def ids(self, *pieces: str | bytes) -> tuple[int, ...]:
-        """Tokens for these pieces of text, which may be halves of characters."""
+        """Return tokens for these pieces of text, which may be halves of characters."""
         self.said += (piece.encode() if isinstance(piece, str) else piece for piece in pieces)
         return tuple(range(len(self.said) - len(pieces), len(self.said)))
 
@@ -158,7 +158,7 @@ class ScriptedEngine:
 
 
 class ScriptedChat:
-    """The application over scripted engines. `models` says for each name how its loading goes: engine, gate or error."""
+    """The application with scripted engines. `models` has the result of loading each name: engine, gate or error."""
 
     def __init__(self, home: Path, *scripts: Sequence[Step], settings: Settings | None = None, **about: Any) -> None:
         self.settings = settings or Settings()
@@ -274,7 +274,7 @@ class ScriptedChat:
         return "\n".join(strip.text.ljust(width) for strip in strips[:height])
 
     def kept(self) -> list[tuple[str, str, str | None]]:
-        """(prompt, reply, reason) of the newest conversation in the store."""
+        """Return (prompt, reply, reason) of the newest conversation in the store."""
         with Store.open(self.database, print) as store:
             newest = store.history.latest()
             saved = store.history.read(newest) if newest else None
@@ -291,7 +291,7 @@ def back(talk: ScriptedChat) -> Callable[[], bool]:
 
 
 async def say(pilot: Pilot[None], prompt: str) -> None:
-    """Types it and presses Enter, faster than the screen is drawn."""
+    """Type a line and press Enter, faster than the screen is drawn."""
     driver = pilot.app._driver
     assert driver is not None
     for character in prompt:

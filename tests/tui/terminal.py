@@ -51,7 +51,7 @@ class _Screen(pyte.Screen):
 
 
 class Terminal:
-    """Use it as a context manager: at its end the program is gone, if need be by force."""
+    """A program on an emulated terminal, as a context manager: at its end the program is ended, by force if necessary."""
 
     def __init__(
         self, command: Sequence[str | bytes], variables: dict[str, str], size: tuple[int, int] = (100, 30)
@@ -88,7 +88,7 @@ class Terminal:
         self.send(f"\x1b[200~{text}\x1b[201~")
 
     def click(self, words: str) -> None:
-        """With the mouse, on their first letter."""
+        """Click with the mouse on the first letter of these words."""
         line = next(n for n, text in enumerate(self.screen.display) if words in text)
         column = self.screen.display[line].index(words)
         for motion in ("35;{}M", "0;{}M", "0;{}m"):  # the mouse moves there, and its button is pressed and released
@@ -142,7 +142,7 @@ class Terminal:
         self.until(shown, seconds)
 
     def ends(self, seconds: float = PATIENCE) -> int:
-        """Wait for the end; the exit code, as subprocess has it."""
+        """Wait for the end. Return the exit code, as in subprocess."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             assert time.monotonic() < end, f"it does not end:\n{self.text}"
@@ -171,11 +171,11 @@ class Terminal:
 
     @property
     def sent(self) -> str:
-        """All of it. It must be UTF-8."""
+        """Return all output, which must be UTF-8."""
         return self.raw.decode("utf-8")
 
     def check_that_nobody_else_commands(self) -> None:
-        """After the end: all that a terminal would obey belongs to sequences by which Textual begins, draws or ends."""
+        """Check after the end that every sequence is one with which Textual begins, draws or ends."""
         begin = re.split(PLACE, self.sent, maxsplit=1)[0]
         drawn, mark, end = self.sent[len(begin) :].rpartition("\x1b[?2004l")
         assert mark
@@ -218,9 +218,9 @@ def chat(
 
 
 def scripted_chat(home: Path, scripts: str, *arguments: str, before: str = "", **options: Any) -> Terminal:
-    """Return the same with the demo model's name and an engine that says `scripts`, which is Python for ScriptedEngine.
+    """Do the same with the demo model's name and an engine that replies with `scripts`, Python code for ScriptedEngine.
 
-    It needs no torch and is there at once. `closed` is an event that never happens.
+    It needs no torch, so it starts at once. `closed` is an event that never happens.
     """
     prepared = f"""
 import sys, threading

@@ -1,6 +1,6 @@
-"""Writes what this state of localspec keeps, once a release or with each new form: python tests/upgrades/write.py NAME
+"""Write the files of this state of localspec, once a release or with each new format: python tests/upgrades/write.py NAME
 
-Into tests/upgrades/NAME: a tiny model, and a home with what its commands wrote. test_upgrades.py opens all there are.
+tests/upgrades/NAME gets a tiny model, and a home with the files that commands wrote. test_upgrades.py opens them.
 """
 
 import shutil

@@ -83,7 +83,7 @@ def pieces(seed: int, prefix: bool) -> dict[str, Any]:
 
 
 def with_equal_scores(seed: int) -> dict[str, Any]:
-    """Return the same with a further piece of the best score, which no two others make."""
+    """Return the same with one more piece, which has the best score and which no two others make."""
     found = pieces(seed, prefix=False)
     for key, one in (("tokens", "zzz"), ("token_type", 1), ("scores", 0.0)):
         found[f"tokenizer.ggml.{key}"] = [*found[f"tokenizer.ggml.{key}"], one]

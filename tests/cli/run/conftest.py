@@ -21,7 +21,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def hello(models: Path) -> Script:
-    """Two characters split over tokens, and no newline at the end."""
+    """Return a model whose reply has two characters split over tokens, and no newline at the end."""
     return scripted_model(models / "hello", [b"Hel", b"lo", b" w", b"\xc3", b"\xb6rld \xe4\xb8", b"\x96", b"!"])
 
 
@@ -49,16 +49,16 @@ def home(
 
 @pytest.fixture
 def first_start(home: Path) -> Path:
-    """Return a home where there is nothing yet."""
+    """Return an empty home."""
     shutil.rmtree(home)
     return home
 
 
 @pytest.fixture
 def run(home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """`localspec run ARGUMENTS` in this process, so that torch is imported once; `piped` is standard input.
+    """Run `localspec run ARGUMENTS` in this process, so that torch is imported once; `piped` is standard input.
 
-    Rows cost next to nothing: what a busy machine would make of them must not decide what these tests see.
+    Rows cost next to nothing, so that the results do not depend on how busy the machine is.
     """
     cheap = ForwardCosts((1, 64), (256,), ((1e-3, 1.1e-3),))
     monkeypatch.setattr("localspec.engine.model_profile.estimated_costs", lambda *_: cheap)

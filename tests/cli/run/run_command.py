@@ -46,7 +46,7 @@ def process(home: Path, *arguments: object, **options: Any) -> subprocess.Popen[
 
 
 def shell(home: Path, command: str, *arguments: object) -> subprocess.CompletedProcess[bytes]:
-    """`command` with "$@" standing for `python -m localspec run ARGUMENTS`."""
+    """Run `command` in a shell, in which "$@" stands for `python -m localspec run ARGUMENTS`."""
     return subprocess.run(
         ["bash", "-c", command, "bash", sys.executable, "-m", "localspec", "run", *map(str, arguments)],
         env=environment(home),
@@ -68,7 +68,7 @@ def refused(result: Result, code: int, *said: str) -> None:
 
 
 def kept(home: Path) -> list[Saved]:
-    """Every conversation in that home, the one used last first."""
+    """Return every conversation in that home, the one used last first."""
     with Store.open(Paths(home).database, pytest.fail) as store:
         return [saved_conversation(store.history, info.id) for info in store.history.conversations()]
 
@@ -78,7 +78,7 @@ def said(conversation: Saved) -> list[tuple[str, str, str | None]]:
 
 
 def kept_tokens(database: Path) -> set[int]:
-    """Every token id in the pools."""
+    """Return every token id in the pools."""
     tokens: set[int] = set()
     with Store.open(database, pytest.fail) as store:
         for pool in store.phrases.pools():
@@ -118,7 +118,7 @@ SHAPE: dict[str, Any] = {
 
 
 def assert_shape(value: Any, shape: Any, where: str = "reply") -> None:
-    """Exactly the keys of the contract, of the right types."""
+    """Assert that a reply has exactly the keys of the contract, with the right types."""
     if isinstance(shape, dict):
         assert isinstance(value, dict) and value.keys() == shape.keys(), where
         for key in shape:
@@ -160,7 +160,7 @@ class Gone(io.StringIO):
 
 
 def interrupting(original: Callable[..., Any], call: int, times: int = 1) -> Callable[..., Any]:
-    """`original`, and Ctrl+C at the beginning of its call of that number."""
+    """Return `original` with a Ctrl+C at the beginning of its call of that number."""
     calls = itertools.count(1)
 
     def wrapped(*arguments: Any) -> Any:
