@@ -75,21 +75,21 @@ DRAFTS, PHRASE = (2, 4, 7, 10), (5, 7)  # γ and β of the grid
 LENGTHS, TEMPERATURES = (64, 128, 256), (0.0, 0.5, 1.0)
 TERMS = """
 
-A small *draft model* writes a draft, and one forward of the target verifies it: that is a *step*.
-
 | word | is |
 |---|---|
+| step | one forward of the target, which verifies a draft of the small *draft model* |
 | tokens per step | tokens that a step adds to the reply, the target's own included; the forward that reads the prompt does not count |
 | block efficiency | the same with that forward and its token (appendix C) |
 | draft forwards per step | forward passes of the draft model in a step |
 | rows of each | token positions that one of them computes |
 | γ | tokens that the draft model writes before its draft is lengthened |
-| W | columns of the *window*, in which the draft model guesses later tokens in the same forward (accelerating) |
+| W | columns of the window |
 | β | length of a phrase in tokens |
-| K | phrases that are tried after a draft (lengthening) |
+| K | phrases that are tried after a draft |
 
 Each row of table 4 adds one part to the row above. *Speculative* only drafts with the draft model; *accelerating* adds the
-window, *lengthening* puts phrases after the draft, and *phrases from verification* are the target's picks after refused drafts."""
+window, in which the draft model guesses later tokens in the same forward; *lengthening* puts phrases after the draft; and
+*phrases from verification* are the target's picks after refused drafts."""
 
 
 @dataclass
