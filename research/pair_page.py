@@ -256,7 +256,7 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
         cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
     rows.append([f"`{first}` ÷ the best", *cells, ""])
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
-    counts = ", ".join(f"`{drafter}` {BY[by]} before {times}" for (drafter, by), times in counted.most_common())
+    counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
         "M = × ÷ (memory ÷ memory of plain decoding). The last column has the divisor. If memory were scarce (`--scarce` "
         f"sets the limit), `auto` would choose {counts} of {counted.total()} replies. {expected(why)}"

@@ -105,20 +105,21 @@ OBJECTIONS = {
     "16 bits, 0.8 GB of the 3.4 GiB, because a packed head needs a kernel that localspec does not have.",
     "GPU 8 GB": "The model takes all that may be used, so it does not fit when a second window is on the screen. But a tenth of "
     "the card is kept free already, and if that is not enough, `auto` takes the next model.",
-    "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "The card would answer eight times as fast with qwen3-8b (172 "
-    "tokens/s on 10 GB). The processor's 20.6 tokens/s are only a prediction: for two mixtures it was 3 to 10 % too low with "
-    "the measured bandwidth, and 27 % too high with an assumed one ([experts.md](experts.md)). But from 20 tokens/s on only "
-    "quality counts, and a mixture of 30B is the better model. `--prefer speed` takes the card. Other programs compute the "
-    "attention of such a model on the card and its experts on the processor; localspec cannot divide layers.",
+    "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "From 20 tokens/s on only quality counts, and a "
+    "mixture of 30B is the better model. So the processor answers with 20.6 tokens/s, although the card would "
+    "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). `--prefer speed` takes the card. The 20.6 "
+    "are only a prediction: for two mixtures it was 3 to 10 % too low with the measured bandwidth, and 27 % too "
+    "high with an assumed one ([experts.md](experts.md)). Other programs compute the attention of such a model "
+    "on the card and its experts on the processor; localspec cannot divide layers.",
     "GPU 12 GB, two GPUs": "Qwen3-14B is the better of the two 14B models and misses 0.2 GiB: with 3,000 tokens of context it "
     "would fit. The planned context is a setting. Two cards are not used together, because layers cannot be divided.",
     "GPU 16 GB": "24B Q4_K_M is usual there. The registry has no model between 15B and 30B.",
-    "GPU 24 GB": "Half of the card stays free, and the model is in NF4 although eight bits fit and would be fast enough. "
-    "Between precisions of a GPU speed or M decides. On a CPU four bits need a reason, and the same rule would be right for "
-    "cards. The registry has no 32B.",
-    "Apple": "Nobody computes on the cores of a Mac whose GPU is idle. llama.cpp's published 7B Q4_0 on an M3 Pro runs at 31 tokens/s "
-    "on the GPU, and localspec predicts 22 for a 4B with torch, which starts each operation by itself. To do better needs "
-    "kernels for Metal, and a Mac to test them.",
+    "GPU 24 GB": "Half of the card stays free: the model is in NF4, although eight bits fit and would be fast "
+    "enough. On a GPU, speed or M decides between precisions. On a CPU four bits need a reason; cards need the "
+    "same rule, and do not have it yet. The registry has no 32B.",
+    "Apple": "Here the processor computes while the GPU of the Mac is idle, which nobody else would choose. llama.cpp's "
+    "published 7B Q4_0 runs at 31 tokens/s on the GPU of an M3 Pro. For a 4B localspec predicts only 22 there, because torch "
+    "starts each operation by itself. To do better needs kernels for Metal, and a Mac to test them.",
     "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the 4B reaches 9. But that is faster than people read, and the 4B is much better.",
     "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. Here a third of the memory is taken by other programs. With 14 GB free it is chosen.",
     "all": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
@@ -129,20 +130,21 @@ SHOWN = ("none", "phrases", "medusa", "s3d")
 
 HEAD = """# Which model is chosen on which machine
 
-For readers who want to know what `localspec doctor` would recommend for a machine that they do not have. With a card of 12 GB or
+For readers who want to know what `localspec doctor` would recommend for a machine that they do not have. With a free card of 12 GB or
 more it is a model of 12 B parameters. Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4 B to 8 B.
 
-Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the memory's bandwidth and the processor's arithmetic; acceptance is a conservative
-median of published models, or S3D's formula. [prediction.md](prediction.md) says how far such predictions are off. Every registered drafter counts, fetched or not. On your own machine, `doctor` measures.
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the memory's bandwidth and the processor's arithmetic. How often guesses are accepted
+is a conservative median of published models, or from S3D's formula. [prediction.md](prediction.md) says how far such predictions are off. Every registered drafter counts, fetched or not. On your own machine, `doctor` measures.
 
-**Between models** the registry's order of quality decides, weighted by speed. Quality counts in full from 20 tokens/s on (30 if the model thinks first), and half at the speed of a reader, 5.8 tokens/s (8.7).
-A graphics card counts 1.05 times. **Between precisions and drafters** of one model speed decides, unless the fastest plan takes more than half of the memory that may be used: then *M* decides, which is speedup ÷
-relative memory (S3D, eq. 13). A **mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
+- **Between models** the registry's order of quality decides, weighted by speed. Quality counts in full from 20 tokens/s on (30 if the model thinks first), and half at the speed of a reader, 5.8 tokens/s (8.7).
+  On a graphics card it counts 1.05 times, because other programs need the processor.
+- **Between precisions and drafters** of one model speed decides, unless the fastest plan takes more than half of the memory that may be used: then *M* decides, which is speedup ÷ relative memory (S3D, eq. 13).
+- **A mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
 
 | column | is |
 |---|---|
 | others run there | what users of llama.cpp or Ollama usually take |
-| may use | the memory of the device that is free, less a tenth of it all or 600 MB |
+| may use | the free memory of the device, less a reserve: a tenth of all its memory, or 600 MB if that is more |
 | chosen, where, as | the model, the device, and its packing and drafter |
 | memory, tokens/s, M | predicted for this choice |
 | by | what decided between precisions and drafters |
@@ -189,7 +191,8 @@ def of_cards() -> None:
                 made = [replace(plan, candidate=replace(plan.candidate, published=None)) for plan in plans]
                 taken = best([plan for plan in made if plan.candidate.name in SHOWN])
                 cells = [cell(plan) for kind in SHOWN for plan in plans if plan.candidate.name == kind]
-                chosen = f"{taken.candidate.name} | {taken.rule}" if taken else "does not fit | "
+                by = "M" if taken and taken.rule == "memory" else "speed"
+                chosen = f"{taken.candidate.name} | {by}" if taken else "does not fit | "
                 print(f"| {title} | {target} | {packing} | {' | '.join(cells)} | {chosen} |")
 
 

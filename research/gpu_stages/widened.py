@@ -219,7 +219,7 @@ def section(figures: dict[str, Any]) -> str:
     heads = ["S3D paper", "peak GiB", "tokens/s", "M", "M over all"]
     told.append(
         "M is × ÷ relative peak memory, both compared with plain decoding in the same precision. The figures of the S3D paper "
-        f"(an A10G, MT-Bench) are compared with its baseline in 8 bits:\n\n{table(heads, papers)}"
+        f"(an A10G, MT-Bench) are compared with its baseline in 8 bits; *M over all* is over all three of its sets of prompts:\n\n{table(heads, papers)}"
     )
     return "\n\n".join(told)
 
