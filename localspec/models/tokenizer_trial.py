@@ -51,7 +51,8 @@ class Trial:
     record: Path | None = None
 
     def hash(self, compute: Callable[[], str]) -> str:
-        """Return the tokenizer's hash in this version of the library, from the record, or computed if it is missing."""
+        """Return the tokenizer's hash in this version of the library, from the record, or computed if the record lacks
+        it."""
         if self.record is None or self.template_fault:
             return compute()
         import tokenizers  # light commands import this module, and never try a tokenizer

@@ -80,8 +80,8 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
     """Return whether a model fits into memory, by the size and the type of its files, and a clause about it.
 
-    The first value is None if it may fit: its other needs are known only when the file is here. `shape` comes from its
-    entry.
+    The first value is None if the model may fit: needs other than weights are known only when the file is here. `shape`
+    comes from the model's entry.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     experts = has_experts(part.config.get("architecture"), shape)
@@ -167,7 +167,7 @@ def register(
 
 
 def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
-    """Delete the former result of a source, and report which file of it is still there."""
+    """Delete the former packed files of a source, and report an earlier version with GGUF files that are still here."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.path not in stay:

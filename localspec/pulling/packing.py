@@ -120,7 +120,7 @@ def packed_only_copy(part: Part, packing: str) -> Packed | None:
 
 
 def pack_and_keep(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed | None:
-    """Pack a fetched model. The download stays. Return None if that fails.
+    """Pack a fetched model. The download stays. Return None if packing fails.
 
     A notice says if the file cannot be written. Loading the model will then pack it again, or report the reason.
     """

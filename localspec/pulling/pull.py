@@ -49,7 +49,7 @@ from localspec.store.store import user_store
 
 @dataclass(frozen=True)
 class AlreadyHere:
-    """An event: everything is here already. `why` says what that includes."""
+    """An event: everything is here already. `why` says what "everything" includes."""
 
     why: str
 
@@ -60,8 +60,8 @@ class Planned:
 
     `fits` says whether the model fits into memory (None: unknown), and `memory` is a sentence about it. `drafter` is
     the reason for the choice of a drafter, if one was chosen. `packing` is the packing in which the CPU engine would
-    load the model. It is None if the engine would not, or if nothing is to be packed now. `instead` is set if a smaller
-    form is fetched instead of the publisher's own weights.
+    load the model. It is None if the engine would not load the model, or if nothing is to be packed now. `instead` is
+    set if a smaller form is fetched instead of the publisher's own weights.
     """
 
     plan: Plan
@@ -214,7 +214,7 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
 
 @contextmanager
 def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """Open the measurements for the choice of a drafter, as `doctor` does. Checking memory needs none."""
+    """Open the measurements for the choice of a drafter, as `doctor` does. Checking memory needs no measurements."""
     with user_store(reporter.notice, create=False) as store:
         known = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
         if options.drafter is None and card is not None and card.entry is not None and card.entry.drafters:

@@ -356,7 +356,7 @@ class Course(Clock):
     def propose(self) -> bool:
         """For kinds of drafters with a probe, propose options by measurements. Return whether the drafter should pay.
 
-        The result is saved, so that it is not measured again.
+        The result is saved, so that nothing is measured again.
         """
         probes = trainable_class(self.request.kind).PROBES and not self.request.options
         if not probes or self._state.options or self._trained:
@@ -391,7 +391,7 @@ class Course(Clock):
     def answer(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Answered]:
         """Let the target answer until there is enough text or time is up. Yield the number of answers after each batch.
 
-        If `stop` returns true, `stopped` becomes true.
+        Answering also stops when `stop` returns true; `stopped` is then true.
         """
         if self._state.training or self._trained:
             return

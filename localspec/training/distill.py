@@ -140,7 +140,7 @@ class Distiller:
     def _read(self) -> set[str]:
         """Return the ids of answered prompts.
 
-        Raises UsageMistake if the file was not written by `distill`, or for another request.
+        Raises UsageMistake if the file was not written by `distill`, or belongs to another request.
         """
         found = set()
         for number, entry in enumerate(saved_replies(self._file), start=1):

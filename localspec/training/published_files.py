@@ -112,7 +112,7 @@ def read_tensors(
 
 @contextmanager
 def _opened(file: Path) -> Iterator[tuple[Collection[str], Callable[[str], torch.Tensor]]]:
-    """Yield the names of a file's tensors, and a function that reads one."""
+    """Yield the names of a file's tensors, and a function that reads a tensor by its name."""
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as opened:
             yield list(opened.keys()), opened.get_tensor

@@ -52,8 +52,8 @@ class Places:
     labels: torch.Tensor | Likeliest
 
     def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places 1 to `depth` positions after each place, as indices, and whether they exist; both [n,
-        depth]."""
+        """Return the places 1 to `depth` positions after each place, as indices, and whether these places exist; both
+        [n, depth]."""
         wanted = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
         found = torch.searchsorted(self.numbers, wanted).clamp(max=max(len(self.numbers) - 1, 0))
         return found, self.numbers[found] == wanted

@@ -422,7 +422,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return the largest `reads` of all processes: how often each reads the target, if they share its layers."""
+        """Return the most `reads` of the target by any process, if the processes share the target's layers."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:

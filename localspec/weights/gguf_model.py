@@ -334,8 +334,7 @@ class GgufModel:
         return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the file's name for a tensor. If the file fuses gates and ups, that is the name of the fused
-        tensor."""
+        """Return the file's name for a tensor. If the file fuses gates and ups, return the name of the fused tensor."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 

@@ -340,7 +340,7 @@ def once(
 
 
 def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
-    """Return the first of these files that exists, can be read and is usable."""
+    """Return the first file in `known` that exists, can be read and is usable."""
     for file in known:
         try:
             if file.exists() and serves((found := read(file)).header):

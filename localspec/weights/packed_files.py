@@ -127,13 +127,13 @@ def unreadable(paths: Paths) -> dict[Path, str]:
 def _places(paths: Paths) -> tuple[Path, Path]:
     """Return the directories of packed files.
 
-    Files move from the first to the second, so they are read in this order.
+    Files move from the first to the second, so the directories are read in this order.
     """
     return paths.packed, paths.imports
 
 
 def damaged_of(name: str, paths: Paths) -> Path | None:
-    """Return an unreadable packed file that may be the model of this name, or None.
+    """Return an unreadable packed file that may be the model of this name; None if there is none.
 
     The readable part of such a file has this name, or no name at all.
     """

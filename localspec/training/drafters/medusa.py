@@ -278,7 +278,7 @@ class Trainable(TrainableDrafter):
         return lambda rows: self._logits(rows[None], slice(depth, depth + 1), shared, columns)[0]
 
     def _balanced_head(self, balance: float) -> Head:
-        """Return the shared head with the adapter of the target's head. Its gradient is scaled by λ₀."""
+        """Return the shared head with the adapter of the target's head. The adapter's gradient is scaled by λ₀."""
         assert self.adapters is not None
         if (adapter := self.adapters.head) is None:
             return self.shared
