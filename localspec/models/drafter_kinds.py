@@ -213,8 +213,8 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of one layer, and as much again for a state per token."""
-    return one.weights + one.shape.cached_in_last(2 * one.cache_bytes)
+    """Return the bytes including keys and values of one layer, and a state per token."""
+    return one.weights + one.shape.cached_in_last(one.cache_bytes) + one.shape.states_like(one.cache_bytes)
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
@@ -234,8 +234,8 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
 
 def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
     """Return the bytes of keys and values of layers with this many parameters, and of one feature per token."""
-    layers = max(round(parameters / one.shape.layer), 1) + 1
-    return one.shape.cached_in_last(layers * one.cache_bytes)
+    layers = max(round(parameters / one.shape.layer), 1)
+    return one.shape.cached_in_last(layers * one.cache_bytes) + one.shape.states_like(one.cache_bytes)
 
 
 def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
