@@ -185,7 +185,10 @@ def _parallelspec_size(one: DrafterSize) -> int:
 
 @lru_cache
 def _s3d_proposal(shape: Shape) -> tuple[float, int]:
-    """Return (β, γ) that the paper's predictor proposes for a model of this shape (§5.3)."""
+    """Return the share of a forward that a draft takes (β) and the length of a draft (γ) that S3D's predictor proposes.
+
+    The predictor (§5.3) sees only the shape of the model.
+    """
     head = shape.embedding / shape.layer
     proposal = propose(shape.num_layers, head, Constants())
     return share(shape.num_layers, len(proposal.kept), head), proposal.gamma

@@ -34,7 +34,7 @@ class DepthLoss:
 class Guess:
     """The prediction of one depth: states [rows, hidden_size], and the head that computes logits from them.
 
-    `labels` [rows] has for each state the row number of its label. No number occurs twice.
+    `labels[i]` is the number of the label of state i among all labels of a batch. No number occurs twice.
     """
 
     states: torch.Tensor

@@ -242,8 +242,10 @@ class GgufModel:
         }
 
     def _publisher_texts(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the publisher's `texts`, with config.json adapted to `own`, the content of the file's config.json.
-        Raises ValueError for texts of another model."""
+        """Return the text files `texts` of the publisher, with facts about this GGUF file added to their config.json.
+
+        `own` is the config that was made from this file. Raises ValueError if the texts belong to another model.
+        """
         content, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
         theirs = ModelConfig.of(content)
         if other := differences(ModelConfig.of(own), theirs):

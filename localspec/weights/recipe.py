@@ -101,10 +101,11 @@ _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 
 def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
-    """Return the type of blocks for a part of the parameter `name`; None if no type divides its inputs.
+    """Return the GGUF type of the blocks for a part of the parameter `name`.
 
-    The most sensitive matrices have finer blocks, as in llama.cpp's Q4_K_M: the head, and in half of the `layers` the
-    value and down projections. Matrices of additional layer inputs are small, so four bits would save almost nothing.
+    It is None if the number of `inputs` is not a multiple of any type's block size. The matrices that lose most from
+    rounding have finer blocks, as in llama.cpp's Q4_K_M: the head, and the value and down projections of half of the
+    `layers`. So have the matrices of additional layer inputs: they are small, so four bits would save almost nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((one for one in types if inputs % block_inputs(one) == 0), None)
