@@ -284,7 +284,9 @@ def read_toml(file: Path) -> dict[str, object]:
         what = re.sub(r" \(at .*\)$", "", message)
         raise UsageMistake(f"{file}, line {line}: this is not TOML ({what}); correct the line.") from None
     except ValueError as error:  # digits that Python does not convert, or nesting that is too deep
-        raise UsageMistake(f"{file} cannot be read ({error}); make it simpler.") from None
+        raise UsageMistake(
+            f"{file} cannot be read ({error}); remove the value that is too long or nested too deeply."
+        ) from None
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

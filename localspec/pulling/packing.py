@@ -198,8 +198,8 @@ def _pack(
     other = next((repo for repo in others if repo not in ("", source)), None)
     if other and find_snapshot(Source.parse(other)) is None:  # this packed file is its only copy
         raise LocalspecError(
-            f"{source} has the weights of {other}, which is here only packed: use {other}, or delete it "
-            f"with `localspec rm {other}`."
+            f"{source} has the same weights as {other}, and packing them would replace the only copy of {other}; use "
+            f"{other}, or delete it first with `localspec rm {other}`."
         )
     file = make(path, packing, origin, machine.cores, reporter, only_copy=only_copy)
     for one in packed_files(Paths(home())):
