@@ -87,7 +87,7 @@ def test_json():
         "x = " + "9" * 10_000,
     ],
 )
-def test_toml_that_would_take_for_ever(tmp_path, source):
+def test_toml_that_would_take_forever(tmp_path, source):
     """For such a key tomllib takes minutes, quadratic in its dots."""
     with pytest.raises(ValueError, match="dots|deeply|too many digits"):
         parse_toml(source.encode())
@@ -166,7 +166,7 @@ def test_a_tensor_of_very_many_dimensions(tmp_path):
 
 
 @zeros
-def test_where_distill_cannot_go_on_from():
+def test_where_distill_cannot_continue_from():
     with pytest.raises(UsageMistake, match=matching("no_regular_file")):
         saved_replies(Path("/dev/full" if os.path.exists("/dev/full") else "/dev/zero"))
 

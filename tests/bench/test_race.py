@@ -79,7 +79,7 @@ def test_where_texts_part(one, other, parted):
 
 
 @each("fast", [0.5, 0.998, 1.002, 2.0])
-def test_where_drafts_do_not_pay_it_is_said_in_plain_words(fast):
+def test_where_drafts_do_not_pay_it_is_reported_in_plain_words(fast):
     lanes = [
         Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", module.FEWEST)], seconds, said((1, 2), drafted=1))
         for name, seconds in (("plain decoding", 1.0), ("with phrases", 1 / fast))

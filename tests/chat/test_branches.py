@@ -48,7 +48,7 @@ def test_answers_to_one_prompt_are_distinguished_and_listed_together(history: Hi
     ]
 
 
-def test_what_was_asked_instead_is_said_and_where_an_answer_begins_to_differ(history: History) -> None:
+def test_what_was_asked_instead_is_reported_and_where_an_answer_begins_to_differ(history: History) -> None:
     first = said(history, "hello there", "Hi.")
     said(history, "Count.", "one two three four five six seven eight nine ten eleven twelve", first)
     asked = branch(history, first, 1, "Count down.", "ten")

@@ -42,7 +42,7 @@ def test_the_model_reads_the_system_prompt_and_every_turn_before(store):
     assert kept.turns[0].figures["completion_tokens"] == 3 and kept.turns[0].figures["seed"] == 7
 
 
-def test_where_the_models_memory_begins_is_said_once_and_kept_with_the_turn(store):
+def test_where_the_models_memory_begins_is_reported_once_and_kept_with_the_turn(store):
     conversation = Conversation(store.history, "demo")
     said = []
     for prompt, dropped in (("one?", 0), ("two?", 0), ("three\x1b?", 1), ("four?", 1), ("five?", 3)):
@@ -249,7 +249,7 @@ def test_what_is_kept_late_is_called_by_what_was_typed_and_not_by_a_file(store, 
     assert last(store).files == ("notes.txt",)
 
 
-def test_another_conversation_goes_on_under_its_own_id(store):
+def test_another_conversation_continues_under_its_own_id(store):
     first, second = Conversation(store.history, "demo"), Conversation(store.history, "demo")
     talk(first, Engine("a"), "one?")
     talk(second, Engine("b"), "two?")

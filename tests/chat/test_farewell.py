@@ -10,7 +10,7 @@ from localspec.store.database import StoreTrouble
 from localspec.store.store import Store
 
 
-def test_how_to_go_on(tmp_path):
+def test_how_to_continue(tmp_path):
     with Store.open(tmp_path / "localspec.db", pytest.fail) as store:
         conversation = Conversation(store.history, "demo")
         assert farewell(conversation, conversation.title) is None

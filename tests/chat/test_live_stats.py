@@ -99,11 +99,11 @@ def test_an_unknown_speedup_is_not_shown(unknown):
     assert (found.speedup, found.saved_seconds) == (None, None)
 
 
-def test_why_speculation_is_off_is_said():
+def test_why_speculation_is_off_is_reported():
     assert after(Prefill(5, 5), SECOND, so_far=replace(statistics(), off_reason=wording("it_does_not_pay"))).off_reason
 
 
-def test_free_memory_is_looked_at_once_in_a_while(monkeypatch):
+def test_free_memory_is_inspected_once_in_a_while(monkeypatch):
     now, looks = [50.0], []
     monkeypatch.setattr(figures.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(figures, "free_memory", looks.append)

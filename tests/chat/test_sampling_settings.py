@@ -196,7 +196,7 @@ def test_a_key_and_its_value(rest, parts):
         (Settings(top_k=4), "top-k 4 (yours), temperature 0.8, top-p 0.95 (the model's file)"),
     ],
 )
-def test_where_values_come_from_is_said(settings, words):
+def test_where_values_come_from_is_reported(settings, words):
     assert sampling_words(WARM.sampling(settings)) == words
 
 

@@ -283,7 +283,7 @@ def test_a_damaged_model_of_its_own_is_an_error(begin, other):
         begin("last")
 
 
-def test_what_cannot_be_written_is_read_and_gone_on_with_on_disk_once_it_can(begin, monkeypatch):
+def test_what_cannot_be_written_is_read_and_continued_on_disk_once_it_can(begin, monkeypatch):
     begin.keep("one")
     with monkeypatch.context() as full:
         full.setattr("localspec.store.database.open_writable", no_room)

@@ -98,7 +98,7 @@ def test_four_bits_are_taken_where_eight_have_no_room_for_the_drafter_that_was_n
         choose(CARD, Settings(drafter="parallelspec"), machine(cpu(9, bandwidth=200e9)))
 
 
-def test_without_the_library_a_processor_computes_in_what_torch_has(tmp_path: Path) -> None:
+def test_without_the_library_a_cpu_computes_in_what_torch_has(tmp_path: Path) -> None:
     choice = choose(CARD, Settings(), ALONE)
     assert (choice.engine, choice.loaded_bytes) == ("torch", 4 * SEVEN.parameters)
     assert choose(CARD, Settings(), HERE).engine == choose(CARD, Settings(quantize="none"), HERE).engine == "native"
@@ -163,13 +163,13 @@ def test_who_names_a_format_of_numbers_gets_it_unpacked() -> None:
     assert taken(machine(gpu()), dtype="fp16", quantize="int8") == ("cuda:0", "fp16", "int8")
 
 
-def test_exact_leaves_out_nothing_on_a_processor() -> None:
+def test_exact_leaves_out_nothing_on_a_cpu() -> None:
     for where in (HERE, SLOW):
         assert taken(where, exact=True) == taken(where)
         assert choose(CARD, Settings(exact=True), where).exact
 
 
-def test_exact_on_a_processor_needs_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_on_a_cpu_needs_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.machine.compiled.missing", lambda: "this installation has none")
     with pytest.raises(UsageMistake, match=matching("exact_needs_compiled_library")):
         choose(CARD, Settings(exact=True), ALONE)
@@ -202,7 +202,7 @@ def test_a_tree_has_as_many_nodes_as_may_be_and_no_forecast_counts_more() -> Non
     assert choose(CARD, Settings(draft_max=MOST_NODES), HERE).nodes == MOST_NODES
 
 
-def test_on_a_processor_no_tree_is_wider_for_rows_that_a_toy_has_for_nothing() -> None:
+def test_on_a_cpu_no_tree_is_wider_for_rows_that_a_toy_has_for_nothing() -> None:
     free = Told({("cpu", "int8"): ModelMeasurements(flat(0.1))})
     asked = (Settings(), Settings(drafter="lookahead"), Settings(exact=True), Settings(drafter="none"))
     found = [choose(CARD, replace(one, quantize="int8"), HERE, free) for one in asked]
@@ -216,7 +216,7 @@ def test_a_fixed_experiment_drafts_also_where_that_does_not_pay() -> None:
     assert choose(CARD, Settings(draft_max=4), machine(apple(48))).drafter == "phrases"
 
 
-def test_what_was_asked_for_is_in_the_choice() -> None:
+def test_what_was_requested_is_in_the_choice() -> None:
     choice = choose(CARD, Settings(exact=True, context=256, quantize="int8"), HERE)
     assert (choice.exact, choice.context, choice.target) == (True, 256, CARD)
 
@@ -233,7 +233,7 @@ def test_bytes_are_those_of_the_precision_and_all_of_it_is_more_than_the_weights
     assert SEVEN.parameters / 2 < choose(CARD, Settings(), SLOW).loaded_bytes < 0.62 * SEVEN.parameters
 
 
-def test_a_context_that_was_asked_for_takes_its_bytes_and_no_more_than_the_model_holds() -> None:
+def test_a_context_that_was_requested_takes_its_bytes_and_no_more_than_the_model_holds() -> None:
     short, full, beyond = (choose(CARD, Settings(context=context), HERE).bytes for context in (256, 4096, 10**6))
     own = choose(CARD, Settings(), HERE).bytes
     assert short < full == own == beyond, "the target refuses what it cannot hold, and says so"
@@ -293,7 +293,7 @@ def test_who_names_a_drafter_gets_m_and_no_rule() -> None:
     assert choice.rule is None and choice.cost_effectiveness and "chosen by" not in choice.reason
 
 
-def test_a_model_on_the_processor_says_why_the_gpu_is_idle() -> None:
+def test_a_model_on_the_cpu_says_why_the_gpu_is_idle() -> None:
     assert choose(CARD, Settings(), machine(gpu(4), HERE.devices[0])).idle.startswith(wording("cuda_0_is_not_used"))
     assert choose(CARD, Settings(), machine(gpu(24), HERE.devices[0])).idle == ""
     assert choose(CARD, Settings(device="cpu"), machine(gpu(4), HERE.devices[0])).idle == "", "it was asked for"
@@ -492,7 +492,7 @@ def test_what_cannot_be_meant_is_named_where_it_was_written(origin, said) -> Non
 
 
 @each("origin", ["--draft-max", "/home/me/config.toml"])
-def test_a_drafter_that_is_asked_for_and_may_not_draft_is_refused(origin) -> None:
+def test_a_drafter_that_is_requested_and_may_not_draft_is_refused(origin) -> None:
     settings = Settings(drafter="phrases", draft_max=0, origins={"drafter": "--drafter", "draft_max": origin})
     with pytest.raises(UsageMistake) as caught:
         choose(CARD, settings, HERE)
@@ -504,7 +504,7 @@ def test_a_drafter_that_is_kept_in_a_file_is_switched_off_by_a_flag() -> None:
     assert choose(CARD, settings, HERE).drafter == "none"
 
 
-def test_nf4_is_no_packing_of_a_processor_that_has_others() -> None:
+def test_nf4_is_no_packing_of_a_cpu_that_has_others() -> None:
     with pytest.raises(UsageMistake, match=matching("quantize_nf4_cannot_cpu")):
         choose(CARD, Settings(quantize="nf4"), HERE)
 
@@ -690,7 +690,7 @@ def test_where_no_machine_is_given_it_is_this_one() -> None:
 
 
 @pytest.mark.slow
-def test_what_would_fit_instead_is_on_the_device_that_was_asked_for(fresh_home: Path) -> None:
+def test_what_would_fit_instead_is_on_the_device_that_was_requested(fresh_home: Path) -> None:
     both = machine(gpu(4), cpu(64))
     with pytest.raises(DoesNotFit) as caught:
         choose(CARD, Settings(device="cuda:0", quantize="none"), both)

@@ -85,7 +85,7 @@ def test_a_card_with_slower_memory_uses_more_of_it() -> None:
     assert many < few and seconds(1, "nf4", device=gpu(bandwidth=3e11)) < few, "unknown: as many as are usual"
 
 
-def test_rows_cost_a_processor_the_less_the_more_and_the_quicker_its_cores_are() -> None:
+def test_rows_cost_a_cpu_the_less_the_more_and_the_quicker_its_cores_are() -> None:
     def growth(quantize: str, **device: object) -> float:
         return seconds(8, quantize, **device) / seconds(1, quantize, **device)  # type: ignore[arg-type]
 

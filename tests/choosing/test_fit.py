@@ -69,7 +69,7 @@ def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
 
 
 @each("dtype", ["fp32", "bf16"])
-def test_on_a_processor_the_head_is_packed_and_an_embedding_apart_from_it_is_not(dtype: str) -> None:
+def test_on_a_cpu_the_head_is_packed_and_an_embedding_apart_from_it_is_not(dtype: str) -> None:
     """Such an embedding is in 16 bits, and norms are in fp32."""
     for shape, tables in ((TIED, 0), (APART, 1)):
         rest = tables * shape.embedding * 2 + NORMS * 4

@@ -146,7 +146,7 @@ def test_what_a_draft_model_costs_in_its_form_says_nothing_of_the_model_as_it_an
     assert found == [False, True]
 
 
-def test_costs_of_the_form_that_is_asked_for_come_first_and_the_usual_ones_serve(store: Store, card) -> None:
+def test_costs_of_the_form_that_is_requested_come_first_and_the_usual_ones_serve(store: Store, card) -> None:
     forms = {(False, None): flat(0.05), (False, 8192): flat(0.06), (True, None): flat(0.07), (True, 8192): flat(0.08)}
     for number, (form, costs) in enumerate(forms.items()):
         about_it = model_subject(weights(card), *FORM, *form)

@@ -425,7 +425,7 @@ def test_a_gpu_is_never_left_idle_without_a_sentence() -> None:
     )
 
 
-def test_a_billion_keeps_what_was_asked_for() -> None:
+def test_a_billion_keeps_what_was_requested() -> None:
     long = Model(unfetched(BILLION), BILLION, BILLION.parameters)
     usual, more = (
         one(run_plans(long, [PRECISION], NoMeasurements(), 16, tokens), "none").bytes for tokens in (None, 8192)

@@ -111,7 +111,7 @@ def test_the_pace_is_the_machines_and_not_that_of_earlier_replies(registry, tmp_
     assert one.plan is not None and one.pace > 10 * one.plan.speed
 
 
-def test_a_model_on_the_processor_says_why_the_gpu_is_idle(registry) -> None:
+def test_a_model_on_the_cpu_says_why_the_gpu_is_idle(registry) -> None:
     registry(best=(SEVEN, 40))
     (found,) = recommendations(machine(gpu(4), cpu(48)), NoMeasurements(), here=False)
     assert found.plan is not None and found.plan.precision.device.name == "cpu"

@@ -370,7 +370,7 @@ def test_measuring_and_bench_are_short_if_time_is_up(train, monkeypatch, speeds)
     assert asked == [[False, False], [False, True]] and seconds == [0.05 * 1800, 0.0]
 
 
-def test_reading_goes_on_from_what_was_read_before_a_stop(train, monkeypatch):
+def test_reading_continues_from_what_was_read_before_a_stop(train, monkeypatch):
     read, counts, append = list[str](), list[int](), Readings._append
 
     def appended(self: Readings, name: str, records: Any) -> None:
@@ -399,9 +399,7 @@ def test_a_command_begins_with_its_process(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", seldom(["eagle3", "s3d"], ["s3d"]))
-def test_the_other_kinds_have_the_same_course_and_go_on_with_it(
-    small, speeds, model, tmp_path, monkeypatch, capfd, kind
-):
+def test_the_other_kinds_have_the_same_course_and_continue_it(small, speeds, model, tmp_path, monkeypatch, capfd, kind):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "stdin", None)
     words = ["train", kind, "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128", "--json"]
@@ -436,7 +434,7 @@ def test_a_plan_is_printed_and_nothing_is_done(train, place, tmp_path):
     assert code == 0 and text.startswith("medusa for ") and not place.exists(), errors
 
 
-def test_before_a_plan_it_is_said_that_such_a_drafter_comes_with_localspec(train, model, tmp_path, monkeypatch):
+def test_before_a_plan_it_is_reported_that_such_a_drafter_comes_with_localspec(train, model, tmp_path, monkeypatch):
     monkeypatch.setattr(drafter_cards, "SHIPPED", tmp_path / "trained")
     _, text, errors = train("--dry-run")
     assert wording("comes_with_localspec_auto_may") not in errors
@@ -500,7 +498,7 @@ def test_killed_at_the_seams_nothing_is_lost_and_nothing_is_done_twice(train, pl
     [["--steps", "5", *FLAGS[2:]], pytest.param(["--hours", "1", *FLAGS], marks=WHOLE_MATRIX)],
     ids=["steps", "hours"],
 )
-def test_a_stopped_training_goes_on_with_its_text_though_other_kinds_have_added_some(
+def test_a_stopped_training_continues_with_its_text_though_other_kinds_have_added_some(
     train, place, model, monkeypatch, capfd, tmp_path, flags
 ):
     code, _, errors = train(flags=flags)
@@ -552,7 +550,7 @@ def test_answers_that_a_stopped_training_lacks_are_named(train, place, monkeypat
     assert code == 0, errors
 
 
-def test_another_command_does_not_go_on_with_it(train, place, monkeypatch, tmp_path):
+def test_another_command_does_not_continue_it(train, place, monkeypatch, tmp_path):
     monkeypatch.setattr(Job, "run", lambda *_: (_ for _ in ()).throw(Killed))
     with pytest.raises(Killed):
         train()

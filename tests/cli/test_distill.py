@@ -227,7 +227,7 @@ def test_a_model_is_known_by_what_it_is_and_not_by_how_it_was_named(distill, tmp
     assert code == 2 and wording("was_asked_for_with_another") in errors
 
 
-def test_ctrl_c_leaves_a_file_to_go_on_with(tmp_path, training_cage):
+def test_ctrl_c_leaves_a_file_to_continue(tmp_path, training_cage):
     file, out = tmp_path / "many.txt", tmp_path / "out.jsonl"
     file.write_text("".join(f"the cat sat on {number}\n" for number in range(300)))
     interrupt = Signal(signal.SIGINT, when=lambda: out.exists() and out.stat().st_size)

@@ -136,7 +136,7 @@ def test_the_users_own_phrases_stay_unchanged(doctor, noise, home):
     ]
 
 
-def test_every_reply_is_asked_for_once_plainly_and_twice_with_speculation():
+def test_every_reply_is_requested_once_plainly_and_twice_with_speculation():
     asked: list[tuple[str, str, float, int]] = []
     afresh: list[int] = []  # an earlier reply must not be in the cache: the prompt is read once, in the same chunks
 

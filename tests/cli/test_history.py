@@ -373,7 +373,7 @@ def test_rm_deletes_what_was_copied_too(database: Path) -> None:
 
 @each("number", ["7", "0", str(10**30)])
 @each("arguments", [("show",), ("export", "1"), ("rm", "1", "--yes")])
-def test_an_id_that_is_not_there_is_said_before_anything_happens(database, arguments, number):
+def test_an_id_that_is_not_there_is_reported_before_anything_happens(database, arguments, number):
     if not kept(database):
         keep(database, ("one", "reply", "stop"))
     result = CliRunner().invoke(history_module.app, [*arguments, number])
@@ -490,7 +490,7 @@ def test_rm_of_nothing_says_where_the_log_cannot_be_emptied(database: Path, monk
 
 
 @pytest.mark.parametrize("arguments", [["history", "rm", "1", "--yes"], ["pool", "clear", "--yes"]])
-def test_a_full_disk_is_said_once_and_what_to_do(
+def test_a_full_disk_is_reported_once_and_what_to_do(
     database: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     keep(database, ("one", "reply", "stop"))

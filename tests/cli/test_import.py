@@ -391,7 +391,9 @@ def test_without_the_library_torch_computes_the_file(tmp_path: Path, gguf: Path,
 
 
 @pytest.mark.slow
-def test_a_file_that_changed_where_nothing_is_sampled_is_said(tmp_path: Path, gguf: Path, monkeypatch, capfd) -> None:
+def test_a_file_that_changed_where_nothing_is_sampled_is_reported(
+    tmp_path: Path, gguf: Path, monkeypatch, capfd
+) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     monkeypatch.setattr(file_fingerprints, "HEADER", 0)
     monkeypatch.setattr(file_fingerprints, "SAMPLES", 2)
@@ -432,7 +434,7 @@ def test_a_copy_leaves_the_model_where_it_is(tmp_path: Path, gguf: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_a_file_cannot_be_is_said(tmp_path: Path, gguf: Path, directory: Path) -> None:
+def test_what_a_file_cannot_be_is_reported(tmp_path: Path, gguf: Path, directory: Path) -> None:
     def refused(code: int, *arguments: str) -> str:
         result = called(tmp_path, *arguments)
         assert result.returncode == code, result.stderr
@@ -479,7 +481,7 @@ def test_a_file_with_another_name_and_a_missing_file_are_reported_as_such(tmp_pa
 
 
 @pytest.mark.slow
-def test_what_is_asked_for_answers(tmp_path: Path, gguf: Path) -> None:
+def test_what_is_requested_answers(tmp_path: Path, gguf: Path) -> None:
     def answers(*flags: str) -> str:
         result = called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "--json", *flags, "Hi")
         return str(json.loads(result.stdout)["quantize"])
@@ -497,7 +499,7 @@ def test_what_is_asked_for_answers(tmp_path: Path, gguf: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_whose_file_is_gone_is_said(tmp_path: Path, gguf: Path) -> None:
+def test_a_model_whose_file_is_gone_is_reported(tmp_path: Path, gguf: Path) -> None:
     imported(tmp_path, gguf)
     away = gguf.rename(tmp_path / "away.gguf")
     for command in (
@@ -708,7 +710,7 @@ def test_a_file_without_the_ending_becomes_a_model_too(tmp_path: Path, gguf: Pat
     assert called(tmp_path, "run", "-m", "sha256-0123", "-n", "2", "--no-log", "Hi").returncode == 0
 
 
-def test_what_is_left_out_of_the_metadata_is_said_once(tmp_path: Path, directory: Path) -> None:
+def test_what_is_left_out_of_the_metadata_is_reported_once(tmp_path: Path, directory: Path) -> None:
     file = write_model(
         tmp_path / "odd.gguf", directory, tokenizer__ggml__add_bos_token=True, tokenizer__ggml__bos_token_id=0,
         tokenizer__ggml__padding_token_id=2**31, general__sampling__top_p=1e30, general__sampling__penalty_repeat=1.5,

@@ -296,7 +296,7 @@ def test_other_words_for_list(tmp_path, typed):
 
 
 @each("typed", ["version", "-v", "--version"])
-def test_the_version_however_it_is_asked_for(tmp_path, typed):
+def test_the_version_however_it_is_requested(tmp_path, typed):
     result = called(tmp_path, typed)
     assert (result.returncode, result.stdout) == (0, f"localspec {package.__version__}\n")
 

@@ -197,7 +197,7 @@ def test_a_mark_that_programs_of_windows_begin_with_is_no_part_of_what_they_say(
     assert prompts(messages) == ["notes\n\nhi @notes"]
 
 
-def test_lines_that_go_on_without_end(talk, messages, monkeypatch):
+def test_lines_that_continue_without_end(talk, messages, monkeypatch):
     monkeypatch.setattr(plain, "LONGEST", 5)
     result = talk("on\\", "and\\", "on")
     assert result.code == 2 and "longer than 64 MiB" in result.err and not messages
@@ -296,7 +296,7 @@ def test_a_prompt_as_an_argument(talk, hello, messages):
         assert told(talk(arguments=[nothing]), hello) == []
 
 
-def test_going_on(talk, home, hello, messages):
+def test_continuing(talk, home, hello, messages):
     talk("one", "two")
     result = talk("four", arguments=["-c", "three"], model=None)
     assert told(result, hello) == [
@@ -714,7 +714,7 @@ def test_a_model_that_cannot_be_had(talk, home, hello, messages, broken, how, co
     assert (result.code, result.out) == (code, "Hello!\n") and told(result, hello)[1:] == [mistake]
 
 
-def test_the_one_before_goes_on_and_not_the_first(talk, home, hello, broken):
+def test_the_one_before_continues_and_not_the_first(talk, home, hello, broken):
     name = broken("no tokenizer")
     result = talk("/model talker", f"/model {name}", "two", arguments=["-n", "3"], terminal=True)
     assert result.out == "and so on \n" and "localspec: talker continues." in told(result, hello)
@@ -750,7 +750,7 @@ def test_loading_another_model_can_be_stopped(talk, hello, named, monkeypatch):
 
 
 @pytest.mark.parametrize(("place", "terminal"), [("take", False), ("decode_step", True)])
-def test_a_reply_that_is_stopped_is_kept_and_the_chat_goes_on(
+def test_a_reply_that_is_stopped_is_kept_and_the_chat_continues(
     talk, home, endless, messages, monkeypatch, place, terminal
 ):
     from localspec.decoding import session
@@ -1081,7 +1081,7 @@ def test_a_prompt_on_which_the_tokenizer_panics_costs_nothing_that_was_said(talk
     assert "Traceback" not in result.err and [said(one) for one in kept(home)] == [[("Hi", "Hello!", "stop")]]
 
 
-def test_what_is_measured_while_the_user_types_is_said_once_and_so_is_a_search(capsys):
+def test_what_is_measured_while_the_user_types_is_reported_once_and_so_is_a_search(capsys):
     """A search takes minutes, so it has its own message."""
 
     class Engine:

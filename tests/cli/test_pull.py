@@ -121,7 +121,7 @@ def test_the_former_commit_of_a_branch_is_reported(home, hub: Hub, repo):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_interrupted_at_half_and_gone_on_with(home, hub: Hub, repo, sent):
+def test_interrupted_at_half_and_continued(home, hub: Hub, repo, sent):
     hub.hold = 2_000_000
     process = started(home, hub, "pull", "org/name")
     assert hub.waiting.wait(PATIENCE)
@@ -262,7 +262,7 @@ def test_another_length_than_was_planned(home, hub: Hub, repo, sent, said):
     ("name", "said"),
     [("tokenizer.json", "sends more of tokenizer.json than the 2 bytes"), ("config.json", "longer than announced")],
 )
-def test_a_file_that_goes_on_after_what_was_announced(home, hub: Hub, repo, name, said):
+def test_a_file_that_continues_after_what_was_announced(home, hub: Hub, repo, name, said):
     hub.chunked = True
     repo.sent[name] = repo.files[name] + b" " * 30_000_000
     result = at(home, hub, "pull", "org/name")

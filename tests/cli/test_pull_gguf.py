@@ -125,7 +125,7 @@ def test_a_damaged_or_missing_file_is_reported_and_fetched_again(home: Path, fil
         assert at(home, hub, "run", "-m", NAME, "-n", "1", "--no-log", "Hi").returncode == 0
 
 
-def test_a_packing_that_is_asked_for_comes_in_addition_and_answers(home: Path, files: dict[str, bytes]) -> None:
+def test_a_packing_that_is_requested_comes_in_addition_and_answers(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         result = at(home, hub, "pull", NAME, "--yes", "--quantize", "int4")
         assert result.returncode == 0, result.stderr
@@ -191,7 +191,7 @@ def test_a_file_that_is_the_only_copy_outlives_the_rest_of_its_repository(home, 
         assert at(home, hub, "rm", "org/tiny-GGUF", "--yes").returncode == 0 and blobs(home) == {}
 
 
-def test_uninstall_deletes_what_was_fetched_where_that_is_said(home: Path, files: dict[str, bytes]) -> None:
+def test_uninstall_deletes_what_was_fetched_where_that_is_reported(home: Path, files: dict[str, bytes]) -> None:
     with served(**{"org__tiny-GGUF": Repository(files)}) as hub:
         at(home, hub, "pull", NAME, "--yes")
         result = at(home, hub, "uninstall", "--yes", "--fetched")
@@ -300,7 +300,7 @@ def test_types_that_nothing_here_reads_are_refused_by_their_names(name: str, kin
     assert listed.partition("; ")[2] in str(error.value)
 
 
-def test_what_is_no_model_stays_and_is_said(home: Path, files: dict[str, bytes]) -> None:
+def test_what_is_no_model_stays_and_is_reported(home: Path, files: dict[str, bytes]) -> None:
     broken = {"tiny-Q8_0.gguf": files["tiny-Q8_0.gguf"][:-40000] + bytes(100)}
     with served(**{"org__tiny-GGUF": Repository(broken)}) as hub:
         result = at(home, hub, "pull", NAME, "--yes")

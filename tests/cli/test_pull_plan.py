@@ -139,7 +139,7 @@ def test_a_layer_of_the_models_own_is_not_published_apart_and_not_packed(home):
 
 
 @pytest.mark.slow
-def test_what_is_not_registered_is_asked_for_and_offline_that_is_said(home, tmp_path):
+def test_what_is_not_registered_is_requested_and_offline_that_is_reported(home, tmp_path):
     with served(org__name=repository(tmp_path / "model", 900)) as hub:
         result = at(home, hub, "pull", "org/name", "--dry-run", "--json")
         assert json.loads(result.stdout)["asked"] == "hub" and hub.requests

@@ -161,7 +161,7 @@ def test_the_dry_run_knows_it_without_a_network(home):
     assert said["sources"][0]["repo"] == "org/name" and said["instead_of"] is None
 
 
-def test_the_original_is_fetched_where_it_is_asked_for_and_then_kept_up_to_date(home, hub):
+def test_the_original_is_fetched_where_it_is_requested_and_then_kept_up_to_date(home, hub):
     assert pull(home, hub, "--original").returncode == 0 and "model.safetensors" in fetched(hub)
     assert "name-q8_0.gguf" not in fetched(hub)
     result = pull(home, hub)

@@ -135,7 +135,7 @@ def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
     assert seen["context"] == piped["context"]
 
 
-def test_at_a_terminal_long_values_go_on_below_themselves(tmp_path, monkeypatch):
+def test_at_a_terminal_long_values_continue_below_themselves(tmp_path, monkeypatch):
     piped = called(tmp_path, "show", "demo").stdout
     monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 20)))
@@ -146,7 +146,7 @@ def test_at_a_terminal_long_values_go_on_below_themselves(tmp_path, monkeypatch)
     assert all(len(line) <= 60 for line in shown.splitlines() if not line.startswith("path"))
 
 
-def test_what_auto_would_take_is_said_with_m_and_the_rule_that_decided(tmp_path):
+def test_what_auto_would_take_is_reported_with_m_and_the_rule_that_decided(tmp_path):
     facts = json.loads(called(tmp_path, "show", "demo", "--json").stdout)
     assert facts["rule"] == "speed" and facts["M"] > 0
     lines = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
@@ -155,7 +155,7 @@ def test_what_auto_would_take_is_said_with_m_and_the_rule_that_decided(tmp_path)
     assert by_m["rule"] == "memory" and wording("drafter_rule_says_so") in by_m["auto"]
 
 
-def test_of_a_model_that_is_not_here_it_is_said_where_that_matters(tmp_path):
+def test_of_a_model_that_is_not_here_it_is_reported_where_that_matters(tmp_path):
     lines = called(tmp_path, "show", "qwen3-0.6b").stdout.splitlines()
     assert "path          not here" in lines and "commit        not here" in lines
 

@@ -97,7 +97,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
 
 
 @each("columns", [80, 30, 12])
-def test_a_line_of_progress_never_goes_on_in_the_next(monkeypatch, capsys, columns):
+def test_a_line_of_progress_never_continues_in_the_next(monkeypatch, capsys, columns):
     """Of two lines only the second would be erased, so each step of a training would leave one."""
     read_at_a_terminal(monkeypatch, "stderr", columns)
     monkeypatch.delenv("TERM", raising=False)

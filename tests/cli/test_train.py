@@ -449,7 +449,7 @@ def whole(tmp_path_factory, model, data) -> list[dict]:
     return losses(home / "out")
 
 
-def test_killed_it_goes_on_to_the_same_losses(training_cage, tmp_path, model, data, whole):
+def test_killed_it_continues_to_the_same_losses(training_cage, tmp_path, model, data, whole):
     out, kills = tmp_path / "out", 0
     for steps in (3, 9):
         words = asked(model, data, out, "--save-every", 0.2)
@@ -462,7 +462,7 @@ def test_killed_it_goes_on_to_the_same_losses(training_cage, tmp_path, model, da
 
 
 @pytest.mark.parametrize(("ended", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_ended_it_keeps_a_checkpoint_and_says_how_to_go_on(training_cage, tmp_path, model, data, whole, ended, code):
+def test_ended_it_keeps_a_checkpoint_and_says_how_to_continue(training_cage, tmp_path, model, data, whole, ended, code):
     """Ctrl+C, a logout or a closed terminal ends it; the exit code says which."""
     out = tmp_path / "out"
     told = training_cage.run(tmp_path, *asked(model, data, out), sent=Signal(ended, when=lambda: steps_made(out) >= 5))

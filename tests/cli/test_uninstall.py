@@ -265,7 +265,7 @@ def _opened(process: int, home: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_fetched_models_go_only_where_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_models_go_only_where_that_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = home_with_cache(tmp_path, monkeypatch)
     fetched = repository(tmp_path / "model", numbers=10_000)
     with served(org__name=fetched, org__other=Repository({**fetched.files, "LICENSE": b"other"})) as hub:

@@ -36,7 +36,7 @@ def test_elsewhere_nothing_is_broken(size):
     assert shown(CODE * 3, None, size) == CODE * 3
 
 
-def test_a_word_is_held_back_until_it_ends_and_not_for_ever():
+def test_a_word_is_held_back_until_it_ends_and_not_forever():
     wrap = WordWrap(80)
     assert [wrap.add(piece) for piece in ("Hel", "lo ", "the", "re")] == ["", "Hello ", "", ""]
     assert wrap.flush() == "there"

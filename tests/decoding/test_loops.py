@@ -58,6 +58,6 @@ def test_drafts_of_any_length_do_not_change_where_a_loop_is_cut(seed: int, sampl
         assert replied(session, more, sampling, Limits(20))[0] == replied(after, more, sampling, Limits(20))[0]
 
 
-def test_without_a_prompt_to_judge_by_a_loop_goes_on_to_its_limit() -> None:
+def test_without_a_prompt_to_judge_by_a_loop_continues_to_its_limit() -> None:
     ids, done = plain(TableModel(VOCABULARY, 0), GREEDY, Limits(MOST))
     assert (len(ids), done.reason) == (MOST, "length")

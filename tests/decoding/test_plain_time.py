@@ -114,7 +114,7 @@ def steps(plain: PlainTime) -> Iterator[int]:
         yield rows
 
 
-def test_plain_steps_are_asked_for_soon_and_then_seldom():
+def test_plain_steps_are_requested_soon_and_then_seldom():
     """Twice as seldom each time; a reply of a hundred steps has four."""
     plain = warm(Linear())
     rows = [rows for rows, _ in zip(steps(plain), range(1000), strict=False)]

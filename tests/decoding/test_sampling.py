@@ -293,7 +293,7 @@ def test_ids_stand_for_the_columns_of_a_drafter_that_knows_only_some(form: Form)
 
 
 @every_form
-def test_rows_are_taken_in_the_order_that_is_asked_for_and_read_as_numbers(form: Form) -> None:
+def test_rows_are_taken_in_the_order_that_is_requested_and_read_as_numbers(form: Form) -> None:
     logits = form(torch.tensor([[0.0, 1.0], [2.0, -1.0], [4.0, math.inf]]))
     assert (len(logits), logits.argmax(), logits.finite(), logits.take([1, 0]).finite()) == (3, [1, 0, 1], False, True)
     taken = logits.take([1, 1, 0])

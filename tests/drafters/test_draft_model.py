@@ -191,7 +191,7 @@ def steps_of_four(rows: int) -> float:
         (20.0, (), steps_of_four, 4),  # 20 · 0.5³ · 0.8 would not pay by itself, but with the fifth it does
     ],
 )
-def test_a_draft_goes_on_while_some_longer_one_saves_more_than_it_takes(
+def test_a_draft_continues_while_some_longer_one_saves_more_than_it_takes(
     tiny, monkeypatch, worth, covered, prices, forwards
 ):
     """Each pick has a chance of one half, each forward takes a second."""

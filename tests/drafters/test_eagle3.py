@@ -232,7 +232,7 @@ def test_the_states_are_those_of_the_published_code_where_there_are_layers_enoug
         assert [*places] == sorted(places) and places[-1] == few - 1 and places[0] >= 0
 
 
-def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(tiny, monkeypatch):
+def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_requested(tiny, monkeypatch):
     target = torch_form(tiny(LLAMA).target)
     monkeypatch.setattr("localspec.drafters.trained.LARGE", 319)
     monkeypatch.setattr("localspec.drafters.trained.FREQUENT", 40)

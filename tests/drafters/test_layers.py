@@ -59,7 +59,7 @@ def test_a_draft_leaves_the_cache_as_it_was(tiny: Make) -> None:
     assert torch.equal(said[0], said[2])
 
 
-def test_a_draft_goes_on_from_its_likeliest_token(tiny: Make) -> None:
+def test_a_draft_continues_from_its_likeliest_token(tiny: Make) -> None:
     """The chain is the greedy text of the kept layers, each with the target's own keys and values of the text."""
     target, text = tiny(QWEN3).target, prompt_ids(30, seed=3)
     tree = layers(target, (0, 2)).draft(Context(text, prefilled(target, text), 40, GREEDY))
@@ -97,7 +97,7 @@ def test_infinite_numbers_give_no_draft(tiny: Make, monkeypatch: pytest.MonkeyPa
     assert drafter.draft(Context(text, kept, 8, GREEDY)).size == 1
 
 
-def test_a_draft_goes_on_only_as_long_as_another_forward_pays(tiny: Make) -> None:
+def test_a_draft_continues_only_as_long_as_another_forward_pays(tiny: Make) -> None:
     """With a chance of about one at each token, and a price that the third token no longer reaches."""
     target, text = tiny(LLAMA).target, prompt_ids(9)
     for price, agreement, forwards in ((0.0, 0.5, 8), (0.99, 0.5, 1), (0.2, 0.5, 2)):

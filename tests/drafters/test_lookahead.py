@@ -108,7 +108,7 @@ def test_probes_are_nodes_and_count_as_such(nodes: int) -> None:
         assert list(trees[0].tokens) == [9] and not trees[0].probe, "only the root"
 
 
-def test_a_window_that_had_no_room_for_a_while_goes_on() -> None:
+def test_a_window_that_had_no_room_for_a_while_continues() -> None:
     pool = Recording()
     window = Lookahead(pool, (), columns=2, phrase=3)
     text = [7, 8, 9]

@@ -230,7 +230,7 @@ def test_one_that_brings_less_than_it_takes_rests_and_is_tried_again(monkeypatch
     assert LATEST > 2 * SOONEST
 
 
-def test_of_two_that_always_agree_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_always_agree_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither brings anything that the other does not, and both would rest at once, if both were judged so."""
     now, both = [0.0], Merged([Says(tree("x", [0.9], "a")), Says(tree("x", [0.9], "b"))])
     monkeypatch.setattr("localspec.drafters.merged.time.perf_counter", lambda: now[0])

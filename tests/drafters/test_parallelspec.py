@@ -499,7 +499,7 @@ def test_the_mask_token_and_what_only_one_of_the_two_has_are_never_proposed(tiny
 
 
 @pytest.mark.slow
-def test_a_published_model_drafts_as_many_tokens_as_are_asked_for(tiny: Make, small: Path) -> None:
+def test_a_published_model_drafts_as_many_tokens_as_are_requested(tiny: Make, small: Path) -> None:
     target, prompt = tiny(LLAMA).target, prompt_ids(8, seed=9)
     for asked, depth in ((1, 2), (9, 9), (20, 20), (64, 33)):
         drafter = load_drafter(read_drafter(small), target, depth=asked)

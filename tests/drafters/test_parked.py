@@ -165,7 +165,7 @@ def test_a_draft_model_follows_its_text_and_reads_it_once(tiny: Make) -> None:
     assert sum(rows * count for rows, count in drafter.forwards.items()) - read < 3 * SAID  # 60 would be all of it
 
 
-def test_a_reply_that_was_stopped_or_failed_leaves_texts_that_can_be_gone_on_with(tiny: Make) -> None:
+def test_a_reply_that_was_stopped_or_failed_leaves_texts_that_can_be_continued(tiny: Make) -> None:
     model = tiny(LLAMA)
     target = target_of(model, "native")
 
@@ -245,7 +245,7 @@ def test_texts_in_turns_are_read_once_and_the_least_valuable_goes_first(tiny: Ma
     assert read(3 * target.cache(96).nbytes, [long, branch, third, prompt_ids(90, seed=5), long])[4] >= 69
 
 
-def test_a_text_that_nobody_goes_on_with_goes_at_last_however_long_it_is(tiny: Make) -> None:
+def test_a_text_that_nobody_continues_goes_at_last_however_long_it_is(tiny: Make) -> None:
     target = target_of(tiny(LLAMA), "native")
     session = Session(
         target, Autoregressive(), Budget(0), None, parked(target.cache(112).nbytes + target.cache(64).nbytes)
@@ -291,7 +291,7 @@ def test_what_never_comes_again_is_soon_cut_off_and_not_copied(tiny: Make, monke
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("torch", marks=pytest.mark.slow)])
-def test_a_text_with_states_is_gone_on_with_from_the_nearest_state(tiny: Make, engine: str) -> None:
+def test_a_text_with_states_is_continued_from_the_nearest_state(tiny: Make, engine: str) -> None:
     target = target_of(tiny(RECURRING), engine)
     session = Session(target, Autoregressive(), Budget(0), None, parked())
     chance, long = random.Random(2), prompt_ids(60, seed=1)

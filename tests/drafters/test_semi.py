@@ -664,7 +664,7 @@ def test_nothing_is_drafted_behind_the_depth_where_numbers_end(tiny: Make, sampl
     assert max(drafted(drafter, drafter.target, 12, sampling)[0].depth) == sound
 
 
-def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_asked_for(tiny, monkeypatch):
+def test_of_a_large_vocabulary_the_frequent_tokens_are_drafted_unless_all_are_requested(tiny, monkeypatch):
     target = tiny(LLAMA).target  # of 320 tokens
     assert SemiOptions().settled(32_768).vocabulary == 0
     assert SemiOptions().settled(32_769).vocabulary == 8192

@@ -86,7 +86,7 @@ def user(text: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_sampling_is_what_was_asked_for_then_the_models_own(engine, monkeypatch):
+def test_sampling_is_what_was_requested_then_the_models_own(engine, monkeypatch):
     monkeypatch.setattr(engine.target, "generation", {"do_sample": True, "temperature": 0.6, "top_k": 20})
     assert (engine.sampling(Settings()).temperature, engine.sampling(Settings()).top_k) == (0.6, 20)
     assert engine.sampling(Settings(temperature=0.9, top_k=0)).top_k == 0
@@ -109,7 +109,7 @@ def test_a_flag_that_would_have_no_effect_is_refused(engine, flag):
 
 
 @pytest.mark.slow
-def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_said(engine):
+def test_the_oldest_turns_are_left_out_where_the_context_is_full_and_it_is_reported(engine):
     turns = [{"role": "system", "content": "Be brief."}]
     for number in range(30):
         turns += [

@@ -113,7 +113,7 @@ def test_nothing_is_measured_before_the_first_reply(measured, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_measuring_goes_on_where_it_was_paused(measured, store, monkeypatch):
+def test_measuring_continues_where_it_was_paused(measured, store, monkeypatch):
     def in_steps(target):
         for step in range(4):
             measured.append(f"step {step}")
@@ -300,7 +300,7 @@ def test_what_waits_for_measurements_does_not_wait_for_a_search(measured, store,
 
 
 @pytest.mark.slow
-def test_a_search_that_was_asked_for_shows_count_and_time(measured, store, tmp_path, monkeypatch):
+def test_a_search_that_was_requested_shows_count_and_time(measured, store, tmp_path, monkeypatch):
     shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
     choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
     monkeypatch.setattr(assemble, "ASKED", assemble.ASKED[:1])

@@ -42,7 +42,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_said(two) -> None:
+def test_what_does_not_fit_is_tried_once_more_with_less_and_it_is_reported(two) -> None:
     told: list[str] = []
     engine = Engine.open(Settings(), DEMO, notice=told.append)
     assert two == ["phrases", "none"] and engine.choice.drafter == "none"

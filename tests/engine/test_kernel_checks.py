@@ -74,7 +74,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process
     of_torch.trouble.cache_clear()
 
 
-def test_they_are_tried_once_and_nothing_is_said_where_they_are_right(process: Process) -> None:
+def test_they_are_tried_once_and_nothing_is_reported_where_they_are_right(process: Process) -> None:
     assert process.loads() is None and process.loads() is None
     assert process.trials == 1 and process.notices == []
     assert process.subject == "a model"

@@ -160,7 +160,7 @@ def test_changed_weights_are_packed_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("harm", ["cut", "empty", "other", "lacks"])
-def test_a_damaged_file_is_made_again_and_it_is_said(here: Callable[[str], Here], harm: str) -> None:
+def test_a_damaged_file_is_made_again_and_it_is_reported(here: Callable[[str], Here], harm: str) -> None:
     model = here(BIASES)
     right = logits(model.load())
     (file,) = model.files
@@ -228,7 +228,7 @@ def test_where_it_cannot_be_written_that_costs_no_answer(
 
 
 @pytest.mark.slow
-def test_who_comes_while_another_process_writes_goes_on_without(here: Callable[[str], Here]) -> None:
+def test_who_comes_while_another_process_writes_continues_without(here: Callable[[str], Here]) -> None:
     model = here(BIASES)
     model.load()
     (file,) = model.files

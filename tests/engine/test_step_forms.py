@@ -67,7 +67,7 @@ def test_it_is_checked_once_and_silent_where_all_is_well(gpu: GPU) -> None:
     assert gpu.checks == 1 and gpu.forms == ["captured"] * 2 and gpu.notices == []
 
 
-def test_why_steps_are_not_recorded_is_said_each_time(gpu: GPU) -> None:
+def test_why_steps_are_not_recorded_is_reported_each_time(gpu: GPU) -> None:
     gpu.finds = lambda: ("static", "results of 5 rows after 3 tokens are not bit-identical")
     gpu.load()
     gpu.load()
@@ -159,7 +159,7 @@ def test_ctrl_c_is_no_reason_not_to_look_again(gpu: GPU) -> None:
     assert gpu.checks == 2 and gpu.forms == ["captured"] and gpu.notices == []
 
 
-def test_with_another_driver_it_is_looked_at_again(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_another_driver_it_is_inspected_again(gpu: GPU, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu.finds = lambda: ("static", "CUDA error: unknown")
     gpu.load()
     monkeypatch.setattr(trials, "nvidia_driver", lambda: NvidiaDriver("600.1"))
@@ -200,7 +200,7 @@ def test_elsewhere_there_is_nothing_to_check(gpu: GPU) -> None:
         ("draft_trouble", wording("what_drafter_computes_recorded"), "captured"),
     ],
 )
-def test_trouble_in_a_reply_is_said_once_and_only_that_of_steps_is_kept(
+def test_trouble_in_a_reply_is_reported_once_and_only_that_of_steps_is_kept(
     gpu: GPU, part: str, said: str, form: str
 ) -> None:
     watch = gpu.load()

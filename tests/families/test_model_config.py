@@ -161,7 +161,7 @@ def test_a_dynamic_model_can_be_given_more_than_its_own_context():
         {"rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}},
     ],
 )
-def test_what_is_not_possible_is_said_in_a_sentence(wrong):
+def test_what_is_not_possible_is_reported_in_a_sentence(wrong):
     content = {"model_type": "qwen3", **SMALL, "use_sliding_window": True, **wrong}
     with pytest.raises(ValueError, match=str(next(iter(wrong))).partition("_")[0]):
         ModelConfig.of(content)

@@ -116,7 +116,7 @@ def test_a_wait_that_is_too_long_is_refused(hub: Hub, tmp_path, naps, headers, f
 
 
 @each("status", [401, 403, 404])
-def test_a_wait_that_would_change_nothing_is_not_asked_for(hub: Hub, naps, status):
+def test_a_wait_that_would_change_nothing_is_not_requested(hub: Hub, naps, status):
     hub.answer = lambda path: (status, {"Retry-After": "100000"}, b"")
     with pytest.raises(LocalspecError) as caught:
         plan([SOURCE])

@@ -73,7 +73,7 @@ def test_a_busy_machine_leaves_fewer_cores_but_always_one(host: Host) -> None:
     assert idle() == 1, "there is always one"
 
 
-def test_processors_that_we_may_not_run_on_do_not_count(host: Host) -> None:
+def test_cpus_that_we_may_not_run_on_do_not_count(host: Host) -> None:
     """A container is pinned to a few CPUs, whose numbers have gaps, on a busy host."""
     host.has({40, 41, 60, 61}, {*range(32), *range(40, 72)}, cores=32)
     idle, others = IdleCores(), OthersLoad()
@@ -149,7 +149,7 @@ def test_what_other_programs_kept_busy_on_average(host: Host) -> None:
     assert others() == 1.5
 
 
-def test_where_a_process_cannot_be_pinned_all_processors_count(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_process_cannot_be_pinned_all_cpus_count(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.has({0}, {0})
     monkeypatch.setattr(hardware.sys, "platform", "darwin")
     Times = namedtuple("Times", "user idle")  # noqa: PYI024 -- as psutil gives them
@@ -161,7 +161,7 @@ def test_where_a_process_cannot_be_pinned_all_processors_count(host: Host, monke
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells it in this way")
-def test_this_kernel_lists_its_processors() -> None:
+def test_this_kernel_lists_its_cpus() -> None:
     first = hardware._busy_seconds()
     assert 0 < first <= hardware._busy_seconds()
 

@@ -55,7 +55,7 @@ def test_cores_may_be_limited_and_not_beyond_what_is_here(monkeypatch: pytest.Mo
     assert hardware.physical_cores() == 4
 
 
-def test_a_gpu_is_named_and_not_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_named_and_not_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert versions("cuda:1") == f"torch {torch.__version__}, GPU cuda:1, CUDA 13.0"
@@ -71,7 +71,7 @@ def test_what_torch_holds_and_nothing_uses_is_free(monkeypatch: pytest.MonkeyPat
     assert memory.free_memory("cuda:1") == 47 and memory.free_memory("cuda:0") == 7
 
 
-def test_the_processor_has_a_name_even_if_nothing_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_has_a_name_even_if_nothing_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hardware.cpu_name()
     monkeypatch.setattr(hardware.platform, "processor", lambda: "")
     monkeypatch.setattr(hardware.platform, "machine", lambda: "riscv64")

@@ -75,7 +75,7 @@ def test_torch_is_asked_where_there_are_signs_of_a_gpu_that_it_was_built_for(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin" or hardware.gpu_expected(), reason="machines without a GPU")
-def test_a_machine_without_a_gpu_is_looked_at_without_torch():
+def test_a_machine_without_a_gpu_is_inspected_without_torch():
     code = (
         "import sys; from localspec.machine.machine import this_machine, torch_trouble; "
         "this_machine(); torch_trouble(); assert 'torch' not in sys.modules"

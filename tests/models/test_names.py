@@ -63,7 +63,7 @@ def test_a_prefix_of_several_is_refused_with_their_names(enter):
         full_name("qwen")
 
 
-def test_an_exact_name_wins_over_those_that_go_on_from_it(enter):
+def test_an_exact_name_wins_over_those_that_continue_from_it(enter):
     enter("qwen", "qwen-coder", "Qwen-max")
     assert full_name("qwen") == "qwen" == full_name("QWEN")
 

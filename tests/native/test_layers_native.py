@@ -1,7 +1,7 @@
 """A subset of the target's layers on the CPU engine: no text changes, and the probe measures acceptance."""
 
 from drafters.test_layers import (  # noqa: F401
-    test_a_draft_goes_on_from_its_likeliest_token,
+    test_a_draft_continues_from_its_likeliest_token,
     test_a_draft_leaves_the_cache_as_it_was,
     test_infinite_numbers_give_no_draft,
     test_rows_that_are_read_at_once_are_a_draft_that_was_right_so_far,

@@ -129,7 +129,7 @@ def sharing():
         ({"tokens": [1, 2], "layers": [1, 2, 3], "num_layers": 3}, matching("layer_3_reads_keys_layer_0_which")),
     ],
 )
-def test_what_layers_need_of_each_other_and_of_tokens_is_asked_for(sharing, given, sentence):
+def test_what_layers_need_of_each_other_and_of_tokens_is_requested(sharing, given, sentence):
     text = Text(sharing, slots=16)
     with pytest.raises(LocalspecError, match=sentence):
         check(library().ls_forward(sharing.handle, text.cache, POOL.handle, request(**given)))

@@ -102,7 +102,7 @@ def test_logits_of_a_directory_that_is_opened_are_the_stock_models(tiny, name):
 
 @pytest.mark.slow
 @each("name, context", [(LONGROPE, 64), (LONGROPE, 65), (DYNAMIC, 128), (DYNAMIC, 256)])
-def test_positions_are_scaled_for_the_context_that_is_asked_for(tiny, name, context):
+def test_positions_are_scaled_for_the_context_that_is_requested(tiny, name, context):
     model, text = tiny(name), prompt_ids(50, seed=9)
     reference = Target.load(model.path, context=context)
     expected = reference.forward(DraftTree.chain(text), reference.cache(64)).logits.numpy()
@@ -307,7 +307,7 @@ def test_a_whole_reply_imports_neither_torch_nor_transformers(opened):
     assert not loaded & {"torch", "transformers", "safetensors", "huggingface_hub", "accelerate", "textual"}
 
 
-def test_where_the_library_is_missing_it_is_said_in_a_sentence(monkeypatch, tmp_path):
+def test_where_the_library_is_missing_it_is_reported_in_a_sentence(monkeypatch, tmp_path):
     compiled.library.cache_clear()
     library.cache_clear()
     monkeypatch.setattr(compiled, "FILE", tmp_path / "localspec_native.so")

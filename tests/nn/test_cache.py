@@ -89,7 +89,7 @@ def test_attention_never_looks_at_fewer_slots_than_the_least():
     assert cache(3 * BUCKET, least=BUCKET).capacity == 3 * BUCKET
 
 
-def test_rows_are_the_keys_and_values_after_what_is_committed_in_the_order_asked_for():
+def test_rows_are_the_keys_and_values_after_what_is_committed_in_the_order_requested():
     kept = cache(16)
     write(kept, [1, 2, 3])
     kept.keep(range(3))

@@ -190,7 +190,7 @@ def test_what_is_likely_is_proposed_greedily_and_beyond_what_is_shown():
         assert step_logits(rows).candidates(positions, count, sampling) == every
 
 
-def test_where_a_row_has_no_sure_contenders_all_are_looked_at():
+def test_where_a_row_has_no_sure_contenders_all_are_inspected():
     rows, positions, sampling = random_logits(3, 300, 4.0, seed=3), [4, 5, 6], Sampling(1.0, seed=2)
     whole = step_logits(rows).candidates(positions, 3, sampling)
     rows[1] = float("nan")

@@ -237,7 +237,7 @@ def test_logits_that_depend_on_anything_but_the_path_are_seen(small, assert_seen
 
 @pytest.mark.slow
 @needs_order
-def test_in_the_fastest_form_wider_trees_than_asked_for_are_not_tried(small):
+def test_in_the_fastest_form_wider_trees_than_requested_are_not_tried(small):
     seen: list[int] = []
 
     def watch(output: TensorOutput, mask: torch.Tensor) -> torch.Tensor:

@@ -201,7 +201,7 @@ def test_recordings_end_with_the_slots_that_they_are_of(tiny, recorded):
 
 
 @pytest.mark.slow
-def test_only_so_many_recordings_are_kept(tiny, recorded):
+def test_only_this_many_recordings_are_kept(tiny, recorded):
     target = loaded(tiny, FAMILIES[0], "captured")
     model, cache = target.compute.target, filled(target, 10, 200)
     every = [(*layers,) for layers in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2])]

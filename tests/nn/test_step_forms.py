@@ -81,7 +81,7 @@ def no_contender(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -
     ("place", "wrong"),
     [("summary", no_pick), ("contenders", no_contender), ("StaticForward.chain", lambda *given: given[1] * 0)],
 )
-def test_all_that_decoding_takes_is_looked_at(target, recorded, monkeypatch, place, wrong):
+def test_all_that_decoding_takes_is_inspected(target, recorded, monkeypatch, place, wrong):
     owner, _, name = place.rpartition(".")
     monkeypatch.setattr(StaticForward if owner else static_forward, name, wrong)
     assert find_step_form(target)[0] == "eager"
@@ -89,7 +89,7 @@ def test_all_that_decoding_takes_is_looked_at(target, recorded, monkeypatch, pla
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [STATIC_ROWS[0], STATIC_ROWS[3], STATIC_ROWS[-1]])
-def test_every_number_of_rows_is_looked_at(target, recorded, monkeypatch, rows):
+def test_every_number_of_rows_is_inspected(target, recorded, monkeypatch, rows):
     read = StaticForward.tree
 
     def off(self: StaticForward, tree: Any, *given: Any) -> Any:

@@ -274,7 +274,7 @@ def test_rows_that_fill_up_a_forward_do_not_change_the_others(tiny, name, exact,
     assert all(width % multiple == 0 for width in widths) and len(widths) == 14
 
 
-def test_a_filled_up_forward_gives_the_last_rows_logits_and_runs_the_layers_asked_for(tiny):
+def test_a_filled_up_forward_gives_the_last_rows_logits_and_runs_the_layers_requested(tiny):
     plain = tiny(SHARDED).target
     padded, tokens = filled(plain, 8), torch.tensor(prompt_ids(5))
     with torch.inference_mode():

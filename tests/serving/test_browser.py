@@ -195,7 +195,7 @@ def test_a_key_opens_one_browser_and_opens_it_once(shown):
     assert shown.server.ask(one.path, own=True).status == 404
 
 
-def test_key_host_and_origin_are_looked_at_before_a_websocket_opens(shown):
+def test_key_host_and_origin_are_inspected_before_a_websocket_opens(shown):
     entered, port = shown.enter(), shown.server.port
     for status, headers in (
         (401, {"Cookie": ""}),

@@ -185,7 +185,7 @@ def test_while_nobody_asks_a_model_is_measured_until_somebody_does(models):
     assert doubted == [loaded.engine]
 
 
-def test_what_was_taken_is_compared_with_what_is_asked_for(tmp_path):
+def test_what_was_taken_is_compared_with_what_is_requested(tmp_path):
     demo = resolve("demo")
     choice = SimpleNamespace(
         target=demo, drafter="s3d", trained=named_drafter("s3d", demo).trained, draft=None, device="cpu", dtype="bf16",

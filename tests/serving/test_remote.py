@@ -42,7 +42,7 @@ def events(server, settings=None, **how):
 # -- as it should -----------------------------------------------------------------------------------------------------
 
 
-def test_it_answers_and_the_conversation_is_kept_and_goes_on(tmp_path):
+def test_it_answers_and_the_conversation_is_kept_and_continues(tmp_path):
     with scripted() as server:
         first = run(tmp_path, server, "-s", "Be kind.", "--temp", "0.5", "--stop", "x", "-n", "7", "--seed", "3")
         again = run(tmp_path, server, "--continue", LOCALSPEC_SERVER_KEY="a key")

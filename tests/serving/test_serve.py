@@ -56,7 +56,7 @@ def test_openais_own_client_gets_the_reply_that_run_gives(server, client, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_text_that_goes_on(server, client):
+def test_a_text_that_continues(server, client):
     whole = client.completions.create(model="demo", prompt="Once upon a", max_tokens=12, temperature=0)
     pieces = client.completions.create(model="demo", prompt="Once upon a", max_tokens=12, temperature=0, stream=True)
     assert whole.choices[0].text and "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
@@ -169,7 +169,7 @@ def test_a_chat_over_this_server_drops_what_the_server_drops_also_after_a_restar
     assert len({*found}) == 1 and found[0] > 0
 
 
-def test_clients_in_turns_go_on_from_what_was_read(server):
+def test_clients_in_turns_continue_from_what_was_read(server):
     talks = [[{"role": "user", "content": f"{name}, tell me about the sea and the river. " * 4}] for name in "ABCD"]
     share = []
     for _ in range(3):
@@ -441,7 +441,7 @@ def test_where_there_is_no_torch_it_answers(tmp_path):
 
 
 @pytest.mark.slow
-def test_where_the_engines_cannot_go_on_the_server_says_so_and_ends(tmp_path):
+def test_where_the_engines_cannot_continue_the_server_says_so_and_ends(tmp_path):
     """The waiting client gets an error instead of waiting for ever."""
     code = (
         "from localspec.serving import loaded\n"

@@ -75,7 +75,7 @@ def test_nothing_is_called_loading_that_is_loaded(server, monkeypatch):
     assert "loading demo" in shown
 
 
-def test_a_conversation_goes_on_and_loses_its_oldest_turns_as_it_would_here(server):
+def test_a_conversation_continues_and_loses_its_oldest_turns_as_it_would_here(server):
     first = told(server.home, "run", "One. " * 40, "-m", "demo", "-n", "4", "--temp", "0")
     for _ in range(3):
         again = told(server.home, "run", "More. " * 150, "--continue", "-n", "4", "--temp", "0")

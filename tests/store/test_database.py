@@ -333,7 +333,7 @@ def test_processes_that_find_a_broken_file_together_agree_on_one_new_file(
 
 
 @pytest.mark.parametrize("how", ["read", "save"])
-def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
+def test_damage_found_at_work_sets_the_file_aside_and_the_session_continues(
     path: Path, notices: list[str], how: str
 ) -> None:
     filled(path, lines=2000)
@@ -552,7 +552,7 @@ def test_a_write_that_the_system_refuses_keeps_the_old_and_says_so(database: Dat
     assert integrity(path) == "ok"
 
 
-def test_a_long_lock_is_said_and_reading_goes_on(
+def test_a_long_lock_is_reported_and_reading_continues(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)

@@ -140,7 +140,7 @@ def test_text_that_is_no_utf_8(home):
 
 
 @pytest.mark.slow
-def test_commands_go_on(home):
+def test_commands_continue(home):
     written(home, "UPDATE conversation SET used = 1e300, model = x'ff00'")
     with sqlite3.connect(Paths(home).database) as connection:
         connection.execute("UPDATE turn SET prompt = x'ff71', figures = ?, asked = 'x' WHERE id = 1", ("9" * 400,))

@@ -404,7 +404,7 @@ def test_searching_agrees_with_looking_at_everything(store: Store, history: Hist
     assert hits > 1000 and index_is_whole(store)
 
 
-def test_no_conversation_is_looked_at_that_is_not_asked_for(store: Store, history: History) -> None:
+def test_no_conversation_is_inspected_that_is_not_requested(store: Store, history: History) -> None:
     """What a start reads: of 100,000 conversations it took three seconds."""
     for query, values in ((NEWEST_FIRST, ()), (INFO, (1,)), (WHOLE, (1,))):
         plan = "; ".join(row[3] for row in raw(store, f"EXPLAIN QUERY PLAN {query}", *values))
@@ -783,7 +783,7 @@ def damage_tables(path: Path) -> bytes:
 
 @pytest.mark.slow
 @each("how", ["say", "write", "conversations", "latest", "read", "search", "short", "prompts", "remove", "ever_saved"])
-def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
+def test_damage_found_at_work_sets_the_file_aside_and_the_session_continues(
     tmp_path: Path, whole: bytes, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, notices = tmp_path / "localspec.db", list[str]()
@@ -821,7 +821,7 @@ def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
 
 
 @pytest.mark.slow
-def test_a_reply_goes_on_where_the_file_is_replaced_in_the_midst_of_it(
+def test_a_reply_continues_where_the_file_is_replaced_in_the_midst_of_it(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(path, 10)
@@ -863,7 +863,7 @@ def test_what_can_only_be_read_is_read(notices: list[str]) -> None:
 # -- trouble while working --
 
 
-def test_a_long_lock_is_said_and_reading_goes_on(
+def test_a_long_lock_is_reported_and_reading_continues(
     path: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
@@ -884,7 +884,7 @@ def test_a_long_lock_is_said_and_reading_goes_on(
 
 
 @each("how", ["conversations", "latest", "read", "search", "prompts", "ever_saved"])
-def test_what_cannot_be_read_is_said(store: Store, history: History, how: str) -> None:
+def test_what_cannot_be_read_is_reported(store: Store, history: History, how: str) -> None:
     number, _ = said(history, "prompt", "reply")
     works: dict[str, Callable[[], object]] = {
         "conversations": history.conversations,

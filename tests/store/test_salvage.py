@@ -245,7 +245,7 @@ def test_a_deletion_says_that_the_damaged_file_is_left(path: Path, whole: Path, 
 
 
 @pytest.mark.parametrize("at_start", [False, True])
-def test_damage_that_stops_a_deletion_is_no_reason_to_try_it_for_ever(
+def test_damage_that_stops_a_deletion_is_no_reason_to_try_it_forever(
     path: Path, whole: Path, notices: list[str], monkeypatch: pytest.MonkeyPatch, at_start: bool
 ) -> None:
     copied(whole, path)

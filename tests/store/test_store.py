@@ -246,7 +246,7 @@ def test_measurements_are_found_by_name_and_subject_and_the_newest_counts(path: 
     assert notices == []
 
 
-def test_so_many_measurements_stay_whatever_the_clock_says(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_many_measurements_stay_whatever_the_clock_says(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "BOUND_MEASUREMENTS", store_module.BOUND_MEASUREMENTS.replace("200", "5"))
     seconds = iter(range(1000, 0, -1))
     monkeypatch.setattr(store_module.time, "time", lambda: next(seconds))  # a clock that runs backwards
@@ -467,7 +467,7 @@ def filled(path: Path, replies: int = 1) -> None:
 
 @pytest.mark.slow
 @each("how", ["look_up", "learn", "export", "forget"])
-def test_damage_found_at_work_sets_the_file_aside_and_the_session_goes_on(
+def test_damage_found_at_work_sets_the_file_aside_and_the_session_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     path, notices = tmp_path / "localspec.db", list[str]()

@@ -26,7 +26,7 @@ def test_nothing_stands_in_the_way_of_a_release_that_is_ready():
         ("1.2.3", CHANGELOG, " M README.md", "no commit has:\n M README.md"),
     ],
 )
-def test_what_stands_in_the_way_is_said(version, changelog, changes, said):
+def test_what_stands_in_the_way_is_reported(version, changelog, changes, said):
     (complaint,) = complaints(version, changelog, changes)
     assert said in complaint
 

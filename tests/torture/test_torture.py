@@ -55,7 +55,7 @@ def test_a_damaged_file_is_a_sentence(stage: Stage, soil: Soil, name: str) -> No
     tried(stage, soil, name, 2, 1)
 
 
-def test_every_change_is_counted_and_the_one_that_is_asked_for_fails(stage: Stage) -> None:
+def test_every_change_is_counted_and_the_one_that_is_requested_fails(stage: Stage) -> None:
     clean = stage.clean("run")
     assert clean.changes > 20 and not clean.failed
     ended = stage.ended("run", Fault(clean.changes // 2, "ENOSPC", True))
@@ -110,9 +110,7 @@ def test_a_prompt_that_ctrl_c_took_was_not_finished() -> None:
 
 
 @pytest.mark.parametrize(("waited", "hung"), [([0.0], True), ([1e9, 1e9, 0.0], True), ([1e9, 1e9], False)])
-def test_what_waits_for_a_processor_does_not_hang(
-    waited: list[float], hung: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_for_a_cpu_does_not_hang(waited: list[float], hung: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os._exit(os.read(reader, 1)[0])

@@ -101,7 +101,7 @@ def test_steps_that_rounding_would_lose_are_made_on_average(training) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("small", [False, True])
-def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
+def test_what_was_stopped_continues_bit_for_bit(training, monkeypatch: pytest.MonkeyPatch, small: bool) -> None:
     """Moments stay finer than their weights, also with eight bits of bitsandbytes."""
     if small:
         made_of = partial(adamw_8bit(), min_8bit_size=16)

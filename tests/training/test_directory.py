@@ -109,5 +109,5 @@ def test_differences_are_reported_as_they_are_typed(
     assert message in str(refused.value)
 
 
-def test_the_same_training_goes_on() -> None:
+def test_the_same_training_continues() -> None:
     refuse_other(Path("there"), {"hours": 2.0, "seed": 0}, {"hours": 2.0, "seed": 0})

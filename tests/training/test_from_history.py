@@ -46,7 +46,7 @@ def test_replies_of_the_same_model_are_used_and_prompts_of_others_are_answered_a
 
 
 @pytest.mark.usefixtures("none_held_out")
-def test_a_conversation_that_has_gone_on_is_another_text(store):
+def test_a_conversation_that_has_continued_is_another_text(store):
     conversation = talk(store, "other", ("a", "b", "stop"))
     (before,) = read_past(store.history, "mine").questions
     assert read_past(store.history, "mine").questions == [before]

@@ -131,7 +131,7 @@ def test_steps_and_time_to_go_are_estimated_from_the_steps_after_the_first(train
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "backwards"), [(1, False), (4, True)])
-def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwards):
+def test_what_was_stopped_continues_bit_for_bit(training, monkeypatch, at, backwards):
     if backwards:  # groups in another order than the drafter's own: each moment must find its parameter
         groups = lambda self: [{"params": [p], "lr_scale": 1.0} for p in reversed(list(self.parameters()))]  # noqa: E731
         monkeypatch.setattr(Linears, "parameter_groups", groups)
@@ -149,7 +149,7 @@ def test_what_was_stopped_goes_on_bit_for_bit(training, monkeypatch, at, backwar
 
 
 @pytest.mark.slow
-def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_them(training, monkeypatch):
+def test_moments_in_eight_bits_are_kept_too_and_an_old_training_continues_without_them(training, monkeypatch):
     """On a CPU, where bitsandbytes computes the same; the checkpoint says which of the two it is."""
     assert optimizer_class("cpu") is torch.optim.AdamW and not has_small_moments("cpu")
     small = partial(adamw_8bit(), min_8bit_size=16)  # otherwise it keeps such small matrices in fp32
@@ -176,7 +176,7 @@ def test_moments_in_eight_bits_are_kept_too_and_an_old_training_goes_on_without_
 
 
 @pytest.mark.slow
-def test_what_was_killed_goes_on_from_its_checkpoint_and_forgets_what_it_noted_behind_it(training):
+def test_what_was_killed_continues_from_its_checkpoint_and_forgets_what_it_noted_behind_it(training):
     whole = training(where="whole")
     list(whole.run())
     killed = training(where="killed")
@@ -194,7 +194,7 @@ def test_what_was_killed_goes_on_from_its_checkpoint_and_forgets_what_it_noted_b
 
 @pytest.mark.slow
 @each("left", [False, True])
-def test_what_is_left_of_a_log_is_gone_on_with(training, left):
+def test_what_is_left_of_a_log_is_continued(training, left):
     """A log that was deleted, or that a machine which lost power has written in part."""
     first = training(where=f"{left}")
     list(islice(first.run(), 3))

@@ -39,7 +39,7 @@ async def test_another_answer_takes_the_place_of_the_last_which_stays(chat):
 
 
 @pytest.mark.parametrize("turns", [3, 13])
-async def test_an_earlier_prompt_is_changed_and_gone_on_from(chat, turns):
+async def test_an_earlier_prompt_is_changed_and_continued_from(chat, turns):
     talk = chat(["Changed."])
     with Store.open(talk.database, pytest.fail) as store:
         for n in range(turns):
@@ -130,7 +130,7 @@ async def test_during_a_reply_and_before_the_first_it_is_refused(chat):
         assert talk.replies() == ["Half."]
 
 
-async def test_another_answer_is_asked_for_behind_a_prompt_that_is_on_its_way(chat):
+async def test_another_answer_is_requested_behind_a_prompt_that_is_on_its_way(chat):
     """Otherwise the new answer would replace a prompt that was just sent."""
     gate = threading.Event()
     async with chat(["One."], [gate, "Two."]).opened() as (talk, pilot):

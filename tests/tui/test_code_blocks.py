@@ -51,7 +51,7 @@ async def test_alt_c_copies_code_of_the_last_reply_or_of_the_message_in_focus(ch
         await until(pilot, lambda: talk.typed == "x")
 
 
-async def test_where_there_is_no_code_it_is_said(chat, clipboard):
+async def test_where_there_is_no_code_it_is_reported(chat, clipboard):
     async with chat(["None."]).opened() as (talk, pilot):
         await pilot.press("alt+c")
         await until(pilot, lambda: wording("there_code_copy_here") in talk.screen_text())

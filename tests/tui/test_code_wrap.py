@@ -56,7 +56,7 @@ def lines(app):
 
 
 @pytest.mark.slow
-def test_it_goes_on_below_its_own_beginning():
+def test_it_continues_below_its_own_beginning():
     text = shown(f"```python\ndef f():\n{LINE}\n    pass\n```", (50, 12), lines)
     first = next(line for line in text if "return quicksort" in line)
     at = text.index(first)

@@ -47,7 +47,7 @@ async def test_keys_bring_older_ones_too(long, key, height):
         await until(pilot, lambda: numbers(talk) == list(range(14)))
 
 
-async def test_older_ones_leave_the_screen_when_the_conversation_goes_on(long):
+async def test_older_ones_leave_the_screen_when_the_conversation_continues(long):
     async with long(30, {}, ["One."], ["Two."]).opened(size=(80, 24)) as (talk, pilot):
         view = talk.app.query_one(ConversationView)
         await until(pilot, lambda: len(talk.prompts()) == MOUNTED and view.max_scroll_y > 0)

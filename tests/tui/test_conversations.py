@@ -339,7 +339,7 @@ async def test_a_title_of_a_conversation_that_is_not_kept_is_resumed_too(chat):
         assert "Fish" in talk.screen_text().splitlines()[0]
 
 
-async def test_where_there_are_more_than_are_listed_it_is_said(chat, monkeypatch):
+async def test_where_there_are_more_than_are_listed_it_is_reported(chat, monkeypatch):
     monkeypatch.setattr(conversations, "LISTED", 3)
     talk = chat()
     keep(talk, "one", "two", "three", "four")

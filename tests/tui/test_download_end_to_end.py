@@ -44,7 +44,7 @@ def begin(terminal: Terminal, hub) -> None:
 
 
 @pytest.mark.parametrize("how", ["key", "signal"])
-def test_who_leaves_goes_on_another_time(home, hub, how):
+def test_who_leaves_continues_another_time(home, hub, how):
     with scripted_chat(home, "[['Hi.']]", size=(90, 30), **variables(home, hub)) as terminal:
         begin(terminal, hub)
         if how == "key":

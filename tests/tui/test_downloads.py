@@ -72,7 +72,7 @@ async def begin(talk, pilot) -> None:
     await until(pilot, back(talk))
 
 
-async def test_one_goes_on_chatting_while_a_model_comes(chat, hub, home):
+async def test_one_continues_chatting_while_a_model_comes(chat, hub, home):
     gate = threading.Event()
     talk = chat(["Half", gate, " said."], ["Again."])
     talk.models["mine"] = mine = ScriptedEngine(["I am mine."])
@@ -102,7 +102,7 @@ async def test_one_goes_on_chatting_while_a_model_comes(chat, hub, home):
     assert mine.asked == [] and resolve("mine").here and stray(home) == []
 
 
-async def test_a_download_is_given_up_midway_and_gone_on_with(chat, hub, home):
+async def test_a_download_is_given_up_midway_and_continued(chat, hub, home):
     talk = chat()
     hub.hold = HALF
     async with talk.playing(SIZE) as pilot:

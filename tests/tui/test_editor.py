@@ -143,7 +143,7 @@ async def test_ctrl_c_before_the_editor_has_the_terminal_ends_nothing(chat, monk
         await until(pilot, lambda: talk.typed == "hello and more")
 
 
-async def test_without_an_editor_it_is_said(chat, monkeypatch):
+async def test_without_an_editor_it_is_reported(chat, monkeypatch):
     for name in ("VISUAL", "EDITOR"):
         monkeypatch.delenv(name, raising=False)
     async with chat().opened() as (talk, pilot):

@@ -51,7 +51,7 @@ async def find_the_needle(pilot, talk):
     await until(pilot, lambda: which(talk) == "1 of 1" and marked(talk)[0] and "needle" in talk.screen_text())
 
 
-async def test_the_newest_is_shown_first_and_keys_go_on(long):
+async def test_the_newest_is_shown_first_and_keys_continue(long):
     talk = long(40, {2: "A *rare* one.", 20: "Rare, too.\n\n" + "line\n\n" * 40 + "`rarely`", 39: "the rarest"})
     async with talk.playing(size=SMALL) as pilot:
         await shown(pilot, talk)
@@ -180,7 +180,7 @@ async def test_escape_goes_back_to_where_one_read(long):
         await until(pilot, lambda: talk.screen_text() == end and numbers(talk) == list(range(50, 60)))
 
 
-async def test_a_reply_that_comes_meanwhile_goes_on_and_is_found(long):
+async def test_a_reply_that_comes_meanwhile_continues_and_is_found(long):
     gate, more = threading.Event(), threading.Event()
     talk = long(40, {5: "needle"}, ["The nee", gate, "dle is", more, " here.\n\n" + "line\n\n" * 40])
     async with talk.playing(size=SMALL) as pilot:

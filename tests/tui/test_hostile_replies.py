@@ -146,7 +146,7 @@ def test_no_paragraph_is_a_heading_for_a_moment(pieces):
     assert document.blocks[-1].kind == "h2", "one that is meant"
 
 
-async def test_a_longer_reply_is_plain_text_and_it_is_said(chat):
+async def test_a_longer_reply_is_plain_text_and_it_is_reported(chat):
     text = "- *item*\n" * (LONGEST // 9 + 1)
     async with chat([text[: LONGEST // 2], text[LONGEST // 2 :]]).opened() as (talk, pilot):
         await talked(talk, pilot, "Hi")

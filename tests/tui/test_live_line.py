@@ -76,7 +76,7 @@ def test_the_end_of_the_context_is_red_and_marked(used, shown, colour):
     assert colour != "error" or line(figures, 20) == shown, "it comes first"
 
 
-async def test_a_conversation_that_goes_on_shows_from_the_start_how_full_the_context_is(chat):
+async def test_a_conversation_that_continues_shows_from_the_start_how_full_the_context_is(chat):
     async with chat(["One."], ["Two."]).opened() as (talk, pilot):
         await until(pilot, lambda: talk.live == "ready")
         await talked(talk, pilot, "Hi")

@@ -59,7 +59,7 @@ def test_count_time_and_key_fit_into_eighty_columns(what):
     assert len(f" {what}: 25 of 25, about 12 s left · esc skips ") <= 80
 
 
-async def test_a_prompt_interrupts_it_and_it_goes_on_afterwards(chat):
+async def test_a_prompt_interrupts_it_and_it_continues_afterwards(chat):
     talk = chat(["Hello."], ["Again."])
     measured = Unmeasured(talk.engine, 2)
     async with talk.playing() as pilot:

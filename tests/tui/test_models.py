@@ -126,7 +126,7 @@ async def test_nothing_of_a_refused_model_is_left_when_the_one_before_is_loaded_
     assert left[1] is None
 
 
-async def test_where_no_model_can_be_loaded_any_more_it_is_said(chat, models):
+async def test_where_no_model_can_be_loaded_any_more_it_is_reported(chat, models):
     models("scripted", "other")
     talk = chat()
     engines = [talk.engine]
@@ -227,7 +227,7 @@ async def test_a_name_of_the_hub_is_looked_up_there(chat, models, offered):
     assert offered == ["org/name"]
 
 
-async def test_what_does_not_fit_can_be_looked_at(chat, models):
+async def test_what_does_not_fit_can_be_inspected(chat, models):
     talk = chat()
     models("scripted", elsewhere=[unfetched(BILLION, "fits"), *(unfetched(SEVEN, f"large {n}") for n in range(9))])
     async with talk.playing(size=(80, 24)) as pilot:
@@ -244,7 +244,7 @@ async def test_what_does_not_fit_can_be_looked_at(chat, models):
         await until(pilot, lambda: "Here" in talk.screen_text().split())
 
 
-async def test_what_is_here_can_be_chosen_while_the_machine_is_looked_at(chat, models, monkeypatch):
+async def test_what_is_here_can_be_chosen_while_the_machine_is_inspected(chat, models, monkeypatch):
     gate, talk = threading.Event(), chat()
     talk.models["other"] = ScriptedEngine()
     models("scripted", "other")

@@ -11,7 +11,7 @@ ENOUGH = 60  # layouts, for two sizes
 
 
 @pytest.mark.parametrize("opened", ["", "ctrl+t"])
-async def test_two_sizes_that_wait_for_a_screen_are_not_laid_out_in_turns_for_ever(chat, models, monkeypatch, opened):
+async def test_two_sizes_that_wait_for_a_screen_are_not_laid_out_in_turns_forever(chat, models, monkeypatch, opened):
     models("one", "two")
     talk = chat(["Well."])
     layouts: list[tuple[int, int]] = []

@@ -38,7 +38,7 @@ async def test_ctrl_n_in_mid_reply_stops_and_keeps_it(chat):
     assert talk.kept() == [("first", "Half", "interrupted")]
 
 
-async def test_ctrl_r_goes_on_with_an_earlier_one(chat):
+async def test_ctrl_r_continues_with_an_earlier_one(chat):
     async with chat(["Reply about [cats]."], ["Reply about dogs."], ["More on cats."]).opened() as (talk, pilot):
         for prompt in ("Say [cats]", "Say dogs"):
             await talked(talk, pilot, prompt)
@@ -99,7 +99,7 @@ async def test_what_was_looked_for_last_counts(chat):
         await pilot.press("escape")
 
 
-async def test_nothing_found_is_said_and_escape_goes_back(chat):
+async def test_nothing_found_is_reported_and_escape_goes_back(chat):
     async with chat().opened() as (talk, pilot):
         await pilot.press("ctrl+r")
         await until(pilot, lambda: wording("conversation_kept_here_yet") in talk.screen_text())

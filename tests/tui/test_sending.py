@@ -116,7 +116,7 @@ async def test_letters_and_enter_that_come_in_one_burst_keep_their_order(chat):
         assert talk.typed == "x"
 
 
-async def test_a_stopped_reply_keeps_what_was_said_and_the_conversation_goes_on(chat):
+async def test_a_stopped_reply_keeps_what_was_said_and_the_conversation_continues(chat):
     gates = threading.Event(), threading.Event()
     talk = chat(["So far ", "so good", gates[0], " never"], ["Part", gates[1], " never"], ["Whole."])
     async with talk.playing() as pilot:
@@ -248,7 +248,7 @@ async def test_files_wait_for_a_prompt_and_are_not_lost_where_it_is_refused(chat
     assert [asked[-1]["content"] for asked in talk.engine.asked] == ["contents\n\nHi"] * 2
 
 
-async def test_what_is_not_kept_and_notices_from_the_opening_are_said_at_the_top(chat):
+async def test_what_is_not_kept_and_notices_from_the_opening_are_reported_at_the_top(chat):
     talk = chat(["Off the record."], settings=Settings(log=False))
     talk.notices = ["conversations are saved in [a file\x1b[2J] (only you can read it)."]
     async with talk.playing() as pilot:

@@ -66,7 +66,7 @@ async def test_a_title_for_what_is_not_kept_is_refused(chat):
         await until(pilot, lambda: wording("this_conversation_is_not_kept") in talk.screen_text())
 
 
-async def test_a_refusal_stands_once_however_often_it_is_asked_for_and_quotes_little(chat):
+async def test_a_refusal_stands_once_however_often_it_is_requested_and_quotes_little(chat):
     async with chat(["Well."]).opened() as (talk, pilot):
         await until(pilot, talk.idle)
         screen = talk.app._chat

@@ -95,7 +95,7 @@ LinuxDriver.{moment} = call
         terminal.shows("Well said.", "❯ Say something")
 
 
-def test_who_goes_on_before_it_has_stopped_does_not_stop_and_several_stops_are_one(tmp_path):
+def test_who_continues_before_it_has_stopped_does_not_stop_and_several_stops_are_one(tmp_path):
     with begun(tmp_path) as terminal:
         for _ in range(3):
             os.kill(terminal.process.pid, signal.SIGTSTP)

@@ -28,7 +28,7 @@ def reasoning(talk) -> list[str]:
         return [turn.reasoning for turn in saved.turns] if saved else []
 
 
-async def test_thinking_is_one_line_that_opens_while_it_goes_on_and_after(chat):
+async def test_thinking_is_one_line_that_opens_while_it_continues_and_after(chat):
     first, second = threading.Event(), threading.Event()
     talk = chat(
         [Thought("They ask for a\n"), Thought("reason,"), first, Thought(" [so] I give one."), second, "Because."]

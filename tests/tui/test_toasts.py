@@ -73,7 +73,7 @@ async def test_what_is_to_be_done_stays_in_sight(chat):
         )
 
 
-async def test_where_the_earlier_branch_stays_is_said_once_and_by_itself(chat):
+async def test_where_the_earlier_branch_stays_is_reported_once_and_by_itself(chat):
     async with chat(*([f"Reply {number}."] for number in range(4))).opened() as (talk, pilot):
         await talked(talk, pilot, "one")
         await pilot.press("f5")

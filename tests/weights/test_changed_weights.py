@@ -151,7 +151,7 @@ def test_what_an_earlier_version_packed_by_its_digest_serves_after_one_reading(m
     load(model, "int8", "tiny", 1, quiet(), paths)
 
 
-def test_a_change_while_it_is_packed_is_said_and_nothing_is_kept(model, paths, monkeypatch):
+def test_a_change_while_it_is_packed_is_reported_and_nothing_is_kept(model, paths, monkeypatch):
     make = opening.write_with_room
 
     def meanwhile(*given):

@@ -120,7 +120,7 @@ def of(tensors: Mapping[str, np.ndarray]) -> str:
 
 @pytest.mark.slow
 @given(st.data())
-def test_each_sample_counts_lies_in_one_row_and_nothing_else_is_asked_for(data: st.DataObject) -> None:
+def test_each_sample_counts_lies_in_one_row_and_nothing_else_is_requested(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 700), max_size=3)))
     runs: list[tuple[int, int]] = []
 

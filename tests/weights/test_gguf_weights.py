@@ -324,7 +324,7 @@ def registered_path(paths: Paths) -> Path:
     return file
 
 
-def test_what_is_asked_for_is_packed_in_the_cache_and_found_again(directory, tmp_path, paths):
+def test_what_is_requested_is_packed_in_the_cache_and_found_again(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"))
     path = registered(file, paths).path
     for packing in ("int8", "int4"):
@@ -468,7 +468,7 @@ def test_a_registration_of_an_earlier_version_keeps_answering(directory, tmp_pat
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_changed_or_is_missing_is_said(directory, tmp_path, paths):
+def test_a_file_that_changed_or_is_missing_is_reported(directory, tmp_path, paths):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"))
     found, content = registered(file, paths), file.read_bytes()
     file.write_bytes(content[:-4] + b"\1\2\3\4")
@@ -481,7 +481,7 @@ def test_a_file_that_changed_or_is_missing_is_said(directory, tmp_path, paths):
         open_blocks(found, 1)
 
 
-def test_a_file_that_changes_while_it_is_read_is_said(directory, tmp_path, paths, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_reported(directory, tmp_path, paths, monkeypatch):
     file = mixed(tmp_path / "tiny.gguf", directory("llama"))
     found, before = registered(file, paths), packer._fill_blocks
 
@@ -512,7 +512,7 @@ def test_a_weight_that_is_no_number_is_refused(directory, tmp_path, paths, name,
         load(registered(file, paths).path, BLOCKS, "", 1, Reporter(), paths)
 
 
-def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatch):
+def test_memory_that_is_not_there_is_reported(directory, tmp_path, paths, monkeypatch):
     found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)
 
     def none(*given: object) -> Any:
@@ -524,7 +524,7 @@ def test_memory_that_is_not_there_is_said(directory, tmp_path, paths, monkeypatc
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="counts address space as on Linux")
-def test_memory_that_the_tokenizer_would_lack_is_said(directory, tmp_path, paths):
+def test_memory_that_the_tokenizer_would_lack_is_reported(directory, tmp_path, paths):
     import resource
 
     found = registered(mixed(tmp_path / "tiny.gguf", directory("llama")), paths)

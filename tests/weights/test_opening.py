@@ -249,14 +249,14 @@ def test_a_pipe_in_its_place_gives_way(tiny, tmp_path):
     assert len(said) == 1 and wording("cannot_read_file") in said[0]
 
 
-def test_a_directory_in_its_place_is_said_and_the_model_runs(tiny, tmp_path):
+def test_a_directory_in_its_place_is_reported_and_the_model_runs(tiny, tmp_path):
     path, paths, said = tiny(TIED).path, Paths(tmp_path), []
     in_all_formats(origin_of(path, paths), "int8", paths)[0].mkdir(parents=True)
     assert load(path, "int8", "", 1, quiet(said), paths).sizes
     assert len(said) == 2 and wording("packed_anew_each_time") in said[1] and not list(tmp_path.rglob("*.partial"))
 
 
-def test_one_that_cannot_be_read_back_is_said_and_the_model_runs(tiny, tmp_path, monkeypatch):
+def test_one_that_cannot_be_read_back_is_reported_and_the_model_runs(tiny, tmp_path, monkeypatch):
     path, paths, said = tiny(TIED).path, Paths(tmp_path), []
 
     def locked(file):
@@ -296,7 +296,7 @@ def test_a_model_runs_even_if_no_file_can_be_written(tiny, tmp_path, monkeypatch
     assert not list((tmp_path / "full").rglob("*.packed*"))
 
 
-def test_a_full_disk_is_said_before_anything_is_written(tiny, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
     monkeypatch.setattr(opening, "write", None)
     with pytest.raises(DoesNotFit, match=r"takes [\d.]+ KiB, and 1,000 bytes are free"):

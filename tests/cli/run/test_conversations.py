@@ -61,7 +61,7 @@ def test_what_is_refused_is_not_kept(run, home, models):
     assert kept(home) == []
 
 
-def test_going_on_with_the_last_one_and_with_another(run, home, hello, messages):
+def test_continuing_with_the_last_one_and_with_another(run, home, hello, messages):
     for prompt in ("one", "two"):
         run("-m", hello.path, prompt)
     second, first = kept(home)
@@ -107,7 +107,7 @@ def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, mon
 
 
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
-def test_nothing_to_go_on_with(run, first_start, home, hello, which):
+def test_nothing_to_continue(run, first_start, home, hello, which):
     said = (
         wording("no_conversation_to_continue")
         if which == ["-c"]
@@ -159,7 +159,7 @@ def test_no_log_reads_the_conversation_and_keeps_nothing_new(run, home, hello, l
 
 
 @pytest.mark.parametrize("place", ["decode_step", "step"])
-def test_an_interrupted_reply_is_kept_and_gone_on_with(run, home, endless, monkeypatch, messages, place):
+def test_an_interrupted_reply_is_kept_and_continued(run, home, endless, monkeypatch, messages, place):
     from localspec.decoding import session
 
     owner: Any = run_module._Output if place == "step" else session

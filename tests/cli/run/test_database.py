@@ -88,7 +88,7 @@ def test_a_database_that_is_locked_when_the_reply_begins(run, home, hello, monke
 
 
 @pytest.mark.slow
-def test_a_broken_database_holds_nothing_to_go_on_with(run, home, hello):
+def test_a_broken_database_holds_nothing_to_continue(run, home, hello):
     run("-m", hello.path, "hi")
     Paths(home).database.write_bytes(b"this is no database " * 500)
     result = run("-m", hello.path, "-c", "hi")

@@ -126,7 +126,7 @@ def test_a_limit_within_the_thinking_says_so(run, home, always, most):
     assert run("-m", always.path, "hi", "-n", 35).err == ""
 
 
-def test_a_conversation_goes_on_without_what_was_thought(run, switched, home):
+def test_a_conversation_continues_without_what_was_thought(run, switched, home):
     run("-m", switched.path, "hi")
     first = run("-m", switched.path, "well", "-c", "--json").json
     plain = run("-m", switched.path, "well", "--json", "--no-log").json
