@@ -120,14 +120,14 @@ def test_unknown_names_are_unknown():
 
 
 def contract(**has: str) -> dict[str, Any]:
-    """Return the one import contract whose lists hold these words, or whose values are them."""
+    """Return the one import contract whose lists contain these words, or whose values equal them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     (found,) = (one for one in contracts if all(word in one.get(key, "") for key, word in has.items()))
     return found
 
 
 def rooms() -> set[str]:
-    """Every folder and every file at the package's root."""
+    """Return every folder and every file at the package's root."""
     package = ROOT / "localspec"
     folders = {path.parent.name for path in package.glob("*/__init__.py")}
     files = {path.stem for path in package.glob("*.py") if path.stem[0] != "_"}
@@ -141,7 +141,7 @@ def test_every_folder_has_a_layer():
 
 
 def test_every_folder_is_seen_by_the_linter():
-    """What has no __init__.py can be imported all the same, and no contract looks into it."""
+    """A folder without __init__.py can still be imported, but no contract covers it."""
     files = [path for package in ("localspec", "tui/localspec_tui") for path in (ROOT / package).rglob("*.py")]
     assert {path.parent for path in files if not (path.parent / "__init__.py").exists()} == set()
 

@@ -1,4 +1,4 @@
-"""Files from others: endless, deeply nested or senseless ones are refused with an error, and none is waited for."""
+"""Files from others: endless, deeply nested or senseless ones are refused with an error, without waiting."""
 
 import errno
 import json

@@ -66,7 +66,7 @@ def native(wheel: Path) -> set[str]:
 
 
 def sources(package: str) -> set[str]:
-    """Its files, as paths that begin with its name."""
+    """Return the files of a package, as paths that begin with its name."""
     parent = PACKAGES[package]
     files = (path for path in (parent / package).rglob("*") if path.suffix in (".py", ".tcss", ".html", ".js"))
     return {path.relative_to(parent).as_posix() for path in files}

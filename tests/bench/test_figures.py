@@ -144,7 +144,7 @@ def test_what_the_host_does_between_forwards_is_in_the_limit():
 
 
 def test_each_pair_has_its_own_limit():
-    """A median over different texts: where most are easy, it is above the limit of their mean acceptance length."""
+    """A median over different texts may exceed the limit of their mean acceptance length, if most are easy."""
     plain = [said(range(13), seconds=12.0, verify=12.0, steps=12, rows={1: 12})] * 3
     easy, hard = (
         said(range(13), seconds=4.0, steps=4, rows={1: 4}),

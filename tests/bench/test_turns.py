@@ -9,7 +9,7 @@ from localspec.bench.turns import side_by_side
 
 
 class Machine:
-    """A machine on which time passes only while a run works; it records whose work that was."""
+    """A machine on which time passes only while a run works; it records which run worked."""
 
     def __init__(self) -> None:
         self.now, self.worked = 0.0, list[str]()

@@ -1,4 +1,4 @@
-"""Conversations that went on from one another, in a list."""
+"""Conversations that branched from each other, in a list."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ def test_turns_without_a_reply_are_not_counted_because_the_model_does_not_read_t
 
 
 def test_a_turn_is_saved_before_its_end_is_reported(store):
-    """Whoever is killed on seeing the end has the turn."""
+    """A process that is killed when it sees the end has saved the turn."""
     for event in Conversation(store.history, "demo").ask(Engine("all ", "of it"), "go", SAMPLING):
         if isinstance(event, Done):
             assert (last(store).reply, last(store).reason) == ("all of it", "stop")
@@ -189,7 +189,7 @@ def test_a_reply_whose_beginning_could_not_be_kept_is_kept_when_it_has_ended(sto
 
 
 def test_where_several_cannot_be_kept_those_that_were_stay_kept(store, monkeypatch):
-    """The room that there is is not enough for all."""
+    """The disk has room for only some of them."""
     conversation = Conversation(store.history, "demo")
     with monkeypatch.context() as patch:
         patch.setattr(store.history, "say", no_room)

@@ -1,4 +1,4 @@
-"""How a chat starts: which conversation, which model, whether it is saved, and the messages about that."""
+"""How a chat starts: its conversation, its model, whether it is saved, and the messages about these."""
 
 import shutil
 import sqlite3
@@ -58,7 +58,7 @@ def begin(fresh_home: Path) -> Iterator[Opening]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """Return a second model, that has no name."""
+    """Return a second model, which has no name."""
     return Path(shutil.copytree(registry.resolve("demo").path, tmp_path / "other"))
 
 

@@ -65,7 +65,7 @@ RULES = ["flag", "environment", "file", "chosen", "only", "demo"]
 
 @pytest.mark.parametrize("first", range(len(RULES)))
 def test_the_rules_hold_in_this_order(enter, answers, paths, monkeypatch, first):
-    """Each with all below it."""
+    """Each rule is tried together with all later ones."""
     holds = RULES[first:]
     models = dict.fromkeys(("flag", "environment", "file", "chosen", "only"), 10)
     enter(**(models if set(holds) - {"only", "demo"} else {"only": 10} if "only" in holds else {}))

@@ -142,7 +142,7 @@ def test_a_draft_model_is_ranked_by_what_its_own_form_costs(tmp_path: Path) -> N
 
 @each("where", [cpu(), cpu(packings=("int8",)), cpu(packings=(), bf16=False)])
 def test_a_small_model_is_chosen_like_a_large_one(where) -> None:
-    """Speculation changes no token of it in int8 either."""
+    """Speculation changes no token in int8 either."""
     little = unfetched(LITTLE)
     usual = ("cpu", "bf16", "int8") if where.packings else ("cpu", "fp32", "none")
     assert taken(machine(where), little) == usual
@@ -260,7 +260,7 @@ def test_the_reason_is_a_sentence_about_what_is_taken() -> None:
     ],
 )  # fmt: skip
 def test_m_decides_where_memory_is_short_or_the_setting_says_so(gib, rule, expected, monkeypatch) -> None:
-    """A 7B, and a small model of more than half of its bytes: faster, for more memory than that is worth."""
+    """A 7B with a small model of more than half its bytes: faster, but not worth the memory."""
     small = replace(SEVEN, num_layers=20, context=512)
     pair = Model(
         CARD, SEVEN, SEVEN.parameters, small=Model(unfetched(small, "small"), small, small.parameters), small_here=True
@@ -330,7 +330,7 @@ def test_a_named_device_is_taken_though_another_is_faster() -> None:
 
 
 def test_what_only_one_device_can_do_is_done_there(old_gpus: None) -> None:
-    """The processor has no NF4 and no fast fp16, which is no reason to refuse them on a GPU."""
+    """The CPU has no NF4 and no fast fp16, which is no reason to refuse them on a GPU."""
     both = machine(gpu(24), cpu(64))
     assert taken(both, quantize="nf4") == ("cuda:0", "bf16", "nf4")
     assert taken(both, dtype="fp16") == ("cuda:0", "fp16", "none")

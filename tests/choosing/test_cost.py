@@ -73,7 +73,7 @@ def test_a_recorded_step_of_a_card_takes_what_was_measured_of_it(shape, quantize
 
 
 def test_a_card_with_slower_memory_uses_more_of_it() -> None:
-    """Kernels start, and multiprocessors unpack, as fast as elsewhere."""
+    """Kernels start, and multiprocessors unpack, as fast as on other cards."""
 
     def used(quantize: str, bandwidth: float, multiprocessors: int) -> float:
         card = replace(gpu(bandwidth=bandwidth), cores=multiprocessors)
@@ -125,7 +125,7 @@ def test_a_step_takes_what_python_takes_too(real_host) -> None:
 
 
 def test_a_token_takes_as_long_as_was_timed_with_half_of_the_experts_on_the_disk() -> None:
-    """A third of 30B-A3B's layers: docs/figures/experts.md. More rows choose more of them, but not more than all."""
+    """A third of 30B-A3B's layers: docs/figures/experts.md. More rows choose more experts, up to all of them."""
     shape = Shape(16, 2048, 6144, 32, 4, 128, 151936, 32768, experts=MixtureSizes(128, 8, 768))
     half = round(shape.in_experts * 4.5 / 8 / 2)
     costs = cost.FromDisk(flat(0.038), shape, half)

@@ -83,7 +83,7 @@ def test_what_comes_along_is_chosen_by_the_rule_that_is_set(rule, monkeypatch) -
 
 
 def test_a_packing_that_no_device_has_is_refused_as_a_load_refuses_it():
-    """NF4 needs a GPU, and that of recurrent layers is nowhere."""
+    """NF4 needs a GPU, and no device has it for recurrent layers."""
     cards_ = unfetched(BILLION), cards()["qwen3.5-4b"]
     nf4, cpus = Settings(quantize="nf4"), machine(cpu(24))
     for card, here in ((cards_[0], cpus), (cards_[1], cpus), (cards_[1], GPU)):

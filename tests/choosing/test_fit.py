@@ -70,7 +70,7 @@ def test_packed_weights_take_half_or_all_of_a_byte_and_their_scales() -> None:
 
 @each("dtype", ["fp32", "bf16"])
 def test_on_a_cpu_the_head_is_packed_and_an_embedding_apart_from_it_is_not(dtype: str) -> None:
-    """Such an embedding is in 16 bits, and norms are in fp32."""
+    """The separate embedding is in 16 bits, and norms are in fp32."""
     for shape, tables in ((TIED, 0), (APART, 1)):
         rest = tables * shape.embedding * 2 + NORMS * 4
         assert weights(shape, dtype, "int8", "native") == packed(shape.matrices, 0, "int8", "native") + rest
@@ -88,7 +88,7 @@ def test_a_head_that_is_the_embedding_is_there_once(dtype: str, item: int) -> No
 
 @each("packing", ["int8", "int4", "bf16", "fp32"])
 def test_a_packed_file_holds_what_is_predicted(packing: str) -> None:
-    """To the byte, where no matrix has to be padded."""
+    """Exact to the byte if no matrix has to be padded."""
     source = PackingSource.open(DEMO)
     shape = Shape.of(source.config.content)
     assert shape is not None

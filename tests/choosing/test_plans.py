@@ -219,7 +219,7 @@ def test_what_was_measured_is_taken_and_what_was_not_is_expected() -> None:
 
 
 def test_a_few_replies_move_what_is_expected_only_a_little() -> None:
-    """Two replies of 64 tokens that a drafter did not help say little about the next text; fifty say all."""
+    """Two replies of 64 tokens without a gain say little about the next text; fifty decide."""
 
     def speed_after(tokens: float | None) -> float:
         known = told() if tokens is None else told(phrases=ReplyStats(1.0, 7, 0.25, tokens=tokens))
@@ -514,7 +514,7 @@ def test_a_clause_never_says_that_a_token_takes_once_as_long(slowed, words) -> N
 
 
 def test_a_mixture_in_gguf_files_is_never_packed_again_unasked() -> None:
-    """Not even where int4 would fit; a dense model without room in its blocks is offered int4."""
+    """Not even if int4 would fit. A dense model that does not fit in its blocks is offered int4."""
     in_blocks = int(MIXTURE.parameters * 0.9)  # bytes, as in Q6_K and Q8_0
     model = Model(unfetched(MIXTURE), MIXTURE, MIXTURE.parameters, packed=(BLOCKS,), block_bytes=in_blocks)
     device = as_computed(cpu(16), model)

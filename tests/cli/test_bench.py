@@ -46,7 +46,7 @@ def noise(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch, capfd):
-    """`localspec bench ARGUMENTS` in this process, so that torch is imported once: (code, output, errors)."""
+    """Run `localspec bench ARGUMENTS` in this process, so that torch is imported once: (code, output, errors)."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
 
     def call(*arguments: object):

@@ -58,7 +58,7 @@ def model(tiny) -> Path:
 
 @pytest.fixture
 def small(monkeypatch):
-    """Few and short answers, and a bench of two prompts."""
+    """Make courses small: few short answers, and a bench of two prompts."""
     for module, name, value in (
         (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4), (answering.Native, "at_once", 1),
         (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (verdict, "SECONDS", 0.0),
@@ -189,7 +189,7 @@ def test_compared_with_only_plain_decoding_the_better_form_counts(train, place, 
 
 
 class Killed(BaseException):
-    """In the place of a kill: nothing of ours catches it."""
+    """An exception in place of a kill, which no code of ours catches."""
 
 
 def test_killed_while_it_answers_it_goes_on_with_what_is_there(train, place, monkeypatch):
@@ -583,7 +583,7 @@ def test_what_is_refused_leaves_what_is_there(train, place):
 
 @pytest.fixture
 def talk(tmp_path, model) -> Callable[[], None]:
-    """Conversations with this model, and with another one."""
+    """Save conversations with this model, and with another one."""
 
     def fill() -> None:
         with Store.open(Paths(tmp_path / "home").database, pytest.fail) as store:

@@ -63,7 +63,7 @@ def lines(file: Path) -> dict[str, dict]:
 
 
 def test_greedy_replies_are_those_of_a_plain_loop_over_the_stock_model(distill, tmp_path, model):
-    """Batched and filled up in front, which a wrong mask or wrong positions would show."""
+    """Prompts are batched and padded on the left, so a wrong mask or wrong positions would show."""
     code, text, errors = distill("--batch", 4)
     assert code == 0 and "6 replies" in text and re.search(r"6 replies take about \d+ (s|min) at most", errors)
     agree(lines(tmp_path / "out.jsonl"), model)

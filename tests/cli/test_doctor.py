@@ -102,7 +102,7 @@ def test_a_proof_ends_in_a_tick_and_keeps_nothing(doctor, noise, home):
 
 
 def test_where_nothing_pays_it_is_proved_all_the_same(doctor, noise, monkeypatch):
-    """On Apple's GPUs nothing drafts until it was measured."""
+    """On Apple's GPUs no drafter is used before it was measured."""
     usual = selection.choose
 
     def choose(card: Any, settings: Any, **named: Any) -> Any:
@@ -170,7 +170,7 @@ def test_prompts_are_of_many_kinds():
 
 
 def test_the_first_divergence_is_reported_with_exit_code_1(doctor, noise, monkeypatch):
-    """The seeded reply to the second prompt, the second time it is asked for: the last of all."""
+    """The seeded reply to the second prompt, requested the second time, is the last of all replies."""
 
     def change(engine: Engine, number: int, ids: Ids) -> Sequence[int]:
         return ids if engine.choice.drafter == "none" or number < 7 else (*ids[:3], 65, *ids[4:])
@@ -246,7 +246,7 @@ BETTER = (
 
 @pytest.fixture
 def invented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make this machine a Mac without measurements, whose processor has a hostile name."""
+    """Make this machine a Mac without measurements, whose CPU has a hostile name."""
     mac = machine(replace(apple(16, free=12), title="Apple\x1b[31m"), cpu(24, free=20, bandwidth=None))
     measurements = Told()
     monkeypatch.setattr("localspec.cli.doctor.this_machine", lambda bandwidth: mac)

@@ -448,7 +448,7 @@ def test_the_whole_command_line(database: Path, capfd: pytest.CaptureFixture[str
 
 
 def half_saved(connection: sqlite3.Connection) -> None:
-    """Text that reaches the log and is never committed, as where the disk is full."""
+    """Write text that reaches the log and is never committed, as on a full disk."""
     connection.execute("PRAGMA cache_size = 1")
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany(

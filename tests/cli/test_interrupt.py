@@ -89,7 +89,7 @@ def test_after_the_program_has_ended(tmp_path):
 
 @posix
 def test_what_ends_a_program_stops_it_once_as_ctrl_c_does(monkeypatch):
-    """A logout sends both: the step under way ends all the same, and the process learns in the end."""
+    """A logout sends both signals: the current step ends anyway, and the parent process learns the signal."""
     raised = []
     before = [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)]
     try:

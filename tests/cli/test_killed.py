@@ -1,4 +1,4 @@
-"""A process that is killed in mid-reply loses nothing that was finished."""
+"""A process that is killed during a reply loses no finished work."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ FIGURES = b"(", b"context "  # how the line after a finished reply begins
 
 
 class Chat:
-    """`localspec chat --plain` in a process. A thread reads its output; a whole reply fits in the pipe."""
+    """`localspec chat --plain` in a process. A thread reads its output."""
 
     def __init__(self, home: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -38,7 +38,7 @@ class Chat:
 
     @property
     def said(self) -> bytes:
-        """All that it has written to standard output since it was last asked."""
+        """Return all output since the last call."""
         self._hear()
         return bytes(self._said)
 

@@ -1,4 +1,4 @@
-"""A line of `chat --plain`: Tab in it, and its longest."""
+"""A line of `chat --plain`: completion with Tab, and its greatest length."""
 
 import io
 import sys
@@ -27,7 +27,7 @@ def test_matches_are_given_one_after_the_other():
 
 
 def test_a_line_without_end(monkeypatch):
-    """Else a pipe of zeros would be read until memory ends."""
+    """Otherwise a pipe of zeros would be read until memory is exhausted."""
     monkeypatch.setattr(texts, "LONGEST", 10)
     monkeypatch.setattr(sys, "stdin", io.StringIO("012345678\n" + "x" * 11))
     assert read_line("> ", lambda need: []) == "012345678"

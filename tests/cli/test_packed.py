@@ -39,7 +39,7 @@ def repo(tiny) -> Repository:
 
 
 def used_by(monkeypatch: pytest.MonkeyPatch, engine: str, quantize: str) -> None:
-    """Make the policy load any model with this engine and quantization."""
+    """Let every model be loaded with this engine and quantization."""
     monkeypatch.setattr(
         "localspec.choosing.fetching.choices", lambda *_: [SimpleNamespace(engine=engine, quantize=quantize)]
     )
@@ -304,7 +304,7 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
 
 @pytest.fixture
 def packed_only(request, home, hub: Hub) -> SimpleNamespace:
-    """Return a model that is here in one packing and in nothing else; `other` is one that it is not here in."""
+    """Return a model that is here in one packing only; `other` is another packing."""
     packing = getattr(request, "param", "int8")
     assert at(home, hub, "pull", "org/name", "--packed-only", "--quantize", packing).returncode == 0
     other = {"int8": "int4", "int4": "int8"}[packing]

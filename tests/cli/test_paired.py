@@ -42,7 +42,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory, model):
-    """Another model with the same tokenizer: the same first layer, so it is sometimes right."""
+    """Return another model with the same tokenizer and the same first layer, so that it is sometimes right."""
     place = shutil.copytree(model, tmp_path_factory.mktemp("small") / "small")
     weights = load_file(place / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if ".layers.1." not in name}

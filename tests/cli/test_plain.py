@@ -630,7 +630,7 @@ def test_the_system_prompt(talk, home, hello, messages):
 
 @pytest.fixture
 def named(home: Path, hello: Script, endless: Script) -> Path:
-    """Both models by name, and one that is not there."""
+    """Register both models by name, and a missing one."""
     (home / "config").mkdir()
     file = home / "config" / "models.toml"
     file.write_text(
@@ -675,7 +675,7 @@ def test_the_model_before_is_gone_before_the_next_is_loaded(talk, named, monkeyp
 
 @pytest.fixture
 def broken(named: Path, hello: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """broken(how): the name of a model that cannot be had."""
+    """broken(how): return the name of a model that cannot be loaded."""
 
     def make(how: str) -> str:
         if how == "too large":
@@ -897,7 +897,7 @@ def test_hostile_text(talk, home, models, tmp_path):
 
 
 class Typist:
-    """Somebody at a terminal, whom the chat has to itself."""
+    """A user at a terminal, with a chat."""
 
     def __init__(self, home: Path, *arguments: object, **variables: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -923,7 +923,7 @@ class Typist:
         self._seen = place + len(words.encode())
 
     def interrupt_typing(self, words: str) -> None:
-        """Ctrl+C until these words are shown: one that comes just before readline waits is seen with the next key."""
+        """Send Ctrl+C until these words are shown, since readline may notice one only with the next key."""
         while self.shown.find(words.encode(), self._seen) < 0:
             self.type("\x03")
             while select.select([self._ours], [], [], 3)[0]:
@@ -931,7 +931,7 @@ class Typist:
         self.wait_for(words)
 
     def leave(self) -> int:
-        """Ctrl+D at the next prompt, and the exit code."""
+        """Send Ctrl+D at the next prompt, and return the exit code."""
         self.wait_for("> ")
         self.type("\x04")
         while self._read():
@@ -939,7 +939,7 @@ class Typist:
         return self.process.wait(timeout=PATIENCE)
 
     def go(self) -> None:
-        """Whatever has happened."""
+        """End the chat, whatever has happened."""
         self.process.kill()
         self.process.wait()
         os.close(self._ours)

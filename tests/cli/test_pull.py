@@ -98,7 +98,7 @@ def test_what_was_pulled_stays_what_it_was(home, hub, repo):
 
 
 def test_as_the_real_server_sends_files(home, hub: Hub, repo):
-    """Small ones compressed to who takes that, large ones from another host, which must not see the token."""
+    """Small files are compressed for clients that accept it. Another host, which must not see the token, sends large ones."""
     hub.gzip = hub.elsewhere = True
     result = at(home, hub, "pull", "org/name")
     assert result.returncode == 0 and result.stderr == "" and is_whole(home, repo)

@@ -306,7 +306,7 @@ def test_the_publishers_four_bits_come_where_int4_would_be_kept_and_are_read_as_
 
 @pytest.mark.usefixtures("four_bits")
 def test_where_they_would_be_packed_again_or_more_bits_are_kept_eight_bits_come(home, hub):
-    """The first of these asks for the packing, so that a file of four bits would lose twice."""
+    """The first case requests the packing, so a file of four bits would lose twice."""
     assert pull(home, hub, quantize="int4").returncode == 0 and "name-q8_0.gguf" in fetched(hub)
     assert "name-q4_0.gguf" not in fetched(hub)
     assert at(home, hub, "rm", "mine", "--yes").returncode == 0

@@ -213,6 +213,6 @@ def test_a_deletion_that_was_stopped_is_ended_by_the_next(home, hub: Hub, monkey
 
 
 def stopped_at(place: Path, fails: Callable[..., None]) -> Callable[..., None]:
-    """shutil.rmtree, which deletes that directory not."""
+    """Return a shutil.rmtree that does not delete that directory."""
     real = shutil.rmtree
     return lambda path, *more, **options: fails() if Path(path) == place else real(path, *more, **options)

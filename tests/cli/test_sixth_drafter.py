@@ -1,4 +1,4 @@
-"""A new kind of drafter is one row, one file that drafts, and one that trains where it has weights: every command knows it."""
+"""A new kind of drafter is a row, a file that drafts, and a file that trains if it has weights: all commands know it."""
 
 import json
 import sys

@@ -98,7 +98,7 @@ def test_progress_is_gone_before_anything_stays(home, tmp_path, hostile):
 
 @each("columns", [80, 30, 12])
 def test_a_line_of_progress_never_continues_in_the_next(monkeypatch, capsys, columns):
-    """Of two lines only the second would be erased, so each step of a training would leave one."""
+    """Only the second of two lines would be erased, so each step of a training would leave a line."""
     read_at_a_terminal(monkeypatch, "stderr", columns)
     monkeypatch.delenv("TERM", raising=False)
     Progress().show("27 %  step 8  loss 12.765  346 tokens/s  39 s left")

@@ -58,7 +58,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_replies() -> Iterator[None]:
-    """As `one_reply_of_each_kind`, also for fixtures of the module."""
+    """Do the same as `one_reply_of_each_kind`, also for fixtures of the module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdict, "SECONDS", 0.0)
         yield
@@ -66,7 +66,7 @@ def few_replies() -> Iterator[None]:
 
 @pytest.fixture
 def train(tmp_path, monkeypatch, capfd, model, data):
-    """`localspec train ARGUMENTS` in this process: (code, output, errors)."""
+    """Run `localspec train ARGUMENTS` in this process: (code, output, errors)."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "stdin", None)  # for `run`, which would read the one of these tests
 
@@ -481,7 +481,7 @@ LAUNCH = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes",
 
 
 def launched(home: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """`accelerate launch` with two processes on this machine."""
+    """Run `accelerate launch` with two processes on this machine."""
     return subprocess.run(
         [*LAUNCH, *map(str, words)], cwd=home, env=environment(home, OMP_NUM_THREADS="1"), capture_output=True,
         text=True, timeout=250,

@@ -75,7 +75,7 @@ def test_a_directory_names_itself_and_the_text_is_the_targets_own(home, model, t
 
 
 def test_a_published_language_model_with_a_mask_token_drafts(home, model, tmp_path):
-    """The form in which weights of ParallelSpec's kind are published; here the target itself, so it guesses rightly."""
+    """Weights of ParallelSpec are published in this form. Here it is the target itself, so its guesses are right."""
     small = shutil.copytree(model, tmp_path / "small")
     change_config(small, pard_token=1)
     found = reply(home, model, "--drafter", str(small), "--draft-max", "6")
@@ -139,7 +139,7 @@ def test_what_cannot_be_meant_is_refused(home, model, trained, arguments, code, 
 
 
 def broken(path, how):
-    """One of the ways in which a directory can be wrong."""
+    """Make a directory wrong in one way."""
     card, weights = path / "drafter" / "drafter.json", path / "drafter" / "drafter.safetensors"
     about, tensors = json.loads(card.read_text()), load_file(weights)
     name = next(iter(tensors))

@@ -1,4 +1,4 @@
-"""`localspec uninstall`: all that was ever written is listed, asked about and gone, and nothing else is."""
+"""`localspec uninstall`: all that localspec wrote is listed and, after a question, deleted, and nothing else."""
 
 import errno
 import json
@@ -162,7 +162,7 @@ def test_a_directory_that_cannot_be_read_has_no_size(home: Path, monkeypatch: py
 
 @pytest.mark.parametrize("refused", ["listdir", "lstat"])
 def test_it_says_so_where_it_cannot_look(home: Path, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
-    """What it cannot see would seem not to be there, and its owner would think it gone."""
+    """Data that it cannot see would seem to be missing, and the user would believe that they were deleted."""
     data, original, before = Paths(home).data_dir, getattr(os, refused), files(home)
 
     def refuse(path: str | Path, *rest: object, **more: object) -> object:

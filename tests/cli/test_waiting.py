@@ -1,4 +1,4 @@
-"""A command that waits says what it waits for: in one line on standard error where that is no terminal."""
+"""A command that waits says what it waits for, in one line if standard error is not a terminal."""
 
 import os
 import subprocess

@@ -55,7 +55,7 @@ class Model:
 
 
 def counts(model: Model, shape: dict[str, float], draws: int, rule=walk_by_rejection) -> torch.Tensor:
-    """Return how often each three tokens come over consecutive seeds; torch samples what a step leaves open."""
+    """Return how often each three tokens occur over consecutive seeds; torch samples the tokens that a step leaves open."""
     found, random = torch.zeros(LETTERS, LETTERS, LETTERS), torch.Generator().manual_seed(5)
     for seed in range(draws):
         sampling = Sampling(**shape, seed=seed, rule="rejection")
@@ -113,7 +113,7 @@ def test_a_drafter_that_is_the_target_is_always_right_and_sampled_like_it() -> N
 
 
 def mutated(subtract: bool, duplicates: bool):
-    """Return the rule, written once more, without a part that it must not forget."""
+    """Return the rule, implemented again, without one necessary part."""
 
     def rule(tree: DraftTree, logits: Logits, sampling: Sampling, position: int):
         path = [0]

@@ -1,4 +1,4 @@
-"""The rule `typical`, on distributions small enough to do by hand."""
+"""The rule `typical`, on distributions small enough to compute by hand."""
 
 import pytest
 import torch

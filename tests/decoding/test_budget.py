@@ -1,4 +1,4 @@
-"""The node budget: on a simulated clock with scripted texts, and against all that could have been chosen instead."""
+"""The node budget: on a simulated clock with scripted texts, and against all other choices."""
 
 import copy
 import itertools
@@ -80,9 +80,9 @@ def step(tree: DraftTree, *coming: int) -> Step:
 
 
 def feed(budget: Budget, draft: DraftTree, *coming: int, times: int = 1, seconds: float = 0.0) -> DraftTree:
-    """One decode step after the other with the same draft and the same outcome; the last tree that was verified.
+    """Decode step after step with the same draft and the same outcome. Return the last verified tree.
 
-    Each draft takes `seconds`, where it is made.
+    Each draft takes `seconds`, if one is made.
     """
     for _ in range(times):
         drafted = draft if budget.nodes else draft.subtree([0])
@@ -156,7 +156,7 @@ def test_off_after_drafts_that_lose_time_and_on_again_at_growing_intervals() -> 
 
 
 def test_drafts_that_take_no_time_are_never_switched_off() -> None:
-    """Phrases are looked up in every step: until they match they cost nothing, and then they are there."""
+    """Phrases are looked up in every step. They cost nothing until they match."""
     budget = Budget(MOST, PROCESSOR)
     feed(budget, chain(MOST), WRONG, times=400)
     assert budget.nodes == MOST and budget.off_reason is None
@@ -216,7 +216,7 @@ def test_bad_luck_does_not_switch_off_what_pays_on_the_whole() -> None:
 
 
 def test_speculation_is_tried_at_once_when_the_machine_has_become_quiet() -> None:
-    """Off stays off only as long as its reason holds."""
+    """Speculation stays off only as long as the reason holds."""
 
     def wait(slowness: float) -> int:
         budget, tree = Budget(MOST, PROCESSOR), chain(MOST)
@@ -431,7 +431,7 @@ def test_what_is_dear_to_draft_is_given_up_sooner(seconds: float, steps: int) ->
 
 @each("taken", [(50.0, 0.1), (0.1, 50.0, 0.1)])
 def test_the_first_long_draft_of_a_reply_is_not_the_price_of_the_next(taken: Sequence[float]) -> None:
-    """It reads the prompt, which later ones need not; nor is one that catches up after a pause."""
+    """It also reads the prompt, unlike later ones. A draft that catches up after a pause does not count either."""
     budget, tree = Budget(4, ForwardCostModel(1.0, 1.5, 2.0, 2.5, 3.0)), chain(4)
     for _ in range(3):
         budget.begin()
@@ -647,7 +647,7 @@ def test_a_reply_knows_what_plain_decoding_would_have_taken(tiny: Make, most: in
 
 @each("slowness", [3.0, 0.5])
 def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
-    """A draft model asks what a token saves, and knows what its own forwards take on a quiet machine."""
+    """A draft model asks how much a token saves, and knows the times of its forwards on a quiet machine."""
 
     def worth(times: float) -> float:
         budget = Budget(8, PROCESSOR)
@@ -664,7 +664,7 @@ def test_a_token_is_worth_as_much_on_a_busy_machine(slowness: float) -> None:
 
 
 def test_where_a_plain_step_is_wanted_nothing_is_drafted_for_it() -> None:
-    """A draft that is thrown away costs as much as one that is verified."""
+    """A discarded draft costs as much as a verified one."""
     budget = Budget(8, PROCESSOR)
     for _ in range(4):
         assert budget.nodes == 8
@@ -688,7 +688,7 @@ def test_a_step_is_judged_by_the_price_of_its_place_in_the_text(cut):
 
 
 def test_what_may_not_be_cut_is_judged_as_itself_and_not_as_the_last_reply_s_draft() -> None:
-    """The rule `rejection` cuts nothing: its steps were compared with the draft that the reply before had ended with."""
+    """The rule `rejection` cuts nothing. Its steps were once compared with the last draft of the previous reply."""
     budget, right = Budget(16, PRICED), DraftTree.chain([1, 2, 3, 4], "phrases")
     for _ in range(8):
         tree = budget.prune(right, 10)

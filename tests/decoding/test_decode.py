@@ -27,7 +27,7 @@ Make = Callable[[str], Tiny]
 
 
 class Fixed(Witness):
-    """Proposes the tree that it is given, and keeps the steps it observes."""
+    """A drafter that proposes a given tree, and records the steps that it observes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ def test_without_a_request_no_inner_states_are_returned_and_nothing_else_changes
 
 
 def test_a_long_text_in_one_go(tiny: Make) -> None:
-    """More rows than pass a layer together on the CPU engine."""
+    """The text has more rows than pass a layer together on the CPU engine."""
     model, text = tiny(FAMILIES[0]), prompt_ids(300, seed=1)
     output = model.target.forward(DraftTree.chain(text), model.target.cache(300), last=True, inner=[2, 0])
     states = stock_states(model, text)

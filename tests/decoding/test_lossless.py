@@ -126,7 +126,7 @@ def test_three_turns_with_a_reused_prefix_are_those_of_the_stock_model(tiny: Mak
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    """Room for 1,500 tokens; a window that ends far inside the prompt in one layer of two."""
+    """Return a model with room for 1,500 tokens; in one of two layers a window ends far inside the prompt."""
     config = Qwen3Config(
         hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         head_dim=16, vocab_size=VOCABULARY, max_position_embeddings=4096, use_sliding_window=True, sliding_window=100,
@@ -157,7 +157,7 @@ def test_a_prompt_of_1500_tokens_in_chunks_and_three_turns_after_it(long_model: 
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """Return a vocabulary of six, so that every continuation of three tokens can be counted; replies have no end.
 
-    A single layer is surer of what comes than two, so that fewer draws tell a wrong temperature.
+    A single layer is more certain than two, so that fewer draws show a wrong temperature.
     """
     return six_words(tmp_path_factory.mktemp("model"), read, layers=1)
 
@@ -186,7 +186,7 @@ def test_three_tokens_have_the_stock_models_joint_distribution_on_branching_tree
 def test_three_tokens_have_the_stock_models_joint_distribution_however_they_are_drafted(
     letters: Tiny, shape: str, prompt: list[int], drafter: str
 ) -> None:
-    """Behind prompts where a temperature higher by a quarter would all but surely be seen."""
+    """After prompts for which a temperature higher by a quarter would almost certainly show."""
     drafters: dict[str, Drafter] = {
         "random branches": RandomBranches(seed=2, vocabulary=len(WORDS)),
         "phrases": phrases(letters.target),

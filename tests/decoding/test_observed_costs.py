@@ -90,7 +90,7 @@ def test_plain_steps_are_wanted_where_trees_changed_until_they_were_seen() -> No
 
 
 def test_costs_that_were_wrong_from_the_first_are_no_change() -> None:
-    """They are predicted for the first reply on a machine, whose steps keep drafting."""
+    """These costs are predictions for the first reply on a machine, whose steps continue to draft."""
     costs = ObservedCosts(QUIET)
     for _ in range(20):
         costs.observe(8, 100, 0.5 * QUIET.at(8, 100))

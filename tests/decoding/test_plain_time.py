@@ -14,14 +14,14 @@ from localspec.decoding.budget import ENOUGH, INTERRUPTED, OFTEN, SOON, WARM, Pl
 
 
 class Linear:
-    """A forward costs 10 ms, and 1 ms more for each 100 tokens before it."""
+    """Costs of forwards: 10 ms, and 1 ms more for each 100 tokens of context."""
 
     def at(self, rows: int, context: int) -> float:
         return 0.01 * rows + context * 1e-5
 
 
 def warm(costs: ForwardCostModel | None) -> PlainTime:
-    """One that has seen the first steps of its engine, which take longer than any later."""
+    """Return a plain time after the first steps of its engine, which take longer than later ones."""
     plain = PlainTime(costs)
     for _ in range(WARM):
         plain.observe(1, 0, 1, 9.0, 0.0)
@@ -107,7 +107,7 @@ def test_the_first_steps_of_an_engine_do_not_count():
 
 
 def steps(plain: PlainTime) -> Iterator[int]:
-    """Yield the rows of one step after the other, where every draft pays."""
+    """Yield the rows of each step, while every draft pays."""
     while True:
         rows = 1 if plain.wanted else 8
         plain.observe(rows, 0, rows, 0.02 * rows, 0.0)
@@ -115,7 +115,7 @@ def steps(plain: PlainTime) -> Iterator[int]:
 
 
 def test_plain_steps_are_requested_soon_and_then_seldom():
-    """Twice as seldom each time; a reply of a hundred steps has four."""
+    """The interval doubles each time; a reply of a hundred steps has four."""
     plain = warm(Linear())
     rows = [rows for rows, _ in zip(steps(plain), range(1000), strict=False)]
     at = [number for number, one in enumerate(rows) if one == 1]
@@ -154,7 +154,7 @@ def test_steps_that_have_become_slower_are_counted_whole():
 
 
 def test_more_than_tokens_a_step_can_bring_is_not_known():
-    """Where plain steps were interrupted and drafted ones were not."""
+    """Plain steps were interrupted, and drafted ones were not."""
     found = replace(statistics(32), decode_seconds=2.0, acceptance_length=1.5, plain_seconds=3.1)
     assert found.speedup == pytest.approx(1.55)
     assert replace(found, plain_seconds=3.6).speedup is None

@@ -1,4 +1,4 @@
-"""The draw: transformers' distribution, noise without state, the walk along the picks."""
+"""Sampling: transformers' distribution, noise without state, the walk along the picks."""
 
 import math
 
@@ -149,7 +149,7 @@ def splitmix(seed: int, position: int, token: int) -> float:
 @each("seed", [0, 1, 12345, 2**32, 2**63, 2**64 - 1, 2**80 + 1, -3])
 @each("position", [0, 1, 4095, 10**6, 2**40])
 def test_the_noise_is_one_fixed_function_of_seed_position_and_id(seed: int, position: int) -> None:
-    """Big ids, positions and seeds included: nothing overflows, and no version may give a seed another text."""
+    """Large ids, positions and seeds must not overflow, and no version may give a seed another text."""
     ids = [0, 1, 2, 31999, 151_935, 262_143, 2**31 - 1, 2**31, 2**40]
     ours = gumbel(seed, position, np.array(ids)).tolist()
     assert ours == pytest.approx([splitmix(seed, position, token) for token in ids], rel=1e-12, abs=1e-12)

@@ -2,7 +2,7 @@
 
     python tests/decoding/test_seam.py
 
-decodes with every drafter that is not trained, and fails where that imports torch or transformers.
+decodes with every untrained drafter, and fails if torch or transformers is imported.
 """
 
 import os
@@ -88,7 +88,7 @@ class Sampled:
         """Nothing."""
 
     def draft(self, context: Context) -> DraftTree:
-        """Chains of two side by side."""
+        """Return several chains of two tokens."""
         position = len(context.committed)
         return sampled_tree(context.root, self.logits, context.nodes, context.sampling, position, "sampled")
 

@@ -302,7 +302,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_at_once_and_changes_nothing(spe
 
 @pytest.mark.slow
 def test_the_cache_has_room_for_a_tree_wherever_the_text_ends(tiny: Make) -> None:
-    """Slots come in buckets: a reply that crosses from one to the next, one token a step and several."""
+    """Slots come in buckets. Replies cross from one bucket to the next, with one token a step and with several."""
     model, prompt = tiny(NAME), prompt_ids(247, seed=15)
     text = stock_reply(model.stock, prompt, 16, stops=())
     for drafter in drafters(stopping(model), prompt + text):

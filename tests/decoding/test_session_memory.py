@@ -39,7 +39,7 @@ ERRORS = [
 
 
 class Short:
-    """A target that runs out of memory where `full` says so; `rows` records each forward."""
+    """A target that runs out of memory when `full` says so; `rows` records each forward."""
 
     def __init__(self, target: Target, full: Full, error: Exception = ERRORS[0]) -> None:
         self.target, self.full, self.error = copy.copy(target), full, error

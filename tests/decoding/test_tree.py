@@ -1,4 +1,4 @@
-"""The draft tree: who hangs on whom."""
+"""The draft tree: parents and children."""
 
 import random
 

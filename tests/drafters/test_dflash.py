@@ -59,7 +59,7 @@ def config_of(target: Any, **form: Any) -> dict[str, Any]:
 
 
 def tensors_of(config: dict[str, Any], seed: int = 5, spread: float = 0.3) -> dict[str, torch.Tensor]:
-    """Random weights by the published names."""
+    """Return random weights with the published names."""
     width, head, inner = config["hidden_size"], config["head_dim"], config["intermediate_size"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     places = len(config["dflash_config"]["target_layer_ids"])
@@ -103,7 +103,7 @@ def made(model: Tiny, path: Path, **form: Any) -> tuple[Drafter, Path]:
 
 
 class Attention(nn.Module):
-    """Queries of the block, keys and values of the text's features and of the block, as published code has it."""
+    """Attention as in the published code: queries of the block, keys and values of the text's features and of the block."""
 
     def __init__(self, config: Qwen3Config, index: int, causal: bool | None) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Block(nn.Module):
 
     @torch.inference_mode()
     def logits(self, stock: Any, text: Sequence[int]) -> torch.Tensor:
-        """[block - 1, vocabulary] after a text."""
+        """Return the logits [block - 1, vocabulary] after a text."""
         logits = stock.lm_head(self.states(stock, text)[1:]) * self.inner.get("output_multiplier", 1.0)
         cap = self.inner.get("final_logit_softcapping")
         return torch.tanh(logits / cap) * cap if cap else logits  # type: ignore[no-any-return]

@@ -87,8 +87,8 @@ def kin(tiny: Make, tmp_path_factory: pytest.TempPathFactory) -> Make:
 class Watched:
     """A small model whose forwards are counted.
 
-    `rows` has the number of rows of each forward, `read` the text as it lies in the cache, `again` how many rows read
-    what lay there already.
+    `rows` has the number of rows of each forward, `read` the text in the cache, and `again` the number of rows that were
+    read although they were there already.
     """
 
     def __init__(self, target: Target) -> None:
@@ -269,14 +269,14 @@ def test_a_long_prompt_is_read_once_the_reply_has_become_long(tiny: Make) -> Non
 
 
 def test_what_was_wrong_for_a_while_is_forgotten_and_tried_again(tiny: Make) -> None:
-    """A model that was wrong is not asked, and one that is not asked is never seen to be right: so it is believed in
-    again, the sooner the less it was wrong.
+    """A model that was wrong does not draft, so it could never prove itself. Therefore it is trusted again after a while,
+    the sooner the less wrong it was.
     """
     drafter = DraftModel(tiny("qwen2-one-key-head").target, VOCABULARY, Autoregressive(), Budget(0), costs=SecondEach())
     asked = replace(context(drafter, prompt_ids(9, seed=2), 1), token_seconds=1e9)
 
     def resting() -> int:
-        """Drafts that are nothing but the root, before one that is more."""
+        """Return the number of drafts with only the root before a longer one."""
         short = replace(asked, token_seconds=1.5)
         return next(number for number in range(8 * UNUSED) if drafter.draft(short).size > 1)
 
@@ -384,7 +384,7 @@ def test_a_similar_model_drafts_its_own_text_and_reads_every_token_once(tiny, ki
 def test_a_target_that_drafts_for_itself_is_always_right_and_reads_the_unread_token_with_the_bonus(
     tiny: Make, name: str, sampling: Sampling
 ) -> None:
-    """The noise is shared, so drawn text is accepted like any other. Behind a whole draft two tokens are unread."""
+    """The noise is shared, so sampled text is accepted like greedy text. After a whole draft two tokens are unread."""
     model, prompt = tiny(name), prompt_ids(12, seed=4)
     plain, _ = reply(Session(model.target, Autoregressive(), Budget(0)), prompt, 36, sampling)
     watched = Watched(model.target)
@@ -408,7 +408,7 @@ def test_a_seed_gives_the_text_of_plain_decoding(tiny: Make, kin: Make, name: st
 
 @pytest.mark.slow
 def test_typical_acceptance_and_rejection_do_not_disturb_the_small_model(tiny: Make) -> None:
-    """The rule is the target's: a chain that was drawn from nothing known is accepted by the exact one or the typical."""
+    """The target applies the rule: a chain of unknown distribution is accepted by the rule exact or typical."""
     model, prompt = tiny(QWEN), prompt_ids(10, seed=4)
     for rule in ("rejection", "typical"):
         sampling = Sampling(0.8, seed=3, rule=rule)
@@ -419,7 +419,7 @@ def test_typical_acceptance_and_rejection_do_not_disturb_the_small_model(tiny: M
 
 
 def sized(path: Path, vocabulary: int, seed: int) -> Tiny:
-    """Return a model whose vocabulary is filled up otherwise."""
+    """Return a model whose vocabulary is padded to another size."""
     config = LlamaConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         vocab_size=vocabulary, max_position_embeddings=256, bos_token_id=None, eos_token_id=END, pad_token_id=0,
@@ -514,7 +514,7 @@ def test_a_prompt_is_read_in_chunks(tiny: Make, monkeypatch: pytest.MonkeyPatch)
 
 
 class Steep:
-    """Rows of the target are so dear that its budget cuts drafts, and switches them off and on."""
+    """Costs with expensive rows of the target, so that the budget cuts drafts, and switches them off and on."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0 + 0.6 * (rows - 1)

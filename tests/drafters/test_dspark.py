@@ -47,7 +47,7 @@ def spark_config(target: Any, nested: bool = False, **form: Any) -> dict[str, An
 
 
 def spark_tensors(config: dict[str, Any], seed: int = 5, spread: float = 0.3) -> dict[str, torch.Tensor]:
-    """Random weights by the published names, with the copies of the target's embedding and head."""
+    """Return random weights with the published names, and copies of the target's embedding and head."""
     words = config.get("dflash_config", config)
     found = tensors_of({**config, "dflash_config": words}, seed, spread)
     vocabulary, width, rank = config["vocab_size"], config["hidden_size"], words["markov_rank"]

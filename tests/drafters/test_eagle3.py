@@ -46,7 +46,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def eagle(target: Any, seed: int = 0, **options: Any) -> Trainable:
-    """Return an untrained one, the same for a seed."""
+    """Return an untrained drafter, the same for each seed."""
     torch.manual_seed(seed)
     if options.get("config") == QWEN3:  # it shares the target's embedding
         own = torch_form(target).transformer.config.hidden_size
@@ -67,7 +67,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Sequence[int]) -> torch.Tensor:
     """Return the logits [vocabulary] after a text and a drafted path, as published; -inf for unknown ids.
 
-    Chains only, without any cache: each token of the path is read once more with all before it.
+    Only chains, without a cache: each token of the path is read again with all tokens before it.
     """
     weights, options = drafter.tensors(), drafter.options
     own = json.loads(options.config) if options.config else {}
@@ -132,7 +132,7 @@ def plain_loop(model: Tiny, drafter: Trainable, text: Sequence[int], path: Seque
 
 
 def check(model: Tiny, weights: Trainable, text: Sequence[int], tree: DraftTree) -> None:
-    """Siblings are the likeliest of the plain loop's, with its chances: nothing was learnt yet."""
+    """Check that siblings are the likeliest tokens of the plain loop, with its chances: nothing was learned yet."""
     for node in range(tree.size):
         if below := tree.siblings[node]:
             chances = plain_loop(model, weights, text, path_tokens(tree, node)).softmax(-1)

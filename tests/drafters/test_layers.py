@@ -32,7 +32,7 @@ def layers(target, kept: Sequence[int] = (0, 2), fixed: bool = True, share: floa
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=128, seed=3), Sampling(0.7, top_k=8, seed=4)])
 def test_with_all_layers_every_draft_is_accepted_whole(tiny, sampling, monkeypatch):
-    """Row by row the draft is plain decoding then, at the same positions, and meets the same noise."""
+    """Then each row of the draft is one of plain decoding, with the same position and noise."""
     target = tiny(QWEN3).target
     monkeypatch.setattr(target, "stop_tokens", frozenset())
     session = Session(target, layers(target, (0, 1, 2)), Budget(40))  # room for all that four forwards propose

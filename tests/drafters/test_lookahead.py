@@ -323,7 +323,7 @@ def lookahead(target: Target, columns: int = 3, phrase: int = 4, *, text: bool =
 
 
 class Dear:
-    """Rows cost something: the budget cuts trees, and probes with them."""
+    """Costs with expensive rows, so that the budget cuts trees, and probes with them."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0 + 0.02 * rows
@@ -361,7 +361,7 @@ def test_phrases_that_a_window_won_are_accepted_where_the_text_goes_in_circles(t
 
 @each("nodes", range(1, 13))
 def test_where_phrases_are_lacking_too_a_guess_is_a_probe_and_nothing_else(nodes: int) -> None:
-    """It is what a model wrote after other guesses: as a draft it would not be worth a row."""
+    """A model wrote it after other guesses, so as a draft it would not be worth a row."""
     pool = Recording()
     drafter, text = WithPhrases(Lookahead(pool, (), columns=4, phrase=4), pool), [7, 8, 9]
     for _ in range(4):

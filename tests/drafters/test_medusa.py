@@ -81,7 +81,7 @@ def medusa(target: Target, **options: object) -> Trainable:
 
 
 def perturbed(drafter: Trainable, seed: int = 0, by: float = 0.1) -> Trainable:
-    """Heads that differ from each other and from the target's, and are right now and then."""
+    """Return heads that differ from each other and from the target's, and are sometimes right."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -270,7 +270,7 @@ class Watched(Medusa):
 
 
 def memorised(model: Tiny, prompt: list[int], count: int, **options: object) -> Trainable:
-    """Heads that know the reply to one prompt by heart."""
+    """Return heads that know the reply to one prompt by heart."""
     text = prompt + stock_reply(model.stock, prompt, count)
     drafter = medusa(model.target, **options)
     drafter.begin_training(torch.bincount(torch.tensor(text), minlength=model.target.vocab_size))

@@ -85,7 +85,7 @@ def test_each_drafts_the_same_as_by_itself(tiny: Make, monkeypatch: pytest.Monke
 
 
 class Says:
-    """Proposes the same tree each time, and takes a while."""
+    """A drafter that proposes the same tree each time, and takes a while."""
 
     nbytes, target_layers = 7, ()
 
@@ -129,7 +129,7 @@ def stepped(*committed: int, draft: float = 0.0, verify: float = 1.0) -> Step:
 
 
 def shown(found: DraftTree) -> dict[str, tuple[str, float]]:
-    """path -> (source, chance)"""
+    """Return path -> (source, chance)."""
     assert found.source and found.chance
     paths = [""]
     for node in range(1, found.size):
@@ -231,7 +231,7 @@ def test_one_that_brings_less_than_it_takes_rests_and_is_tried_again(monkeypatch
 
 
 def test_of_two_that_always_agree_one_continues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither brings anything that the other does not, and both would rest at once, if both were judged so."""
+    """Neither proposes anything that the other does not, so if both were judged in this way, both would pause."""
     now, both = [0.0], Merged([Says(tree("x", [0.9], "a")), Says(tree("x", [0.9], "b"))])
     monkeypatch.setattr("localspec.drafters.merged.time.perf_counter", lambda: now[0])
     for one in both.drafters:

@@ -48,7 +48,7 @@ every_config = pytest.mark.parametrize("name", RECURRENT)
 
 
 def stock_layer(config: Any, seed: int = 7, spread: float = 0.25) -> nn.ModuleDict:
-    """Return the layer of published code, made of stock modules under the names of its tensors, with random weights."""
+    """Return the layer of the published code, made of stock modules with the published names and random weights."""
     width, eps = config.hidden_size, config.rms_norm_eps
     attends = config.layer_types.index("full_attention")
     config._attn_implementation = "eager"
@@ -107,7 +107,7 @@ def plain_loop(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], path: Seq
 
 
 def check(model: Tiny, layer: nn.ModuleDict, text: Sequence[int], chain: DraftTree) -> None:
-    """Each token is the likeliest of the plain loop's, with its chance: nothing was learnt yet."""
+    """Check that each token is the likeliest of the plain loop, with its chance: nothing was learned yet."""
     assert [*chain.parents] == [*range(-1, chain.size - 1)] and {*chain.source[1:]} == {"mtp"}
     for node in range(1, chain.size):
         chances = plain_loop(model, layer, text, chain.tokens[1:node]).softmax(-1)

@@ -68,7 +68,7 @@ def batch_of(drafter: TrainableDrafter, texts: Sequence[Sequence[int]], prompt: 
 
 
 def trained(target: Any, form: str, text: Sequence[int], prompt: int, steps: int = 60) -> TrainableDrafter:
-    """On one text, again and again."""
+    """Return the drafter after training on one text."""
     drafter = untrained(target, form)
     return train(drafter, batch_of(drafter, [text], prompt), steps)
 

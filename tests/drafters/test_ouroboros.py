@@ -443,7 +443,7 @@ def test_no_phrase_holds_a_special_token(tiny: Make) -> None:
 
 
 class Chain(Witness):
-    """Proposes one chain."""
+    """A drafter that proposes one chain."""
 
     def __init__(self, chain: Sequence[int]) -> None:
         super().__init__()
@@ -575,7 +575,7 @@ def test_a_replay_gives_back_the_text_whatever_is_drafted(seed: int) -> None:
 
 
 def test_a_replay_does_not_know_what_follows_tokens_that_are_not_in_the_text() -> None:
-    """Or a refused draft would teach phrases of the true text, which no target would have given."""
+    """Otherwise a refused draft would teach phrases of the true text, which no target would have given."""
     text = list(range(10, 20))
     target, pool = ReplayTarget(text, VOCABULARY), PhrasePool((), None, VOCABULARY)
     cache = target.cache(0)

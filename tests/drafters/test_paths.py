@@ -33,7 +33,7 @@ def context(
 
 
 def taking(seconds: float, depths: int = 8) -> Levels:
-    """Levels of which each took so long."""
+    """Return levels that each took this long."""
     levels = Levels()
     for depth in range(depths):
         for _ in range(ENOUGH):
@@ -114,7 +114,7 @@ def test_all_further_levels_count_where_rows_are_priced_in_steps() -> None:
 @pytest.mark.slow
 @each("slope, deep", [(1.0, False), (0.0, True)])
 def test_trees_are_shallow_where_rows_are_dear_and_deep_where_they_are_cheap(tiny, monkeypatch, slope, deep):
-    """Nothing takes time but rows, as invented costs have them."""
+    """Only rows take time, by invented costs."""
     for place in ("decoding.decode", "drafters.paths"):
         monkeypatch.setattr(f"localspec.{place}.time", SimpleNamespace(perf_counter=lambda: 0.0))
     model, prompt = tiny(FAMILIES[0]), prompt_ids(9, seed=2)

@@ -185,7 +185,7 @@ def test_phrases_from_verification_are_the_rejected_tokens_with_what_the_target_
           r ─ a ─ b ─ c ─ d         best   a  x  c  d  e
         accepted: r a, bonus x      won    (a b): c d e    (b c): d e
 
-    Behind d the target's e agrees with nothing that was drafted: no phrase (Ouroboros, 3.3).
+    After d the target's e agrees with no drafted token: no phrase (Ouroboros, 3.3).
     """
     r, a, b, c, d, e, x = range(10, 17)
     pool = PhrasePool()
@@ -450,7 +450,7 @@ def test_a_hostile_store_never_changes_the_text(tiny: Make, huge: bool) -> None:
 
 
 class Given(Witness):
-    """Proposes one fixed tree below whatever the root is."""
+    """A drafter that proposes one fixed tree below any root."""
 
     def __init__(self, tokens: Sequence[int], parents: Sequence[int], probe: Sequence[bool] | None = None) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def test_a_draft_changes_no_bit_of_the_targets_logits(tiny: Make, name: str, for
 
 @pytest.mark.slow
 def test_not_even_a_draft_of_infinite_numbers_does(tiny: Make) -> None:
-    """A masked slot weighs nothing, but nothing times infinity is no number."""
+    """A masked slot has weight 0, but 0 times infinity is NaN."""
     model, prompt = tiny(LLAMA), prompt_ids(10, seed=3)
     weights = made(model.target, depth=6)
     with torch.no_grad():
@@ -310,7 +310,7 @@ def _remembering(model: Tiny, prompt: tuple[int, ...], text: tuple[int, ...], de
 
 
 def remembering(model: Tiny, prompt: Sequence[int], text: Sequence[int], depth: int = 4) -> training.Trainable:
-    """Trained on one text until it knows it."""
+    """Return a drafter that was trained on one text until it knows it."""
     return _remembering(model, tuple(prompt), tuple(text), depth)
 
 

@@ -66,7 +66,7 @@ NODES = 8
 
 
 def semi(target: Target, seed: int = 0, **options: object) -> Trainable:
-    """Return an untrained one, the same for a seed."""
+    """Return an untrained drafter, the same for each seed."""
     torch.manual_seed(seed)
     made = make_drafter("semi", torch_form(target), options)
     assert isinstance(made, Trainable)
@@ -100,7 +100,7 @@ def test_the_papers_widths_and_those_in_proportion(tiny: Make) -> None:
 
 
 class Foretold:
-    """Asked as a drafter's expand: candidates that differ from path to path; counts how many nodes it was asked for."""
+    """A drafter's `expand` with candidates that differ from path to path; it counts the requested nodes."""
 
     def __init__(self, seed: int, branches: int = 4) -> None:
         self.seed, self.branches = seed, branches
@@ -323,7 +323,7 @@ def test_a_share_of_the_positions_and_a_batch_without_any(tiny: Make) -> None:
 
 
 def memorised(model: Tiny, prompt: list[int], text: list[int], steps: int) -> Trainable:
-    """Trained on this one text of the target, so and so often."""
+    """Return a drafter that was trained on this text of the target, `steps` times."""
     batch = batch_of(model.target, [[*prompt, *text]], start=len(prompt))
     drafter = train(semi(model.target), batch, steps, rate=0.02)
     return drafter.eval().requires_grad_(False)

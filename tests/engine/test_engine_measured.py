@@ -43,7 +43,7 @@ COSTS = ForwardCosts((1, 2, 64), (256,), ((1.0, 1.1, 5.0),))
 def measured(monkeypatch) -> list[str]:
     """Return the list of measurements, in order; both kinds are simulated, and no other program runs.
 
-    So is the processor, whose speed the choice before any measurement goes by.
+    The CPU is simulated too, because the choice before any measurement depends on its speed.
     """
     done: list[str] = []
 
@@ -67,12 +67,12 @@ def measured(monkeypatch) -> list[str]:
 
 @pytest.fixture
 def no_small_model(monkeypatch) -> None:
-    """No small model drafts, of which a published pair's acceptance would be expected."""
+    """Let no small model draft, because the acceptance of a published pair would be expected of it."""
     monkeypatch.setattr("localspec.models.model.default_draft", lambda card, cards: (None, ""))
 
 
 def measured_engine(choice: Choice, **more: Any) -> Engine:
-    """Return an engine of which all is measured that can be."""
+    """Return an engine with all measurements done."""
     return Engine(choice, measured=True, **more)
 
 

@@ -1,4 +1,4 @@
-"""Memory that is short: one more try with less, a context that ends earlier, and weights that have moved away."""
+"""Short memory: one more try with less, a context that ends earlier, and weights that were moved."""
 
 import shutil
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The layers that draft are found once for a model, saved, and chosen by the cost of forwards."""
+"""The layers that draft are found once for each model, saved, and chosen by the cost of forwards."""
 
 from dataclasses import replace
 from pathlib import Path

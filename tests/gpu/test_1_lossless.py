@@ -50,7 +50,7 @@ def test_no_kind_is_left_out() -> None:
 def spoken(
     target: Target, kind: str, question: str, sampling: Sampling = GREEDY, count: int = LONG
 ) -> tuple[list[int], Any]:
-    """Return the ids of a reply that is drafted so, and its figures."""
+    """Return the ids of a reply with this drafter, and its figures."""
     plain = kind == "none"
     session = Session(target, Autoregressive() if plain else MAKERS[kind](target), Budget(0 if plain else NODES))
     return reply(session, prompt_of(target, question), count, sampling)
@@ -58,13 +58,13 @@ def spoken(
 
 @cache
 def stock_text(stock: Stock, target: Target, question: str, sampling: Sampling) -> list[int]:
-    """Return what the plain loop says, for all kinds."""
+    """Return the text of the plain loop, for all kinds."""
     return stock.reply(prompt_of(target, question), LONG, target.stop_tokens, sampling)
 
 
 @cache
 def plain_text(target: Target, question: str, sampling: Sampling) -> list[int]:
-    """Our own plain decoding."""
+    """Return the text of our own plain decoding."""
     return spoken(target, "none", question, sampling)[0]
 
 
@@ -134,7 +134,7 @@ def rehearsed(device: str, dtype: str, kind: str) -> None:
 
 
 def near_tie(target: Target, prompt: list[int], ids: list[int], plain: list[int], largest: float) -> None:
-    """Where texts part, neither token was clearly the likelier."""
+    """Return whether, where the texts differ, neither token was clearly likelier."""
     at = next((place for place, (ours, theirs) in enumerate(zip(ids, plain, strict=False)) if ours != theirs), None)
     assert at is not None, "one text ends where the other goes on"
     before = [*prompt, *plain[:at]]

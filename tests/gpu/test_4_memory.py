@@ -120,15 +120,15 @@ def test_what_the_model_says_that_it_holds_is_what_it_holds(cuda: str, wide: Pat
 
 
 class Wide:
-    """Proposes trees of random tokens, as wide as it may: they are there for the memory that they take."""
+    """A drafter that proposes random trees, as wide as possible, only to take memory."""
 
     nbytes, target_layers = 0, ()
 
     def observe(self, step: object) -> None:
-        """Learns nothing."""
+        """Learn nothing."""
 
     def rewind(self, length: int) -> None:
-        """Forgets nothing."""
+        """Forget nothing."""
 
     def draft(self, context: Context) -> DraftTree:
         return DraftTree([context.root, *range(5, 5 + context.nodes)], [-1, *[0] * context.nodes])
@@ -143,7 +143,7 @@ def test_running_out_of_memory_is_recognised(cuda: str) -> None:
 def test_a_reply_that_runs_out_of_memory_says_the_same_or_that_it_does_not_fit(
     cuda: str, wide: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """The less room there is, the further down the ladder a reply goes; the session is of use all the while."""
+    """The less room there is, the more a reply gives up; the session stays valid throughout."""
     target = Target.load(wide, device=cuda, dtype=torch.float32)
     prompt = prompt_of(target, STORY * 150)
     text, _ = reply(Session(target, Autoregressive(), Budget(0)), prompt, 24)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("served")
 
 @pytest.fixture
 def served(cuda: str) -> None:
-    """Skips where the card is too old for them; where they are wrong, that fails."""
+    """Skip on a card that is too old for the kernels; fail if they are wrong."""
     if torch.cuda.get_device_capability() < kernel_checks.LEAST_CAPABILITY:
         pytest.skip("they need a GPU of compute capability 8.0 or more")
     assert kernel_checks.trouble(torch.device("cuda", torch.cuda.current_device())) is None
@@ -75,7 +75,7 @@ def test_nf4_is_the_same_matrix_in_its_own_order(cuda: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", HEADS, ids=str)
 def test_attention(cuda: str, dtype: str, sizes: tuple[int, int, int]) -> None:
-    """Of a tree's row, what masked slots lie between its ancestors changes nothing, as long as pages are kept."""
+    """Masked slots between the ancestors of a row change nothing, as long as the ancestors stay in their pages."""
     kv_heads, group, width = sizes
     page = row_kernels.PAGE
     slots = 2 * page + 150
@@ -132,7 +132,7 @@ def test_the_exact_form_is_exact(
 
 
 def test_what_learns_gets_a_gradient(cuda: str) -> None:
-    """The first layer's norm, too, whose input wants none."""
+    """The norm of the first layer learns, too, although its input needs no gradient."""
     target = Target.load(DEMO, device=cuda)
     layers = target.transformer.layers.requires_grad_(True)
     tokens = torch.arange(12, device=cuda)
@@ -155,7 +155,7 @@ def test_what_was_compiled_is_read_by_the_next_process(
 
 
 def test_trouble_with_them_leaves_a_model_that_speaks(cuda: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they cannot be compiled, libraries compute."""
+    """If they cannot be compiled, the libraries compute."""
     monkeypatch.setattr(kernel_checks, "_settled", {})  # settled by an earlier engine
     kernel_checks.trouble.cache_clear()
     monkeypatch.setattr("localspec.nn.cuda_kernels.SHARED", "missing")

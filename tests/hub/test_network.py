@@ -41,7 +41,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that the client would have slept before it asks again."""
+    """Record the seconds that the client would sleep before it asks again."""
     slept: list[float] = []
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=slept.append))
     return slept
@@ -247,7 +247,7 @@ def test_an_answer_about_a_repository_that_has_no_end_is_given_up(hub: Hub, monk
 
 
 def test_an_answer_in_very_many_pieces_is_given_up(hub: Hub, monkeypatch):
-    """Each takes fifty times the memory of the byte that it is."""
+    """Each piece has one byte and takes fifty times as much memory."""
     monkeypatch.setattr("localspec.hub.client._LONGEST_ANSWER", 100_000)
 
     def crumbs(self: object) -> None:

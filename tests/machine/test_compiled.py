@@ -1,4 +1,4 @@
-"""A compiled library that is damaged, foreign or of another version is a missing one, and nothing dies of it."""
+"""A compiled library that is damaged, foreign or of another version counts as missing, and causes no crash."""
 
 import subprocess
 import sys

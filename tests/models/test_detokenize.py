@@ -20,7 +20,7 @@ def pieces_decoder(pieces: Sequence[bytes]) -> Decode:
 
 
 def splits(content: bytes) -> list[list[bytes]]:
-    """Every way to cut bytes into pieces."""
+    """Yield every way to cut bytes into pieces."""
     places = range(1, len(content))
     return [
         [content[a:b] for a, b in zip((0, *cuts), (*cuts, len(content)), strict=True)]

@@ -68,7 +68,7 @@ def held(tokenizer: Tokenizer) -> Iterator[Held]:
 
 @pytest.mark.slow
 def test_a_quadratic_expression_is_not_waited_for(model: Path) -> None:
-    """The library itself: were Python's interpreter held by it, nothing could be asked meanwhile."""
+    """This tests the library itself: if it held Python's interpreter, nothing could be checked meanwhile."""
     file = model / "tokenizer.json"
     split = {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": QUADRATIC}}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"pre_tokenizer": split}))

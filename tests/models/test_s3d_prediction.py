@@ -52,7 +52,7 @@ def test_no_chance_is_below_0_or_above_1() -> None:
 
 
 def test_the_acceptance_length_is_the_expected_number_of_tokens() -> None:
-    """Equation 11 against the same, written as the chances that each token is reached; and a series that is known."""
+    """Equation 11 against the sum of the chances that each token is reached, and against a known series."""
     for gamma in range(1, 6):
         expected, reached = 1.0, 1.0
         for place in range(1, gamma + 1):

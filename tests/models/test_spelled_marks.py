@@ -128,7 +128,7 @@ def test_stand_ins_that_somebody_writes_stand_for_nothing(chat: Any) -> None:
 
 
 def test_a_vocabulary_that_spells_its_marks_in_one_piece_does_not(tmp_path: Path) -> None:
-    """Such as one of pieces with chances, which looks up every piece it has."""
+    """Such a vocabulary has pieces with scores, and looks up every piece."""
     pieces = [("<unk>", 0.0), ("</s>", -1.0), *((one, -5.0) for one in "▁abcdefghijklmnopqrstuvwxyz<>/")]
     backend = Backend(models.Unigram(pieces, 0))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()

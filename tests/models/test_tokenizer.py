@@ -280,7 +280,7 @@ def test_it_is_written_back_as_it_was_read(stand_in: Any, tmp_path: Path) -> Non
 
 @each("error", [MemoryError(), RuntimeError(wording("can_t_start_new_thread"))])
 def test_too_little_memory_is_no_damage(stand_in: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Else it would be advised to fetch a model again that is whole."""
+    """Otherwise the message would advise to fetch an intact model again."""
 
     def full(*_: object) -> None:
         raise error

@@ -62,7 +62,7 @@ def test_tokenizers_that_panic_or_abort(unseen, model, normalizer, capfd):
 
 @pytest.mark.slow
 def test_a_regular_expression_that_searches_without_end_is_found_by_the_trial(unseen, model, capfd):
-    """What the library prints of its panic would come before the sentence, were it the first prompt that finds it."""
+    """If the first prompt found it, the library's own message about the panic would come before the sentence."""
     split = {"type": "Split", "behavior": "Isolated", "invert": False}
     endless = {**split, "pattern": {"Regex": "(?=((?:zq|z|q)+)+$)((z+)+)+#"}}
     with pytest.raises(

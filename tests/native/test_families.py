@@ -67,7 +67,7 @@ def assert_is_the_stock_model(name, forms):
 @each("name", LATER)
 @each("form", ["fp32", "int8"])
 def test_unrequested_states_and_the_head_by_itself_change_no_bit_of_the_logits(name, form):
-    """Where logits are scaled, the head does not read the states themselves, on either path."""
+    """If logits are scaled, the head does not read the states themselves, on either path."""
     config = CONFIGS[name]()
     model = Model(stock_of(config, seed=0), form, context=128)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, 60).tolist()

@@ -121,7 +121,7 @@ def test_extreme_weights_and_inputs():
 
 
 def test_weights_so_small_or_so_large_that_fp16_has_no_such_scale():
-    """A scale is never zero, which would lose them, nor inf, which no text can come from."""
+    """A scale is never zero, which would lose the weights, nor inf, which would make every result NaN."""
     weights = RNG.uniform(-1, 1, (40, 64)).astype(np.float32)
     small = PackedMatrix.pack(weights * np.float32(2e-6), "int8", 32).unpack()
     assert np.abs(small).max() > 1e-7 and np.abs(small - weights * np.float32(2e-6)).max() < 4e-8

@@ -1,4 +1,4 @@
-"""The pool: it shares, sleeps, ends, and survives a fork and a machine that is busy."""
+"""The pool: it shares work, sleeps, ends, and survives a fork and a busy machine."""
 
 import itertools
 import multiprocessing

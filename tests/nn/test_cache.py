@@ -115,7 +115,7 @@ def test_filling_puts_the_same_random_numbers_everywhere_for_the_same_seed():
 
 
 def test_slots_that_were_never_written_hold_numbers():
-    """A masked slot weighs nothing, but nothing times NaN is NaN."""
+    """A masked slot has weight 0, but 0 times NaN is NaN."""
     kept = cache(BUCKET)
     for slots in (BUCKET, 3 * BUCKET):
         kept.reserve(slots)

@@ -59,7 +59,7 @@ def as_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever machine this is: two numbers of threads are compared."""
+    """Let every machine compare two numbers of threads."""
     monkeypatch.setattr(exactness, "physical_cores", lambda: 2)
 
 
@@ -361,7 +361,7 @@ def test_keys_and_values_that_differ_are_seen_though_the_logits_do_not(small, mo
 @pytest.mark.slow
 @each("exact, least", [(True, 1), (False, 2), (True, 2)])
 def test_an_answer_that_is_no_number_is_not_bitwise(small, monkeypatch, exact, least):
-    """Nothing is equal to it, itself included; nor is it larger than any difference."""
+    """NaN equals nothing, not even itself, and is not larger than any difference."""
     monkeypatch.setattr(exactness, "MULTIPLES", (1, 1))
     nan = float("nan")
     target = doctored(small(exact=exact), lambda output, mask: output.logits * (nan if len(mask) >= least else 1))

@@ -220,7 +220,7 @@ def test_a_threshold_computes_input_channels_with_outliers_as_they_are(bias):
 
 @LIBRARY
 def test_by_default_no_outliers_are_looked_for(monkeypatch):
-    """Looking makes the processor wait for the device."""
+    """The search would make the host wait for the device."""
     asked = []
     layer = made(LLMInt8Linear)
     quantise = torch.ops.bitsandbytes.int8_vectorwise_quant
@@ -267,7 +267,7 @@ assert "bitsandbytes" in sys.modules and sys.modules["kernels"] is own and seen 
 @pytest.mark.slow
 @LIBRARY
 def test_the_library_is_loaded_with_the_first_layer_and_may_fetch_nothing():
-    """On a processor with AVX512-BF16 it would look for a kernel in the network, where `kernels` is installed."""
+    """On a CPU with AVX512-BF16 it would search the network for a kernel, if `kernels` is installed."""
     result = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 

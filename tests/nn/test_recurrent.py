@@ -48,7 +48,7 @@ def apart(ours: torch.Tensor, stock: torch.Tensor) -> float:
 
 
 def read(target: Target, cache: StateCache, tokens: Sequence[int], keep: int | None = None) -> torch.Tensor:
-    """Read a chain and keep its first rows, all of them by default; their logits."""
+    """Read a chain and keep its first rows, by default all. Return the logits."""
     cache.reserve(cache.length + len(tokens) + target.row_multiple)
     logits = target.forward(DraftTree.chain(tokens), cache).logits.rows.clone()  # a recording is played over them
     cache.keep(range(len(tokens) if keep is None else keep))
@@ -427,7 +427,7 @@ def test_the_self_test_detects_a_recurrence_whose_rows_are_not_independent(tiny,
 @pytest.mark.slow
 @each("form", ["eager", "static"])
 def test_exact_prompts_of_any_length_are_read(tiny, form):
-    """What fills up the rows of a long prompt would be text: nothing of it could be taken back."""
+    """Rows that fill up a long prompt would count as text, because none of them could be taken back."""
     target, stock = Target.load(tiny(SHARED).path, exact=True), tiny(SHARED).stock
     target.row_multiple = 4
     target.use_step_form(form)

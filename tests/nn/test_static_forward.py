@@ -254,7 +254,7 @@ def test_where_there_is_no_memory_for_a_recording_a_step_does_without(tiny, reco
 
 @each("sampling, looks", [(Sampling(), 1), (Sampling(1.0, top_p=0.9, seed=4), 1), (Sampling(0.8, seed=3), 3)])
 def test_one_look_brings_all_that_a_step_asks_for(tiny, monkeypatch, sampling, looks):
-    """But for noise of a whole vocabulary, which is made for the rows that are looked at."""
+    """Except noise for a whole vocabulary, which is made only for the requested rows."""
     target, copies = loaded(tiny, FAMILIES[0], "static"), 0
     cpu = torch.Tensor.cpu
 

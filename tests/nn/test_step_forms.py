@@ -155,7 +155,7 @@ def test_all_recordings_on_a_device_share_their_memory_which_never_ends(recorded
 
 
 def test_after_a_recording_that_failed_others_have_memory_of_their_own(recorded, monkeypatch):
-    """torch leaves the memory of one that failed as if it were still under way."""
+    """torch leaves the memory of a failed recording as if it were still being recorded."""
     pools = iter([(0, number) for number in range(9)])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
     monkeypatch.setattr(Graph, "pool", lambda self: self.given)

@@ -458,7 +458,7 @@ def test_weights_that_are_not_what_the_config_promises_are_named(tiny, tmp_path,
 @pytest.mark.slow
 @each("kind", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
 def test_configs_as_old_files_write_them_are_read_as_transformers_reads_them(kind, tmp_path):
-    """Before version 5, rope_theta and rope_scaling stood at the top of config.json."""
+    """Before version 5, rope_theta and rope_scaling were at the top level of config.json."""
     config = kind(
         hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         head_dim=8, vocab_size=320, max_position_embeddings=256, eos_token_id=4, bos_token_id=None,

@@ -1,4 +1,4 @@
-"""The smallest published model is needed where every change is judged."""
+"""The smallest published model is required in CI."""
 
 import os
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import real_models
 
 
 def test_smollm2_is_here(published: Callable[[str], Path]) -> None:
-    """Elsewhere its tests are skipped, and so is this."""
+    """Elsewhere its tests and this test are skipped."""
     required = os.environ.get("CI") or os.environ.get("REQUIRE_REAL_MODELS")
     if required and real_models.find("smollm2") is None:
         pytest.fail(

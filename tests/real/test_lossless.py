@@ -85,7 +85,7 @@ class Plays:
     def with_drafts(self, drafter: str, store: Store) -> tuple[list[Said], int]:
         """Return the same replies, as a chat asks for them, and how many drafted tokens were accepted.
 
-        A turn is answered again, then edited, and another engine goes on with what was saved.
+        A turn is answered again, then edited, and another engine continues the saved conversation.
         """
         settings = self.settings(drafter)
         if "layers" in drafter:  # which is else found out by a probe of minutes

@@ -129,7 +129,7 @@ class WebSocket:
         self._socket.sendall(self._protocol.send(TextMessage(data=json.dumps(message))))
 
     def tell_a_story(self) -> None:
-        """Until the reply has begun."""
+        """Ask for a story, and wait until the reply has begun."""
         self.shows("Say something")
         self.say("stdin", STORY)
         self.shows(STORY)
@@ -143,13 +143,13 @@ class WebSocket:
         self.leave()
 
     def leave(self) -> None:
-        """Close the connection as a browser does that is killed."""
+        """Close the connection as a killed browser does."""
         self._socket.close()
 
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """One for the tests of this module that do not end it."""
+    """Return a server for the tests of this module that do not end it."""
     found = Shown(tmp_path_factory.mktemp("h"))
     yield found
     assert found.server.stop() == 0

@@ -20,7 +20,7 @@ from localspec.serving.loaded import LoadedModels, ServedChoice, model_named, mo
 
 
 def engine(*stages: str) -> SimpleNamespace:
-    """One of which this is still to be measured."""
+    """Return an engine for which this is still to be measured."""
     left = [*stages]
     measure = lambda: (left.pop(0) for _ in range(len(left)))  # noqa: E731
     choice, forgotten = SimpleNamespace(device="cpu"), list[bool]()

@@ -1,4 +1,4 @@
-"""When the thread of the engines ends, no request waits for it for ever."""
+"""When the thread of the engines ends, no request waits for it forever."""
 
 import threading
 from queue import Queue

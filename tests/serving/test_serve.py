@@ -1,4 +1,4 @@
-"""`localspec serve`, asked as clients ask it."""
+"""`localspec serve`, with requests as clients send them."""
 
 import json
 import signal
@@ -228,7 +228,7 @@ def test_a_body_that_is_too_long_is_not_read(server):
 
 
 def test_a_body_in_chunks_that_turns_out_too_long_is_answered_before_its_connection_closes(server):
-    """One that is reset under who still sends takes the answer with it."""
+    """A connection that is reset while its client still sends loses the answer."""
 
     def pieces():
         for number in range(10 * 2**4):
@@ -442,7 +442,7 @@ def test_where_there_is_no_torch_it_answers(tmp_path):
 
 @pytest.mark.slow
 def test_where_the_engines_cannot_continue_the_server_says_so_and_ends(tmp_path):
-    """The waiting client gets an error instead of waiting for ever."""
+    """The waiting client gets an error instead of waiting forever."""
     code = (
         "from localspec.serving import loaded\n"
         "def fails(device): raise RuntimeError('CUDA error: unspecified launch failure')\n"

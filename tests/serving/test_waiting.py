@@ -1,4 +1,4 @@
-"""Whoever waits for the server learns that it is there: comments in streams, whatever the wait is for."""
+"""Waiting clients get comments in streams, whatever the reason for the wait."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ SOON = (
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Any:
-    """Yield a server whose replies end where their limit is."""
+    """Yield a server whose replies end only at their limit."""
     path = scripted_model(tmp_path / "model", [b"a", b"b"], again=0, context=100_000).path
     one = start(tmp_path, "-m", str(path), program=("-c", SOON))
     yield one

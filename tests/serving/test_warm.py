@@ -85,7 +85,7 @@ def test_a_conversation_continues_and_loses_its_oldest_turns_as_it_would_here(se
 
 @pytest.mark.slow
 def test_phrases_are_learned_once_and_belong_to_their_conversation(servers, tmp_path):
-    """With the flags that the server was started with, it answers."""
+    """The server answers if the flags are those that it was started with."""
     servers("--drafter", "phrases", "--draft-max", "4")
     asked = ("run", "Count from one to twenty, twice.", "-m", "demo", "-n", "80", "--temp", "0", "--seed", "1")
     found = told(tmp_path, *asked, "--drafter", "phrases", "--draft-max", "4")
@@ -114,7 +114,7 @@ def test_flags_that_differ_are_obeyed_in_a_process_of_its_own(server, flags):
 @pytest.mark.slow
 @pytest.mark.parametrize("loaded", [True, False])
 def test_flags_that_ask_for_what_it_took_by_itself_are_no_others(server, servers, loaded):
-    """Also where it has not loaded the model, and would take that."""
+    """Even if it has not loaded the model yet, and would choose the same."""
     taken = told(server.home, "run", "Hi", "-m", "demo", "-n", "3")
     flags = [part for name in ("device", "dtype", "quantize") for part in (f"--{name}", taken[name])]
     home = server.home if loaded else servers().home

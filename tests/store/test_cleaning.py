@@ -108,7 +108,7 @@ def test_what_was_removed_is_in_no_file_whatever_else_was_said(path: Path, store
 
 
 def test_a_long_deleted_conversation_leaves_no_pages(path: Path, store: Store) -> None:
-    """A reply of two megabytes lies on hundreds of overflow pages."""
+    """A reply of two megabytes takes hundreds of overflow pages."""
     says(store.history, random.Random(1))
     gone, turn = store.history.say(None, MARKER, model="demo", system=MARKER)
     for length in (1, 100_000, 20_000):

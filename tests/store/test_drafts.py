@@ -12,7 +12,7 @@ from localspec.store.store import Store
 
 
 def keep_elsewhere(path, text):
-    """Another process keeps a draft and is killed."""
+    """Save a draft in another process, which is then killed."""
     code = (
         "import os, signal, sys; from pathlib import Path; from localspec.store.store import Store\n"
         "Store.open(Path(sys.argv[1]), print).drafts.keep(sys.argv[2]); os.kill(os.getpid(), signal.SIGKILL)"

@@ -1,4 +1,4 @@
-"""A conversation that is open in another window is known to be, as long as that window lives."""
+"""It is known that a conversation is open in another window, as long as that window exists."""
 
 import signal
 import subprocess

@@ -174,7 +174,7 @@ def test_a_pool_keeps_its_most_recently_used(path: Path, notices: list[str]) -> 
 
 @pytest.mark.slow
 def test_a_pool_far_beyond_its_limit_comes_back_to_it_reply_by_reply(path: Path, notices: list[str]) -> None:
-    """All at once, a million of them keep the first reply waiting for half a minute."""
+    """Deleting a million at once would delay the first reply by half a minute."""
     with Store.open(path, notices.append, limit=10**6) as store:
         store.phrases.learn(made_pool(store), [phrase(n) for n in range(2 * MOST_AT_ONCE + 100)])
     with Store.open(path, notices.append, limit=100) as store:

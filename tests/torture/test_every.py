@@ -11,7 +11,7 @@ KILLS = 4  # the change at which the command of `Stage` dies without a message, 
 
 
 class Stage:
-    """A command of six changes, and of one more where the first fails. What fails at `wrong` is complained about."""
+    """A command of six changes, and of one more if the first fails. A failure at `wrong` is reported."""
 
     def __init__(self, wrong: int = 0) -> None:
         self.wrong = wrong

@@ -28,7 +28,7 @@ def chat(*turns: str) -> Example:
 
 @pytest.fixture
 def target(tiny) -> Target:
-    """One whose tokenizer and template a test may change."""
+    """Return a target whose tokenizer and template a test may change."""
     shared = tiny(NAME).target
     return Target(shared.transformer, shared.config, as_ours(byte_tokenizer()), shared.context, {})
 

@@ -19,7 +19,7 @@ PANELS = {wording("loss_mean_of_neighbouring_steps_2"), wording("first_guess_rig
 
 
 def paths(drawn: str) -> list[list[tuple[float, float]]]:
-    """Return the points of every line that is no line of the grid."""
+    """Return the points of every line except grid lines."""
     found = [element.attrib["d"] for element in ET.fromstring(drawn).iter(SVG + "path")]
     lines = [d for d in found if " h" not in d]
     return [[tuple(map(float, point.split())) for point in line[1:].split(" L")] for line in lines]

@@ -88,7 +88,7 @@ def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
 
 @pytest.mark.slow
 def test_what_a_product_takes_is_measured_by_its_quickest(monkeypatch):
-    """The clock jumps: other programs had their turn."""
+    """The clock jumps, because other programs ran."""
     ticks = iter([0.0, 0.0, 0.0, 0.3, 0.35, 0.35, 0.37, 0.4, 0.4, 0.49, 1.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
     assert product_seconds("cpu", torch.float32) == pytest.approx(0.02 / (PRODUCT_ROWS * WIDTH * WIDTH))
@@ -204,7 +204,7 @@ def documented() -> list[tuple[str, list[str], str, float]]:
 
 @pytest.mark.slow
 def test_each_documented_training_fits_the_card_that_is_named(monkeypatch):
-    """And half of the card would be too small, so no larger card is named than needed."""
+    """Half of the card would be too small, so the page names no larger card than needed."""
     monkeypatch.setattr("localspec.training.estimate.has_small_moments", lambda _: True)
     rows = documented()
     assert len(rows) == 27

@@ -117,7 +117,7 @@ def test_v01_with_private_matrices_and_a_config_that_is_wrong_about_the_heads(tm
 
 @each("form", ["v0.1", "vllm", "vllm, one for all"])
 def test_private_matrices_that_are_the_targets_own_are_shared(tmp_path, tiny: Make, form: str) -> None:
-    """One that is another makes all private."""
+    """One different matrix makes all private."""
     target = tiny(LLAMA).target
     own = target.transformer.lm_head.weight.detach()
     blocks = official(heads=4)
@@ -185,7 +185,7 @@ def test_what_was_read_once_is_saved_as_a_drafter_of_ours(tmp_path, target: Targ
 
 
 class Malicious:
-    """Unpickled, it runs a command."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, proof: str) -> None:
         self.proof = proof

@@ -111,7 +111,7 @@ def lesson(places: Places) -> Batch:
 
 
 def test_heads_learn_the_same_of_what_was_read_once_as_of_what_is_read_now(tiny: Make, readings: Readings) -> None:
-    """But for the tail of each distribution, and for fp16."""
+    """Except for the tail of each distribution, and for fp16."""
     target = tiny(LLAMA).target
     torch.manual_seed(1)
     drafter = make_drafter("medusa", target, {"heads": 3}).eval()
@@ -136,7 +136,7 @@ def test_heads_learn_the_same_of_what_was_read_once_as_of_what_is_read_now(tiny:
 def test_other_kinds_learn_the_same_of_what_was_read_once(
     tiny: Make, readings: Readings, kind: str, options: dict[str, object]
 ) -> None:
-    """But for fp16, and for the tails of distributions, which are most of them in so small a model."""
+    """Except for fp16, and for the tails of distributions, which are large in such a small model."""
     target, tokens = tiny(LLAMA).target, torch.zeros(2, 40, dtype=torch.long)
     mask = torch.zeros(2, 40, dtype=torch.bool)
     for number, row in enumerate(ROWS):

@@ -61,7 +61,7 @@ def target_of(path: Path, packing: str) -> Target:
 @pytest.mark.slow
 @each("form, packing", [*((form, "") for form in FORMS), ("medusa-2", "int8"), ("s3d full", "int8")])
 def test_a_gradient_is_the_same_to_the_bit(tiny: Make, form: str, packing: str) -> None:
-    """Whatever is drawn at random on the way, too."""
+    """This includes random numbers that are drawn on the way."""
     kind, options = FORMS[form]
     found = []
     for recomputed in (False, True):

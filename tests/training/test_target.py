@@ -87,7 +87,7 @@ def with_plain_cache(native: NativeTarget) -> NativeModel:
 
 
 def row_errors(ours: np.ndarray, theirs: torch.Tensor) -> np.ndarray:
-    """Relative, of each row."""
+    """Return the relative error of each row."""
     assert ours.shape == theirs.shape
     return np.linalg.norm(ours - theirs.numpy(), axis=-1) / np.linalg.norm(ours, axis=-1)
 
@@ -102,7 +102,7 @@ def assert_the_same_but_for_roundings(errors: np.ndarray, share: float = 0.75) -
 
 
 def assert_each_layer_agrees(native: NativeTarget, tokens: list[int]) -> None:
-    """Layer by layer, so that a number that was rounded otherwise in one does not decide more of them in the next."""
+    """Compare layer by layer, so that a number rounded differently in one layer does not affect the next."""
     model, target, count = with_plain_cache(native), reference(native), len(tokens)
     errors, layers = [], model.sizes.num_layers
     with torch.inference_mode():
@@ -257,7 +257,7 @@ def test_a_model_that_does_not_fit_is_reported(tiny: Make, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_packed_weights_decode_in_the_library_with_the_same_drafter(tiny: Make, monkeypatch: pytest.MonkeyPatch):
-    """torch would make them dense for each product of each forward."""
+    """torch would unpack them for each product of each forward."""
     for packing in PACKINGS:
         choice = cpu_choice(tiny(FAMILIES[0]).path, packing)
         target = load_target(choice, Reporter())

@@ -13,7 +13,7 @@ from localspec.store.history import Presence
 
 
 def burst(pilot, keys: str) -> None:
-    """Keys as a terminal sends them that was slow: all at once."""
+    """Send keys all at once, as a slow terminal does."""
     for key in keys:
         name = {"\x0e": "ctrl+n", "\r": "enter", " ": "space"}.get(key, key)
         pilot.app.post_message(events.Key(name, key))

@@ -135,7 +135,7 @@ async def test_the_last_one_of_a_search_is_deleted(chat, monkeypatch):
 
 
 async def test_what_was_copied_goes_with_a_conversation_that_is_deleted(chat, tmp_path):
-    """It may be of that one; another name of the file has nothing of it left, either."""
+    """The text may be from that conversation; a second name of the file has nothing left of it, either."""
     talk = chat()
     keep(talk, "cats", "dogs")
     copied = Paths(tmp_path).copied

@@ -1,4 +1,4 @@
-"""A model comes while one chats: asked once, seen on its way, given up, failed, left; nothing of it is half installed."""
+"""A download during a chat: confirmed once, shown, given up, failed or left behind; nothing is half installed."""
 
 import threading
 from pathlib import Path

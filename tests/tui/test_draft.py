@@ -17,7 +17,7 @@ from localspec.store.store import Store
 
 @pytest.fixture
 def another_process(monkeypatch):
-    """From here on this one counts as another, which began later."""
+    """Let this process count as another one, which began later."""
 
     def begin() -> None:
         monkeypatch.setattr(drafts_module, "_lives", lambda process, began: False)

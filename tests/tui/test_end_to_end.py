@@ -70,7 +70,7 @@ ALL = 10**6
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> Path:
-    """Return a home in which everything is measured that is measured once, without conversations."""
+    """Return a home without conversations, in which all one-time measurements are done."""
     home: Path = tmp_path_factory.mktemp("measured")
     with Store.open(Paths(home).database, pytest.fail):
         pass

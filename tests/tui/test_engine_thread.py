@@ -150,7 +150,7 @@ async def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
 
 
 async def test_a_message_while_the_user_leaves_is_no_failure(chat):
-    """It finds no place any more."""
+    """There is no screen to show it any more."""
     talk = chat()
     async with talk.playing():
         talk.app.exit()

@@ -154,7 +154,7 @@ async def test_few_are_mounted_and_what_is_between_comes_when_one_reads_on(long)
 
 
 async def test_escape_goes_back_to_where_one_read(long):
-    """Other turns than before may be mounted above and below, as the scroll bar shows."""
+    """Different turns may be mounted above and below than before, as the scroll bar shows."""
     talk = long(60, {3: "needle", 30: "thread", 55: "thimble"})
 
     def text():

@@ -9,7 +9,7 @@ from localspec_tui.reply_buffer import LONGEST, SHARE, SHORTEST, Pace
 
 @pytest.fixture
 def spend(monkeypatch):
-    """spend(seconds): so much processor time of this thread."""
+    """spend(seconds): let this thread use this much CPU time."""
     now = {"spent": 0.0}
     monkeypatch.setattr(time, "thread_time", lambda: now["spent"])
 

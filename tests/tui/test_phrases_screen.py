@@ -1,4 +1,4 @@
-"""The saved phrases: found, described, and deleted for good."""
+"""The saved phrases: found, described, and permanently deleted."""
 
 import threading
 

@@ -12,7 +12,7 @@ from localspec_tui.reply_buffer import FIGURES_SECONDS, ReplyBuffer
 
 
 class Counting:
-    """Figures that say how often they were asked for."""
+    """Figures that count how often they were requested."""
 
     def __init__(self) -> None:
         self.asked = 0

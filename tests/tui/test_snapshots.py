@@ -197,7 +197,7 @@ def test_xray(chat, looks_as_before, size):
 
 @pytest.mark.parametrize("size", [(120, 40), (100, 24)], ids=["wide", "least"])
 def test_panel(chat, looks_as_before, size):
-    """With all that it has to show."""
+    """The panel shows everything that it can."""
     talk = chat(["Snow falls on the hill, and nobody sees it fall."])
 
     async def story(pilot):

@@ -74,7 +74,7 @@ def test_a_stop_in_the_middle_of_a_write_waits_for_its_end(tmp_path):
 
 @pytest.mark.parametrize("signals", [[signal.SIGTSTP], [signal.SIGCONT]])
 def test_what_comes_while_it_begins_is_served_once_it_has_begun(tmp_path, signals):
-    """At once after the call of one of the driver's functions, in which nothing can be suspended yet."""
+    """It is handled right after the driver's function, during which nothing can be suspended yet."""
     moment = "start_application_mode"
     before = f"""
 import os, signal

@@ -15,7 +15,7 @@ from localspec_tui.widgets.status_line import UnsavedLine
 
 @pytest.fixture
 def full(monkeypatch):
-    """full(yes): whether the disk is, from here on."""
+    """full(yes): make the disk full or not full."""
     save = Database.save
     state = {"full": False}
 

@@ -1,4 +1,4 @@
-"""A home of the time when everything was filed under revisions: fingerprints find it, and take it along."""
+"""A home in which everything is filed under revisions, as earlier: fingerprints find it, and move it."""
 
 import json
 import shutil

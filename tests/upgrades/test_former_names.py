@@ -1,4 +1,4 @@
-"""An import whose GGUF file the registry lists by now: it goes by the name there, and everything of before is found."""
+"""An import whose GGUF file the registry now lists: it gets the registry's name, and earlier data are still found."""
 
 import json
 import tarfile

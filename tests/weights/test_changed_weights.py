@@ -46,14 +46,14 @@ def settled(monkeypatch):
 
 
 def change(path, times="kept"):
-    """Negates weights in place where no revision looks, and a fingerprint does."""
+    """Negate weights in place, where a fingerprint looks but no revision does."""
     file = path / "model.safetensors"
     before = file_fingerprint(file)
     return _change(path, lambda: (revision(path), file_fingerprint(file) != before), times, (revision(path), True))
 
 
 def change_unseen(path, monkeypatch, times="kept"):
-    """Negates weights in place where neither a revision nor a fingerprint looks; small models are sampled less."""
+    """Negate weights in place, where neither a revision nor a fingerprint looks; small models are sampled less."""
     monkeypatch.setattr(file_fingerprints, "SAMPLES", 16)
     file = path / "model.safetensors"
 

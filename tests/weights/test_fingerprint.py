@@ -165,7 +165,7 @@ def test_a_packed_file_has_the_fingerprint_of_what_it_was_made_of(tiny: Any, tmp
 
 
 def test_an_earlier_version_refuses_nothing_in_a_header() -> None:
-    """An earlier version took an origin with these six keys, and anything next to it."""
+    """An earlier version accepted an origin with these six keys, and anything next to it."""
     header = Header(Origin("a", "0" * 40, weights="1" * 40), "int8", 0, {}, {}).encoded()
     said = json.loads(header[48:].rstrip(b"\0"))
     assert said["origin"].keys() == {"name", "revision", "license", "repo", "commit", "files"}
@@ -174,7 +174,7 @@ def test_an_earlier_version_refuses_nothing_in_a_header() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Write a GGUF file by its first letters, with more than is read whole."""
+    """Write a file that begins like a GGUF file and is longer than the part that is read completely."""
     content = np.random.default_rng(1).integers(0, 256, HEADER + 2**21, dtype=np.uint8).tobytes()
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + content[4:])
     return tmp_path / "a.gguf"

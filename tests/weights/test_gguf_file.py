@@ -1,4 +1,4 @@
-"""Headers of GGUF files that lie: each ends in a sentence, and nothing is made of a size that only the gguf_file names."""
+"""False headers of GGUF files: each ends in a sentence, and no memory is allocated for a size that only the file names."""
 
 import os
 import random
@@ -31,7 +31,7 @@ TABLE = SOUND.index(text("one.weight"))  # where the tensors' table begins
 
 
 def refused(path: Path, content: bytes) -> str:
-    """Return the sentence that a gguf_file ends in, after which next to nothing was allocated."""
+    """Return the sentence that a file ends in. Assert that almost no memory was allocated."""
     path.write_bytes(content)
     tracemalloc.start()
     try:
@@ -180,7 +180,7 @@ def test_no_file_is_waited_for(tmp_path):
 
 @each("offset", [1025, 1056, 2**40, 992])
 def test_a_wrong_offset_is_named(tmp_path, offset):
-    """Also one that is aligned and within the gguf_file: weights from a wrong place might be NaN, or no text."""
+    """Even one that is aligned and within the file: weights from a wrong place might be NaN, or give nonsense."""
     old, new = (struct.pack("<IQQIQ", 2, 64, 4, 8, at) for at in (1024, offset))
     said = refused(tmp_path / "a.gguf", replaced(text("two.weight") + old, text("two.weight") + new) + bytes(4096))
     assert "'two.weight'" in said and wording("its_offset_is_wrong") in said

@@ -64,7 +64,7 @@ def test_byte_level_tokens_are_those_of_the_original(tmp_path, name, pre, marks)
 
 
 def pieces(path: Path) -> dict[str, Any]:
-    """Metadata as of a SentencePiece model: the tokens of a file, the sooner merged the better their scores."""
+    """Return metadata like that of a SentencePiece model: tokens of a file, merged the sooner the better their scores."""
     content = json.loads((path / "tokenizer.json").read_text())
     added = {one["id"] for one in content["added_tokens"]}
     vocabulary = {index: token for token, index in content["model"]["vocab"].items()}

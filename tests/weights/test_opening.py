@@ -225,7 +225,7 @@ def test_one_with_a_damaged_text_is_made_again_with_a_sentence(tiny, tmp_path):
 
 
 def test_what_an_earlier_version_wrote_serves_and_is_not_made_again(tiny, tmp_path, monkeypatch):
-    """There is one format so far, so the next one is pretended."""
+    """There is only one format so far, so the test invents the next one."""
     path, paths = tiny(TIED).path, Paths(tmp_path)
     load(path, "int8", "", 1, quiet(), paths)
     (old,) = packed_files(paths)

@@ -267,7 +267,7 @@ def test_a_header_that_makes_no_sense_is_a_sentence(tmp_path, name):
 
 
 def test_a_text_larger_than_any_is_not_read(tmp_path):
-    """A sparse one takes no room on the disk and would take all of memory."""
+    """A sparse file takes no room on the disk, but would take all memory."""
     file, size = tmp_path / "model.packed", packed_file.TEXT_LIMIT + 1
     header = Header.plan(ORIGIN, "int8", 12345, {}, {"chat_template.jinja": size})
     file.write_bytes(header.encoded())

@@ -120,7 +120,7 @@ def test_nothing_to_continue(run, first_start, home, hello, which):
 
 
 def files_with(home: Path, *needles: bytes) -> list[Path]:
-    """Return the files that hold one of these."""
+    """Return the files that contain one of these."""
     return [
         file for file in home.rglob("*") if file.is_file() and any(needle in file.read_bytes() for needle in needles)
     ]

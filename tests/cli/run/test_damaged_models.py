@@ -26,7 +26,7 @@ def _text(name: str, content: str) -> Callable[[Path], object]:
 
 
 def _tensors(**changes: Callable[[Any], Any] | None) -> Callable[[Path], object]:
-    """Other tensors in the file; None takes one away."""
+    """Return damage that replaces tensors in the file; None removes one."""
 
     def change(path: Path) -> None:
         import numpy as np
@@ -43,7 +43,7 @@ def _tensors(**changes: Callable[[Any], Any] | None) -> Callable[[Path], object]
 
 
 def _smaller_vocabulary(path: Path) -> None:
-    """Fewer embeddings than the tokenizer has tokens."""
+    """Return damage that leaves fewer embeddings than the tokenizer has tokens."""
     cut = {EMBEDDING: lambda tensor: tensor[:200], "lm_head.weight": lambda tensor: tensor[:200]}
     _tensors(**cut)(path)
     _config(vocab_size=200, eos_token_id=1)(path)

@@ -50,7 +50,7 @@ def test_a_newer_database(run, home, hello):
 
 @pytest.mark.slow
 def test_a_directory_in_the_place_of_the_database(run, first_start, hello):
-    """Where nothing is saved, no message claims that it is."""
+    """If nothing is saved, no message claims that something is."""
     Paths(first_start).database.mkdir(parents=True)
     notified(run("-m", hello.path, "hi"), hello, "cannot be used")
 
@@ -116,7 +116,7 @@ def test_a_full_disk_while_saving(run, home, long, monkeypatch):
 
 @pytest.fixture
 def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a home that every user may enter: the one pytest makes for root is closed to others."""
+    """Yield a home that every user may enter; pytest's own directory for root is closed to others."""
     directory = Path(tempfile.mkdtemp())
     directory.chmod(0o755)
     monkeypatch.setenv("LOCALSPEC_HOME", str(directory))

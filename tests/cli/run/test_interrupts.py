@@ -59,7 +59,7 @@ def test_an_interrupted_stream_ends_in_an_object(run, endless, monkeypatch):
 
 @pytest.mark.slow
 def test_interrupted_while_the_prompt_is_read(run, endless, monkeypatch):
-    """A long prompt may take minutes: there the work stops at once."""
+    """A long prompt may take minutes, so reading it stops at once."""
     from localspec.decoding import session
 
     original = session.prefill_step

@@ -1,4 +1,4 @@
-"""`localspec run`: which words the prompt is made of, and where they come from."""
+"""`localspec run`: the parts of the prompt, and their sources."""
 
 import io
 import json

@@ -166,7 +166,7 @@ def test_a_sentence_that_cannot_be_written_keeps_its_exit_code(home):
     ids=str,
 )
 def test_whatever_temperature_and_top_p_are_accepted_something_is_said(run, home, noise, tmp_path, settings):
-    """A temperature that fp32 rounds to 0, a share that no token is small enough for."""
+    """A temperature that fp32 rounds to 0, and a share that even the likeliest token exceeds."""
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", value)]
     result = run("-m", noise, "hi", "-n", "5", "--seed", "1", *flags)
     assert (result.code, result.err) == (0, "")
