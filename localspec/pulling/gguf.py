@@ -37,8 +37,8 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
-    """Return the result of an earlier pull of exactly this commit with the same texts: its registration, or its
-    packed file."""
+    """Return the registration or packed file that an earlier pull made from exactly the commit of `part` with the
+    same `texts`; None if there is none."""
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
@@ -51,7 +51,7 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def as_held(part: Part, texts: Part) -> Part:
-    """Return `texts`, a model's text files, with nothing to fetch if the installed model already has these files."""
+    """Return `texts`, a model's text files, marked as already fetched if the installed model has these files."""
     held = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
 
@@ -116,8 +116,8 @@ def has_experts(architecture: object, shape: Shape | None) -> bool:
 
 
 def second_copy(weights: int, settings: Settings) -> str:
-    """Return a clause about the second file to which a mixture of experts with `weights` bytes is copied; empty if it
-    is packed."""
+    """Return a clause about the second file, to which the `weights` bytes of a mixture of experts are copied; empty if
+    the settings name a packing."""
     if named_packing(settings):
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
@@ -136,7 +136,7 @@ def register(
 
     `texts` are the model's own text files, which replace the texts in the file; `before` is the result of
     `made_before`. All fetched files stay if the registration fails. Raises the errors of `import_gguf`, and
-    LocalspecError if the file has fewer bits than the form that should replace the original.
+    LocalspecError if a file that replaces the original has weights of fewer bits than its name says.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
 
@@ -167,7 +167,7 @@ def register(
 
 
 def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
-    """Delete the former packed files of a source, and report an earlier version with GGUF files that are still here."""
+    """Delete a source's packed files except `stay`. Report an earlier version whose GGUF files are still here."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.path not in stay:
@@ -221,7 +221,8 @@ def is_packed(settings: Settings) -> bool:
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
     """Return the packing that the original would have, if a smaller form may replace the original; otherwise None.
 
-    With `packed_only` and a packing in the settings, the smaller form's file would be a second copy.
+    With `packed_only` and a packing in the settings return None, because the smaller form's file would stay in addition
+    to the packed file.
     """
     if not packed_only:
         return packing

@@ -172,9 +172,9 @@ def discard_fetched(part: Part) -> int:
 
 
 def forget_damaged(path: Path) -> None:
-    """Delete packed files that are older than a model's weights here, because they may come from damaged weights.
+    """Delete the packed files that are older than the weights in `path`: they may come from damaged weights.
 
-    A pull compares the weights with their digests. Loading only trusts the names of files in the shared cache.
+    A pull compares weights with their digests, but loading does not: it trusts the file names in the shared cache.
     """
     with suppress(LocalspecError, OSError):  # such a model was never packed
         came, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)

@@ -55,7 +55,7 @@ class GenerationSettings:
 
 @dataclass(frozen=True)
 class Reply:
-    """The token ids of a reply, without its end mark, and whether it had one."""
+    """The token ids of a reply, without its end mark. `finished` says whether the model wrote the end mark."""
 
     tokens: Sequence[int]
     finished: bool
@@ -166,7 +166,7 @@ class Native(BatchAnswerer):
     def _first_token(
         self, prompt: Sequence[int], generation: GenerationSettings, sampling: Sampling
     ) -> "_ReplyInProgress":
-        """Read a prompt, and return the text with its first picked token."""
+        """Read a prompt, pick the first token of the reply, and return the reply in progress."""
         cache = self._native.cache(len(prompt) + generation.max_tokens)
         for start in range(0, len(prompt), CHUNK):
             part = prompt[start : start + CHUNK]

@@ -1,9 +1,9 @@
 """Converts published assistants of Gemma 4 into our drafters.
 
     Google   model.safetensors   model.layers.N.{…} model.norm model.embed_tokens pre_projection post_projection
-             and in small ones   masked_embedding.{centroids,token_ordering}    text_config, and other keys
+             small assistants    masked_embedding.{centroids,token_ordering}    text_config, and other keys
 
-The head is the embedding. This is the layout of transformers' `gemma4_assistant`; no published file was seen.
+The embedding is also the head. The table follows transformers' `gemma4_assistant`; no published file was seen.
 """
 
 import json

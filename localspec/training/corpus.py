@@ -35,7 +35,7 @@ class Row:
     def worth(self) -> int:
         """The number of tokens in the loss that a drafter can predict.
 
-        A drafter has no state before the third token.
+        The first two tokens do not count: a drafter reads the state of a token and the root after it.
         """
         return sum(self.loss_mask[2:])
 

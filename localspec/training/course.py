@@ -116,15 +116,15 @@ class Answered:
 
 
 def _measuring(total: float) -> float:
-    """Return the seconds, out of `total`, for measuring one of the two kinds of text of `measured_text`."""
+    """Return how many of the `total` seconds `measured_text` gets for each of its two kinds of prompts."""
     return min(SECONDS, MEASURING_SHARE * total)
 
 
 class Course(Clock):
     """A course in a directory, whose `lock` it takes. Call `answer`, `train` and `judge` in this order.
 
-    Each of the three continues where an earlier session stopped. `request` is the training without its text. Time
-    counts from `began`, by `time.monotonic`. Before anything is computed, UsageMistake is raised for impossible
+    Each of the three continues where an earlier session stopped. `request` has the training's settings, without text.
+    Time counts from `began`, by `time.monotonic`. Before anything is computed, UsageMistake is raised for impossible
     settings and for a directory with a finished training, and also DoesNotFit and the errors of choosing a model.
     """
 
@@ -265,7 +265,7 @@ class Course(Clock):
 
     @property
     def _speed(self) -> float:
-        """The tokens/s of one answer: by the load at the beginning, or the speed of earlier answers."""
+        """The expected tokens/s of one answer: by earlier answers, or else by the machine's load at the beginning."""
         if self._state.each:
             return min(self._idle_speed, 1 / (self._state.each * at_once(self._choice)))
         return self._idle_speed / self._state.slowdown
@@ -286,7 +286,7 @@ class Course(Clock):
     def _token_seconds(self, answered: float) -> float:
         """Return the seconds of training per token, if a token takes `answered` seconds to generate.
 
-        If texts are read once before training, reading takes about as long as generating.
+        If the target reads texts once before training, reading a token takes about as long as generating it.
         """
         once = answered if self._job.shadow.reads_once else 0.0
         return once + self._passes * self._training_seconds
@@ -347,16 +347,16 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float:
-        """Return the seconds after which no further reply is measured, for each of the two kinds of text: fewer than
-        planned if the time is hardly enough for the shortest bench."""
+        """Return the seconds after which `measured_text` begins no further reply to prompts of one kind: fewer than
+        planned if otherwise no time would be left for the shortest bench."""
         return min(_measuring(self._total), max(self.left - self._bench(FEWEST), 0.0) / 2)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """For kinds of drafters with a probe, propose options by measurements. Return whether the drafter should pay.
+        """Propose options by measurements for a kind with `PROBES`. Return whether the drafter should pay.
 
-        The result is saved, so that nothing is measured again.
+        The options are saved, so that nothing is measured again.
         """
         probes = trainable_class(self.request.kind).PROBES and not self.request.options
         if not probes or self._state.options or self._trained:
@@ -469,8 +469,8 @@ class Course(Clock):
 
     @property
     def _answers(self) -> Path:
-        """The file of answers: the model's shared file for the prompts of localspec, or the course's own file for
-        the user's."""
+        """The file of answers. Answers to localspec's prompts are in a file that courses of this model share; answers
+        to the user's prompts are in the course's directory."""
         if self.options.source == HISTORY:
             return self.directory / ANSWERS
         asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
@@ -531,7 +531,7 @@ class Course(Clock):
 
     @property
     def _trained(self) -> bool:
-        """Whether the training of this course is finished: as its last part it writes the drafter."""
+        """Whether this course has written its drafter, which is the last part of its training."""
         return drafter_json(self.directory).get("course") == self._state.id
 
     # -- bench --------------------------------------------------------------------------------------------------------

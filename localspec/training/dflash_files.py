@@ -4,9 +4,9 @@
     DSpark   DeepSpec    the same, markov_head confidence_head embed_tokens lm_head     the same keys in one table
     DSpark   SpecForge   DSpark's tensors                      DFlash's config with projector_type = dspark
 
-The embedding and the head in DSpark's files are copies of the target's, which its trainers freeze, so they are left
-out. Drafters that DeepSpec calls DFlash are DSpark's without its two heads. All this follows the trainers' code; no
-published file was seen.
+DSpark's trainers freeze the target's embedding and head, so the copies of both in DSpark's files are left out. Drafters
+that DeepSpec calls DFlash are DSpark drafters without the Markov and confidence heads. All this follows the trainers'
+code; no published file was seen.
 """
 
 import json
@@ -73,7 +73,7 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
 
 
 def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -> dict[str, Any]:
-    """Return the options in config.json. Raises LocalspecError for unsupported, UsageMistake for impossible options."""
+    """Return config.json's options. Raises LocalspecError if they are unsupported, UsageMistake if impossible."""
     inner = config.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
     names = {**_OURS, **(_DSPARK if kind == DSPARK else {}), "target_layer_ids": ""}

@@ -95,8 +95,8 @@ class Clock:
         return None
 
     def measuring(self) -> float:
-        """Return the seconds after which no further reply is measured, for each of the two kinds of text of
-        `measured_text`."""
+        """Return the seconds after which `measured_text` begins no further reply, for each of its two kinds of
+        prompts."""
         return SECONDS
 
 
@@ -344,7 +344,7 @@ class Job:
         return trainable_class(self.request.kind).propose(own, previous, served, seconds, self._progress)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
-        """Yield an event per step, until the end or until `stop` returns true; `training.stopped` says which."""
+        """Yield an event per step until the end. If `stop` returns true, end early and set `training.stopped`."""
 
         def noted() -> bool:
             self.clock.note()
@@ -435,8 +435,8 @@ class Job:
 
 
 def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
-    """Return the device and precision of a training. On a CPU without a given format, take the most accurate weights
-    that fit.
+    """Return the device and precision of a training. On a CPU, if the settings name no format, take the most accurate
+    weights that fit.
 
     Fewer bits would only save memory, and make the drafter's training text less accurate. Blocks of a GGUF file are as
     accurate as dense weights.

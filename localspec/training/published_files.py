@@ -46,9 +46,9 @@ _NUMBERS = (torch.float32, torch.float16, torch.bfloat16)  # the types of drafte
 def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[str, Any]) -> None:
     """Convert the published drafter in `path` into localspec's form, for the model in `model`, in directory/drafter.
 
-    Of the model, only shapes are read, and the matrices that the reader asks for. `about` has the model's `name`, and
-    where the drafter was `published`. An earlier conversion of the same files for the same model stays. Raises the
-    errors of the reader and of `Target.load`, and DoesNotFit if the disk is full.
+    Only the model's shapes are read, and the matrices that the format's reader asks for. `about` has the model's
+    `name`, and where the drafter was `published`. An earlier conversion of the same files for the same model stays.
+    Raises the errors of the reader and of `Target.load`, and DoesNotFit if the disk is full.
     """
     own, new = Identity(model), directory / "drafter"
     made_for = {"name": about["name"], "revision": own.revision, "weights": own.weights}
@@ -96,8 +96,8 @@ def read_tensors(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, or of all files that an index names; a pickle is read as data, never run.
 
-    `called` maps stored names to localspec's names, for the tensors to read. Raises the errors of `called`, and
-    LocalspecError for damaged files.
+    The function `called` maps stored names to localspec's names; tensors that it leaves out are not read. Raises the
+    errors of `called`, and LocalspecError for damaged files.
     """
     found: dict[str, torch.Tensor] = {}
     with damage_in_words(file):
@@ -141,8 +141,8 @@ def fitted(
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Return a drafter's tensors by localspec's names. `names` has the stored names of each tensor that is stacked or
-    named differently.
+    """Return a drafter's tensors by localspec's names. `names` lists the stored names of each tensor that is stacked
+    from several stored tensors, or is stored under another name.
 
     Errors call the drafter in `path` by the name `what`. Raises LocalspecError for a tensor that is missing or has
     another shape, and for an unused tensor that does not match the pattern `ignored`.

@@ -1,6 +1,6 @@
 """The target of a training, computed by torch for gradients, and its perplexity.
 
-On a CPU, packed weights are those of the compiled library.
+On a CPU, torch takes packed weights from the compiled library.
 """
 
 import math
@@ -59,7 +59,7 @@ def decoding_target(choice: LoadSpec, target: Target) -> DraftableModel[Any]:
 
 
 def served_target(card: TargetCard, settings: Settings, target: Target | None) -> DecodingTarget:
-    """Return the model as it is loaded for replies with these settings; the `target` of a training may be loaded too.
+    """Return the model as it is loaded for replies with these settings. `target` is the model in training, if any.
 
     The result is the compiled library in the precision of replies, or `target` itself if torch decodes or memory is
     short.

@@ -141,10 +141,10 @@ class Training:
         divided: bool = False,
         readings: Readings | None = None,
     ) -> None:
-        """Prepare the training. With `divided` the processes share the target's layers, so they must all read equally
-        often.
+        """Prepare the training. With `divided` the processes share the target's layers, so all must run the target
+        equally often.
 
-        With `readings` the target reads nothing: they contain its outputs for every row of the corpus.
+        With `readings`, the target's saved outputs for every row of the corpus, the target reads nothing.
         """
         self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
@@ -317,8 +317,8 @@ class Training:
     def measure(self, tokens: int | None = None) -> list[list[float]]:
         """Measure and log accuracies [depth][rank]: how often the candidate of that rank was right on held-out text.
 
-        `tokens` limits the text. `right_after_right` [depth] becomes how often the first candidate was right if all
-        before it were. That list is empty if a kind does not report it.
+        `tokens` limits the text. Also set `right_after_right` [depth]: how often the first candidate was right where
+        the first candidates at all earlier depths were right. It is empty if the kind does not report chains.
         """
         self.drafter.eval()
         rows, taken = self.corpus.held_out, 0
@@ -422,7 +422,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return the most `reads` of the target by any process, if the processes share the target's layers."""
+        """Return the largest `reads` of any process if the processes share the target's layers, else `reads`."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:

@@ -36,9 +36,9 @@ class Batch:
     inference. They are [texts, n, 0] if the loss reads none. With `distill` the label is the target's distribution,
     otherwise the text.
 
-    `prefix` has the texts' keys and values, if a kind uses those of some layers. `inner` [texts, n, places *
+    `prefix` has the texts' keys and values in the layers that a kind reads, if any. `inner` [texts, n, places *
     hidden_size] are the states that a kind reads in addition to the last. `places` are saved outputs of the target for
-    the texts, for kinds that need only these; there are no states then.
+    the texts, for kinds that need nothing else; `hidden` is then [texts, n, 0].
     """
 
     tokens: torch.Tensor
@@ -51,10 +51,10 @@ class Batch:
     places: Places | None = None
 
     def read_places(self, depth: int, states: torch.Tensor, taught: torch.Tensor) -> Places:
-        """Return the places of texts that were just read, in the form of saved outputs, for drafts of `depth` tokens.
+        """Return the `Places` of texts that were just read, in the form of saved outputs, for drafts of `depth` tokens.
 
-        The states of all positions are `states`. With `distill`, `taught` are those that the labels are made of. Both
-        are [texts, n, hidden_size].
+        `states` [texts, n, hidden_size] are the states of all positions. With `distill`, labels are made of `taught`,
+        states of the same shape.
         """
         predicting = predicting_next(self.loss_mask)
         text, place = predicting.nonzero(as_tuple=True)
@@ -71,8 +71,8 @@ def predicting_next(loss_mask: torch.Tensor) -> torch.Tensor:
 class LossOutput:
     """The loss to minimise, a mean over tokens, and how well each depth was predicted.
 
-    chains [depth, 2], if a kind reports them, count drafts whose likeliest tokens were right at all depths before: how
-    many were right at this depth too, and how many there were.
+    chains [depth, 2], if a kind reports them, count drafts whose likeliest tokens were right at all earlier depths: how
+    many of these drafts were right at this depth too, and the number of these drafts.
     """
 
     loss: torch.Tensor
@@ -82,7 +82,7 @@ class LossOutput:
 
 @dataclass(frozen=True)
 class GradientWork:
-    """The work of training that needs gradients: rows per token of a text, and layers that they pass (0: heads).
+    """The work of training that needs gradients: rows per token of a text, and layers that rows pass (0: only heads).
 
     A row keeps `vectors` vectors of hidden_size in memory for the gradient: its state when it is selected and sorted,
     and states inside a head. Outputs of a head, mainly logits, are not included, because they exist for only a few rows
@@ -174,9 +174,9 @@ class TrainableDrafter(nn.Module):
         return None
 
     def reads_states(self, distill: bool) -> bool:
-        """Whether the loss reads a text's states.
+        """Return whether the loss reads a text's states.
 
-        Labels are the target's distributions with `distill`, otherwise the text.
+        With `distill` the labels are the target's distributions, which are made of states; otherwise the text.
         """
         return True
 
@@ -193,11 +193,11 @@ class TrainableDrafter(nn.Module):
     def candidates(
         self, labels: Labels
     ) -> tuple[Callable[..., torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """Return the tokens that a step compares: their head, their ids, and their columns in the vocabulary.
+        """Return the head of the tokens that a step compares, their ids, and their columns in the draft vocabulary.
 
-        A training step on readings compares the likeliest tokens of each place and the most frequent tokens, if they
-        can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the step compares the
-        whole vocabulary; columns are then None, and ids too if all tokens can be drafted.
+        A training step on saved outputs compares the likeliest tokens of each place and the most frequent tokens, if
+        they can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the step
+        compares the whole draft vocabulary, and returns no columns, and no ids if all tokens can be drafted.
         """
         if not self.training or not isinstance(labels, Likeliest):
             return self.shared, self.kept, None

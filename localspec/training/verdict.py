@@ -90,8 +90,8 @@ def judge(
 ) -> Verdict:
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    No prompt begins that would end after `seconds`, except for the first `FEWEST`. Costs and replies are saved in
-    `store`, so that later choices know them. Raises the errors of loading, and UsageMistake if no prompt leaves room
+    After the first `FEWEST` prompts, no prompt is begun that would end after `seconds`. Costs and replies are saved in
+    `store`, for later choices of a drafter. Raises the errors of loading, and UsageMistake if no prompt leaves room
     for a reply.
     """
     began = time.monotonic()
@@ -179,11 +179,11 @@ def measure_generated(
     seconds: float = SECONDS,
     nodes: int = NODES,
 ) -> dict[str, Any]:
-    """Let the target answer at most `most` prompts, with trees of this many nodes.
+    """Let the target answer at most `most` prompts, with draft trees of `nodes` nodes.
 
-    Return the acceptance for drafter.json: the tokens per forward as `length`, including the bonus token, and `nodes`,
-    `tokens` and `replies`. It is empty if no prompt leaves room for a reply. No reply begins after `seconds` seconds,
-    and replies end where they repeat themselves.
+    Return the acceptance for drafter.json: `length` (the tokens per forward, including the bonus token), `nodes`,
+    `tokens` and `replies`; empty if no prompt leaves room for a reply. No reply begins after `seconds` seconds, and
+    replies end where they repeat themselves.
     """
     session, began = Session(target, drafter, Budget(nodes, branches=target.branches)), time.monotonic()
     tokens = steps = replies = 0  # committed tokens, and the forwards for them

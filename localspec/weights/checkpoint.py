@@ -64,8 +64,7 @@ class Checkpoint:
 
     @property
     def held(self) -> str:
-        """The size of the weights, as a text. Before it come a packed file's precision and, for blocks, the bits per
-        weight."""
+        """The size of the weights, as a text; for a packed file first its precision and, in blocks, bits per weight."""
         if not self.packing:
             return size(self.bytes)
         bits = self.bits if self.packing == packed_file.BLOCKS else None
@@ -134,7 +133,7 @@ def originals(path: Path) -> Checkpoint:
 
 
 def only_packed(path: Path) -> NotHere:
-    """Return the error for a command that needs a model in another form than the packed files on this machine."""
+    """Return the error for a command that needs another form of a model than its packed files on this machine."""
     found, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
     header = found.header
     if missing := found.missing:

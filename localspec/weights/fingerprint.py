@@ -277,7 +277,7 @@ class Identity:
         return revision(self.path)
 
     def owns(self, *filed: object) -> bool:
-        """Return whether something saved under one of the names `filed` belongs to the model."""
+        """Return whether one of the names `filed`, under which something was saved, is a name of this model."""
         return self.weights in filed or self.revision in filed
 
 

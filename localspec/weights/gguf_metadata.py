@@ -221,7 +221,7 @@ class Metadata:
         self.values, self.file = values, f"GGUF file {name}".rstrip()
 
     def text(self, key: str) -> str | None:
-        """Return the text stored under a key. It is used literally, so it must be UTF-8."""
+        """Return the text stored under a key. Raises ValueError if the text is not UTF-8."""
         found: str | None = self._of(key, (str,))
         if found is not None and not is_utf8(found):
             raise ValueError(f"{key} is not UTF-8")
@@ -278,8 +278,7 @@ class Metadata:
         return None if found is None else found.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
-        """Return `replacement` if it is given, else the value of a key. Raises ValueError for a type that `kinds`
-        lacks."""
+        """Return the given `replacement`, or else the value of a key. Raises ValueError for a type not in `kinds`."""
         value = replacement[0] if replacement else self.values.get(key)
         if value is not None and not isinstance(value, kinds):
             raise ValueError(f"{key} = {in_short(value)} is not possible")

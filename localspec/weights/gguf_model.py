@@ -49,10 +49,10 @@ _CONFIGURATION = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors
 class GgufTensor(StoredTensor):
     """A tensor of a GGUF file, in blocks.
 
-    If `head_rows` is not 0, it is the number of rows of a head; rows i and i + head_rows / 2 are then stored next to
-    each other. `change` (`family.Change`) was applied to each number before it was stored. If `every` is not 0, the
-    file alternates `every` rows of this tensor with `every` rows of another one. `dtype` is "", so the packer reads
-    numbers by `floats`.
+    If `head_rows` is not 0, it is the number of rows of an attention head, whose rows i and i + head_rows / 2 are
+    stored next to each other. `change` (`family.Change`) was applied to each number before it was stored. If `every` is
+    not 0, groups of `every` rows of this tensor and of another tensor take turns in the file. `dtype` is "", so the
+    packer reads numbers by `floats`.
     """
 
     block: BlockType
@@ -183,7 +183,7 @@ class GgufModel:
 
     @cached_property
     def parameters(self) -> int:
-        """The number of weights. A head that repeats the embedding does not count, even in another type."""
+        """The number of weights. A head that repeats the embedding is not counted, even if it has another type."""
         left_out = (*_CONFIGURATION, *self._ahead, *([_HEAD] if self._repeats_embedding() else []))
         return sum(prod(place.shape) for name, (_, place) in self.places.items() if name not in left_out)
 

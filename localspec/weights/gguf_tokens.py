@@ -367,11 +367,11 @@ def _pieces(
 
 
 def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return for each piece the pair of parts that merges into it, the piece with the best score first.
+    """Return for each piece the two parts that merge into it. The pieces are sorted by score, the best first.
 
     SentencePiece always merges the two neighbours that form the piece with the best score; at equal scores, the first
-    two. So in any context, the text of a piece becomes the same two pieces before it becomes one, and no other pair is
-    needed. Raises ValueError for pieces that take too long, and LocalspecError for pieces that no list of merges can
+    two. So the last merge that forms a piece joins the same two parts in any context, and no other pair is needed for
+    the piece. Raises ValueError for pieces that take too long, and LocalspecError for pieces that no list of merges can
     order.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]

@@ -125,8 +125,8 @@ class BlockMatrix:
     def fill(self, rows: npt.NDArray[np.uint8], first: int = 0, end: int | None = None, head_rows: int = 0) -> None:
         """Fill panels [first, end) from the rows [out, bytes] of a file. Several threads may fill different panels.
 
-        If rows i and i + head_rows / 2 of each head are neighbours in the file, `head_rows` is the number of rows of a
-        head, else 0. Raises LocalspecError for a scale that is NaN or inf, and for rows of another size.
+        `head_rows` is an attention head's number of rows if the file stores rows i and i + head_rows / 2 of a head next
+        to each other, else 0. Raises LocalspecError for a scale that is NaN or inf, and for rows of another size.
         """
         packing = BlocksPacking(address(rows), rows.nbytes, BLOCK_TYPES[self.type], self.out, self.inputs, head_rows)
         check(library().ls_blocks_pack(packing, address(self.data), first, self.panels if end is None else end))

@@ -77,14 +77,14 @@ def load(
 ) -> PackedModel:
     """Return a model in int8, int4, bf16 or fp32; `path` is its directory, or one of its packed files.
 
-    A registered model can also be opened in the blocks of its GGUF files, or in coarser blocks if it `drafts`. A packed
+    A registered model can also be opened in the blocks of its GGUF files, or with `drafts` in coarser blocks. A packed
     file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can be written, the
     model is packed in memory, with a notice. A model in bf16 or fp32 is always packed in memory. Raises LocalspecError
     for a model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
     """
     name = name or path.name
     if is_packed(path):
-        return _all_there_is(path, packing, threads, reporter, paths or Paths(home()), drafts)
+        return _without_originals(path, packing, threads, reporter, paths or Paths(home()), drafts)
     no_file: LocalspecError | None = None
     if packing in FILED:
         try:
@@ -113,10 +113,10 @@ def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedMode
     return _opened(made())
 
 
-def _all_there_is(
+def _without_originals(
     path: Path, packing: str, threads: int, reporter: Reporter, paths: Paths, drafts: bool
 ) -> PackedModel:
-    """Open a packed model that has no directory of original weights: registered, or here only in packed files.
+    """Open a model without a directory of original weights: a registered model, or one with only packed files.
 
     Raises NotHere if the packing is not on this machine and cannot be made.
     """
@@ -214,11 +214,11 @@ def pack_gguf(
     paths: Paths,
     others: Sequence[Path] = (),
 ) -> Path:
-    """Return the packed file of a model in int8, int4 or blocks, or a usable file out of `others`. Make the file if
-    neither is usable.
+    """Return a usable packed file of a model in int8, int4 or blocks: its own file, or one of `others`. Make the
+    model's own file if none is usable.
 
-    A file in blocks is also made again if this version would choose other types of blocks. Raises the errors of `once`,
-    and LocalspecError if the GGUF files change meanwhile.
+    A file in blocks is not usable if this version of localspec would choose other types of blocks. Raises the errors of
+    `once`, and LocalspecError if the GGUF files change meanwhile.
     """
     files = source.checkpoint.weight_files
     before, header = stamps(files), source.header(origin, gguf_recipe(source, packing))
@@ -285,9 +285,9 @@ def make(
 
 
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
-    """Return `origin` with the weight files of a directory. Names of packed files contain a digest of these files.
+    """Return `origin` with the list of a directory's weight files. Names of packed files contain a digest of the list.
 
-    If the same weights were packed before, perhaps from another directory, return the file names of that packing.
+    If the same weights were packed before, perhaps from another directory, take the list in that packed file.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):

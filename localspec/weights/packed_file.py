@@ -124,10 +124,10 @@ class Section:
 class BlockPart:
     """The place of some rows of a parameter in a GGUF file.
 
-    `file` is its index among the files of the origin, and `type` is the name of a GGUF type. A vector has one size. If
-    `head_rows` is not 0, the rows of each head are stored in pairs of neighbouring channels. If `change` is set ("plus
-    one" or "-exp"), it was applied to each number of a vector before it was stored. If `every` is not 0, the file
-    alternates `every` rows of this part with `every` rows of another tensor.
+    `file` is an index of the origin's files, and `type` is the name of a GGUF type. A vector has one size. If
+    `head_rows` is not 0, it is the number of rows of an attention head, whose rows i and i + head_rows / 2 are stored
+    next to each other. If `change` is set ("plus one" or "-exp"), it was applied to each number of a vector before it
+    was stored. If `every` is not 0, groups of `every` rows of this part and of another tensor take turns in the file.
     """
 
     file: int
@@ -163,9 +163,9 @@ class Origin:
 class Header:
     """The header of a file.
 
-    Only a registration has `blocks`: the parts of each parameter. Its `weight_bytes` are the bytes of the weights in
-    memory, or 0 if no engine computes with their blocks. `answers` is the default packing. `ahead` are the parts of an
-    MTP layer, if the files have a supported one.
+    Only a registration has `blocks`: the parts of each parameter. `weight_bytes` are the bytes of a registered model's
+    weights in memory, or 0 if no engine computes with their blocks. `answers` is the packing in which the model is
+    loaded by default. `ahead` are the parts of an MTP layer, if the files have a supported one.
     """
 
     origin: Origin

@@ -83,7 +83,7 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
     """Return the packed files of a model, sorted from the oldest to the newest, with its registration last.
 
-    Files are left out that another process has deleted since their headers were read.
+    A file is left out if another process has deleted it since its header was read.
     """
     keys = {}
     for one in found:
@@ -311,7 +311,7 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, call
     """Return the name of a model that is imported from a file: the name of the file, or `called`.
 
     If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
-    that changed since an earlier version packed it is another model, because its former weights may exist nowhere else.
+    that has changed since its import is another model, because a packed file may be the only copy of the former one.
     """
     numbered = _PART.fullmatch(path.name)
     stem = numbered[1] if numbered else called or path.stem

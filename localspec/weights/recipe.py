@@ -17,9 +17,9 @@ MOST_BITS = 5.5  # blocks of a GGUF file with at most this many bits per weight 
 class Recipe:
     """The packing of a model's tensors: int8, int4, bf16, fp32 or blocks.
 
-    In int4, matrices have the types of blocks that `block_type` chooses. In blocks, they have the types of their file,
-    or stand-ins for types without kernels. A matrix whose width no type divides is in int8. In int8, `narrow` names the
-    matrices with groups of 32 inputs. A model that `drafts` has coarser blocks, except in tables.
+    In int4, `block_type` chooses the types of blocks. In blocks, matrices keep the types in their file, except for
+    types without kernels, which get stand-ins. A matrix is in int8 if its width is no multiple of any block's. In int8,
+    `narrow` names the matrices with groups of 32 inputs. With `drafts` blocks are coarser, except in `TABLES`.
     """
 
     packing: str
@@ -31,7 +31,7 @@ class Recipe:
     ) -> dict[str, Tensor]:
         """Return how a parameter is packed, by the names of its sections.
 
-        `parts` are the number of rows of each part and the type of its stored blocks, or None if it is not in blocks.
+        `parts` has each part's number of rows and its type of stored blocks (None: the part is not stored in blocks).
         `inputs` is None for a vector. In blocks each part is a section, named by the parameter, a space and the part's
         number.
         """
@@ -129,7 +129,7 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
 
 
 def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
-    """Return the bytes in int4 of matrices (name, rows of each part, inputs), in a model of `layers` layers."""
+    """Return how many bytes matrices (name, rows of each part, inputs) take in int4, in a model of `layers` layers."""
     found = 0
     for name, parts, inputs in linears:
         for part, rows in enumerate(parts):
@@ -211,6 +211,6 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:
-    """Return a description of a draft model: `4.0 bits per weight, 36,864 of 151,936 tokens`. `numbers` comes first."""
+    """Return a draft model's `numbers` and tokens in words: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
     few = head_tokens(vocab_size)
     return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

@@ -24,7 +24,8 @@ Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, 
 class Trainable(TrainableDrafter):
     """The matrix that joins the target's states, the layer, its norms, and a separate head over the draft vocabulary.
 
-    A new drafter starts as the target's last layer, final norm and head, and reads the highest of the states.
+    A new drafter starts as the target's last layer, final norm and head. The matrix starts by passing on only the state
+    of the highest layer.
     """
 
     Drafter = Drafter
@@ -169,7 +170,7 @@ class Trainable(TrainableDrafter):
     def _step(
         self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *kept: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return states [texts, n, hidden_size], and this step's keys and values; `kept` are those of earlier steps."""
+        """Return the states [texts, n, hidden_size], keys and values of a step. `kept` has earlier keys and values."""
         sizes, (texts, n) = self.sizes, features.shape[:2]
         feature = self._normed(features, self.feature_norm)
         both = torch.cat([self._normed(embeddings, self.embedding_norm), feature], -1)

@@ -53,7 +53,7 @@ class ResidualBlocks(nn.Module):
 
 
 class LinearPath(nn.Module):
-    """A matrix of each head that reads a state and the root's embedding. At first it returns the state.
+    """A linear map per head, from a state and the root's embedding to a state. At first it returns the given state.
 
     weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
     """
@@ -172,7 +172,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether training uses saved outputs of the target. Joint training needs gradients of the texts instead."""
+        """Whether training uses saved outputs of the target. Joint training reads the texts again, for gradients."""
         return not self.options.joint
 
     @property
@@ -247,8 +247,8 @@ class Trainable(TrainableDrafter):
         gradient. Otherwise Adam's second moments would remember the larger gradients of the warm-up, and make steps too
         small.
 
-        On saved readings a step compares only candidates: the likeliest tokens of its places and the most frequent
-        tokens, if they are in the draft vocabulary.
+        With saved outputs of the target, a step compares only candidates from the draft vocabulary: the likeliest next
+        tokens at the step's positions, and the most frequent tokens.
         """
         places = batch.places or batch.read_places(self.depth, batch.hidden, batch.hidden)
         adapted = self.adapters is not None and self.progress >= self.options.warmup

@@ -221,7 +221,7 @@ class Trainable(TrainableDrafter):
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Return the losses of `guesses`. The labels of a guess are positions, counted through all texts."""
+        """Return the losses of `guesses`. Their `labels` index the positions of all texts, one text after another."""
         own = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
         ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept

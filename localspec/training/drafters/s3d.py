@@ -55,9 +55,10 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 
 
 def timings(target: DecodingTarget, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
-    """Return the times of drafts with these options, by default for some shares of the layers, and of verifications.
+    """Return for each of `forms` the seconds of a draft, of a pass of `rows` rows, and of a pass of one row.
 
-    Verifications have up to `rows` rows. The target is loaded as for replies. Weights and text do not affect the times.
+    Without `forms`, drafts with some shares of the layers are timed. The target is loaded as for replies. Weights and
+    text do not affect the times.
     """
     layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - rows))
     cache, head = target.cache(room + rows), head_weight(target)
@@ -171,13 +172,13 @@ class Trainable(TrainableDrafter):
         return share(len(self.target.transformer.layers), len(self.kept_layers), head_weight(self.target))
 
     def reads_states(self, distill: bool) -> bool:
-        """Whether the loss reads a text's states, always as labels."""
+        """Return whether the loss reads a text's states: only with `distill`, as labels."""
         return distill
 
     @property
     def gradient_share(self) -> float:
-        """The share of the target's weights that gradients pass: about half. In the full form it is all, because
-        gradients then pass the text, too."""
+        """The share of the target's weights that gradients pass: about half. In the full form the share is 1, because
+        the text is also read with gradients."""
         return 1.0 if self.changes_target else 0.5
 
     def gradient_work(self, length: int) -> GradientWork:
@@ -186,7 +187,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The kept layers. In the full form none, because the loss itself reads the text, with a gradient."""
+        """The kept layers; empty in the full form, where the loss itself reads the text, with a gradient."""
         return () if self.changes_target else self.kept_layers
 
     def loss(self, batch: Batch) -> LossOutput:
@@ -375,7 +376,7 @@ class Trainable(TrainableDrafter):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return the prediction by the paper's constants, and the measurements on held-out and on generated text."""
+        """Return a sentence that compares acceptance and speedup by the paper's constants with the measured ones."""
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])

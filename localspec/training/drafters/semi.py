@@ -234,16 +234,16 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether training uses the target's saved readings.
+        """Whether training uses saved outputs of the target.
 
-        A target that learns too reads texts with a gradient instead.
+        If the target also learns, it reads the texts in every pass instead, with a gradient.
         """
         return not (self.options.joint or self.options.first)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
-        """Return the target's own mean loss by its states with adapters.
+        """Return the mean loss of the target's own predictions. Its `states` were computed with adapters.
 
-        With `distill` labels are the distributions of the target without adapters.
+        With `distill` the labels are the distributions of the target without adapters.
         """
         there = batch.loss_mask[:, 1:]
         label = batch.hidden[:, :-1][there].to(self._dtype) if distill else batch.tokens[:, 1:][there]
