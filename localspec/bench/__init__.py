@@ -1,1 +1,1 @@
-"""Compares the same prompts with and without drafts on this machine."""
+"""Compares replies to the same prompts with and without drafts on this machine."""

@@ -65,7 +65,7 @@ def bench(
                 "ask for fewer --max-tokens."
             )
         texts, categories = [prompt.text for prompt in fitting], [prompt.category for prompt in fitting]
-        firsts = _firsts(load, paired, [row.choice for row in rows], engine)
+        firsts = _first_engines(load, paired, [row.choice for row in rows], engine)
         engines = [partial(load, row.choice, share_with=first) for row, first in zip(rows, firsts, strict=True)]
         exactness = ["bitwise" if first.exactness.bitwise else "numerical" for first in firsts]
         rules = [replace(sampling, rule=row.accept) for row in rows]
@@ -113,12 +113,12 @@ def bench(
         }
 
 
-def _firsts(
+def _first_engines(
     load: Callable[..., Engine], paired: Callable[..., Engine], choices: Sequence[Choice], engine: Engine
 ) -> list[Engine]:
     """Return an engine for each choice.
 
-    Engines with the same draft model share it, and the hyperparameters found for target and draft model.
+    Engines with the same draft model share the model, and the hyperparameters that were found for it and the target.
     """
     made: dict[int, Engine] = {}
     # Fixed sizes come last, because they use the window and the phrases that a search finds.
@@ -160,12 +160,12 @@ def run_rows(
     at_most: Callable[[], float] = lambda: math.inf,
     warm_up: Limits | None = None,
 ) -> list[list[Statistics]]:
-    """Return the replies of each row to all prompts, `repeat` times; `sampling` is by row.
+    """Return the replies of each row of the comparison to all prompts, `repeat` times; `sampling` is by row.
 
     No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns an
     upper bound of the seconds until the last turn ends. The first reply of each row does not count; its limits are
     `warm_up`, if given. Each reply comes from a new engine, because text learned in one reply would make the next one
-    faster. After each turn the `timer` measures the costs of rows. `before_turn` runs before each turn.
+    faster. After each turn the `timer` times forwards by number of rows. `before_turn` runs before each turn.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):

@@ -54,8 +54,8 @@ class RowTimer:
             self._rounds.append(seconds)
 
     def costs(self) -> RowCosts | None:
-        """Return the median costs of rows, relative to the single row of the same round; None before the first
-        round."""
+        """Return the costs of forwards by their number of rows, relative to one row: medians of all rounds of timing;
+        None before the first round."""
         if not self._rounds:
             return None
         rows = sorted({n for seconds in self._rounds for n in seconds})
@@ -80,11 +80,12 @@ def of_row(
 ) -> dict[str, Any]:
     """Return the figures of one row of the report. A figure is None if nothing was measured for it.
 
-    `replies` and `plain` have all prompts once or several times, in the same order; `categories` are the kinds of the
-    prompts. A decode step reads `read_bytes` from memory, at `bandwidth` bytes per second. Each reply is compared with
-    plain decoding, and the median of the ratios is given, never a ratio of two medians. Texts are compared if they are
-    `comparable`; rules other than `exact` give other texts. With the `costs` of this run's forwards, `speedup_limit` is
-    the largest speedup that the acceptance lengths allow. A speedup above it is not `reliable`.
+    `replies` and the `plain` replies answer all prompts once or several times, in the same order; `categories` are the
+    kinds of the prompts. A decode step reads `read_bytes` from memory, at `bandwidth` bytes per second. Each reply is
+    compared with plain decoding, and the median of the ratios is given, never a ratio of two medians. Texts are
+    compared if they are `comparable`; rules other than `exact` give other texts. With the `costs` of this run's
+    forwards, `speedup_limit` is the largest speedup that the acceptance lengths allow. A higher speedup is not
+    `reliable`.
     """
     prompts = len(categories)
     pairs = [
@@ -156,10 +157,10 @@ def _costs(reply: Statistics, plain: Statistics) -> tuple[float, float, float]:
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
-    """Return the highest possible speedup of each reply: τ times a plain step, divided by a step without drafting.
+    """Return each reply's highest possible speedup: τ times a plain step, divided by its own step without drafting.
 
-    The result is None for a reply whose rows were not counted. Both steps include Python's work between two forwards:
-    without it small models would seem to exceed the limit.
+    Pairs are a reply and the plain reply. A limit is None if the pair's forwards were not counted by rows. Both steps
+    include Python's work between forwards: without it small models would seem to exceed the limit.
     """
     counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
     host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])

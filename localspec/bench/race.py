@@ -53,7 +53,7 @@ class Lane:
         return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
 
     def decoding(self, seconds: float | None = None) -> float | None:
-        """Return the seconds of decoding within the first `seconds` of the lane; None means now.
+        """Return the seconds of decoding so far, or within the first `seconds` of this lane's work.
 
         The result is None while the prompt is read. Decoding begins with the first token and ends with the last.
         Tokens/s and speedup count only decoding, because both lanes read the same prompt.
@@ -139,9 +139,9 @@ def racers(
     limits: "Limits",
     think: bool | None = None,
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
-    """Return two lanes and their replies, ready to start on one target, which is warmed up.
+    """Return a race's two lanes and the events of their replies, ready to start on one target, which is warmed up.
 
-    `drafting` is a new engine, and its choice comes from `that_drafts`.
+    `drafting` is a new engine whose choice is a result of `that_drafts`.
     """
     from localspec import Engine, Limits
 

@@ -23,7 +23,7 @@ def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
 
 
 def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-    """Yield the events of this session's reply. Its clock stands still during the turns of others."""
+    """Yield the events of a session's reply. The session's clock stands still while other replies have their turns."""
     with closing(events):
         for event in events:
             left = time.perf_counter()

@@ -71,10 +71,10 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
-    """Return pairs of ids: this conversation, and one of its family, so that a list can say where the two differ.
+    """Return pairs of ids, this conversation and another of its family; a list says where the turns of a pair differ.
 
     The pair with the conversation's origin is first, even if the origin is not listed or is deleted. Then comes the
-    pair with the latest branch, or else with any other member of the family.
+    pair with the latest branch of this conversation, or else with any other member of the family.
     """
     others = [other for other in family if other is not info]
     others.sort(key=lambda other: other.branch_of != info.id)

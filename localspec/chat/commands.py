@@ -64,7 +64,7 @@ def listed() -> str:
 
 
 class ParsedLine(NamedTuple):
-    """A parsed line: a command with its argument, or a prompt, whose command name is empty."""
+    """A parsed line: a command with its argument, or a prompt with an empty command."""
 
     command: str
     rest: str

@@ -94,12 +94,12 @@ class Conversation:
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
-        """Return another saved conversation to continue, with the same model, history and source."""
+        """Return another saved conversation to continue, with this one's model, history and source (chat or `run`)."""
         self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice, self.source)
 
     def start_new(self, system: str | None = None) -> "Conversation":
-        """Return a new conversation with this system prompt, and the same model, history and source."""
+        """Return a new conversation with this system prompt, and this one's model, history and source."""
         self._leave()
         new = Conversation(self._history, self.model, system, self._notice, self.source)
         new._enter()
@@ -122,7 +122,7 @@ class Conversation:
         return other
 
     def _saved_siblings(self, turns: int) -> list[Turn]:
-        """Return the next turns of other saved conversations, branches or origins, that have the same first `turns`."""
+        """Return the next turn of each saved origin or branch that begins with this conversation's first `turns`."""
         if self._history is None or self.id is None:
             return []
         said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]

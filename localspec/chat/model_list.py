@@ -76,8 +76,8 @@ def all_models(
 
     Return also whether the speed of this machine was ever measured. Unlike `localspec doctor`, measure nothing now,
     because a reply may be running. `current` is the model that answers now, and `pace` its speed in words. `held` is
-    the device of this model, and the bytes there that another model could use in its place. Drafters are chosen by
-    `rule`. Raises LocalspecError if models.toml cannot be read.
+    the present model's device, and the bytes of the device that another model could use in its place. Drafters are
+    chosen by `rule`. Raises LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
@@ -131,8 +131,8 @@ def named(name: str) -> TargetCard:
         return found.card
 
 
-def named_there(name: str, where: str = "") -> TargetCard:
-    """Return a server's model in the form of a model here, without asking the server whether it exists."""
+def named_on_server(name: str, where: str = "") -> TargetCard:
+    """Return the card of a model on a server, without asking the server whether the model exists."""
     return TargetCard(name, NOWHERE, None, where, entry=Entry(name))
 
 
@@ -195,7 +195,8 @@ def _too_large(one: Recommendation) -> str:
 
 
 def _elsewhere(one: Recommendation) -> Choosable | None:
-    """Return a possible download: a model, or a drafter for a model here; None if there is nothing to fetch."""
+    """Return a download as an item of the list: a model, or a drafter for a model here; None if nothing is to be
+    fetched."""
     card, needed = one.card, one.to_fetch
     if card.here:
         if not one.fits or not (needed.bytes or needed.drafter):

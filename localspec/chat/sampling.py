@@ -66,7 +66,7 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: "Answerer") -> str | None:
-        """Reset all typed values if this model does not support one of them, and return a sentence about that.
+        """Restore all initial values if this model does not support a present one, and return a sentence that says so.
 
         Raises UsageMistake if the model does not support an initial value.
         """
@@ -102,7 +102,7 @@ class ChatSettings:
         """Return the settings for another answer to a prompt; `figures` are those of the earlier answer, if it exists.
 
         A seed that the user chose is raised by one, so that answers differ and can be reproduced. If replies are
-        greedy, this answer is sampled. Raises UsageMistake.
+        greedy, the new answer is sampled. Raises UsageMistake if the model does not support a present setting.
         """
         if figures is None:
             return self.now

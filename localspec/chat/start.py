@@ -154,9 +154,10 @@ def _unnamed_model(
 ) -> TargetCard:
     """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
 
-    In the last two cases a notice names the model, at most once a day. With `instead`, the model replaces the missing
-    model of a conversation, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of the
-    saved choice is missing, a notice names the choice. If none was saved, a notice names all models with missing files.
+    Unless the saved choice answers, a notice names the model, at most once a day. With `instead`, the model replaces a
+    conversation's missing model, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of
+    the saved choice is missing, a notice names the choice. If no choice is saved, a notice names all models with
+    missing files.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)

@@ -40,7 +40,7 @@ class LoadSpec:
         return precision_in_words(self.dtype, self.quantize, self.bits)
 
     def loads_as(self, other: "LoadSpec") -> bool:
-        """Return whether both descriptions load the same model in the same way, ignoring drafters."""
+        """Return whether `other` describes the same model, loaded in the same way; drafters do not count."""
         names = ("device", "engine", "dtype", "quantize", "exact", "context", "threshold", "drafts")
         here, there = ((one.target.path, *(getattr(one, name) for name in names)) for one in (self, other))
         return here == there

@@ -154,9 +154,9 @@ class DrafterCandidate:
     """A drafter that could be used. `name` is its name for `--drafter`. `bytes` is all the memory it takes, with its
     cache.
 
-    `draft_seconds(nodes)` is the time of a draft of that size. `acceptance` is None if it is unknown. `replies` are the
-    figures of replies with it on this machine, if there are any. `trained` are its weights, `small` is its small model.
-    `published` is set if the drafter must be fetched or trained first.
+    `draft_seconds(nodes)` is the time of a draft of that many nodes. `acceptance` is None if it is unknown. `replies`
+    are the figures of this drafter's replies on this machine, if there are any. `trained` are its weights, `small` is
+    its small model. `published` is set if the drafter must be fetched or trained first.
     """
 
     name: str
@@ -209,8 +209,8 @@ def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | 
 class DraftModelEstimate:
     """A draft model: its card, its bytes as loaded, and the costs of its forwards.
 
-    `share` is the bytes that its step reads, relative to a step of the target. `named` says whether models.toml names
-    it as the target's draft model, so that the published figures there apply.
+    `share` is the bytes that its step reads, relative to a step of the target. `named` says whether models.toml lists
+    it as the target's draft model, so that the file's published figures apply.
     """
 
     card: TargetCard
@@ -275,8 +275,8 @@ def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterato
 def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
     """Yield a drafter without phrases, then with phrases.
 
-    Phrases are not expected to raise the acceptance of a small model, which predicts most of their tokens itself. Nor
-    do they raise it for drafts that are `chains`, where a phrase can only replace other tokens.
+    Phrases are not expected to raise the acceptance of a small model, which itself predicts most tokens of a phrase,
+    nor of a drafter of `chains`, where a phrase can only replace other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")

@@ -143,12 +143,12 @@ def fit(
     chosen: Recommendation | None = None,
     named: bool = False,
 ) -> tuple[bool | None, str]:
-    """Return whether a model with this shape and these bytes of weights fits here, and a clause about it.
+    """Return whether a model with this shape and these bytes of weights fits this machine, and a clause with details.
 
     The settings decide how the model is loaded, as far as a device allows. `drafter_bytes` is the size of a drafter
-    that is fetched too. `chosen` is the recommendation of `pull_set` for the same model; the clause leaves out its
-    reason. If the user `named` a drafter, the clause does not give the speed with another drafter. The first value is
-    None if config.json gives no sizes (`shape` is None), or sizes that do not match the weights.
+    that is fetched too. `chosen` is the recommendation of `pull_set` for the same model; the clause then leaves out the
+    recommendation's reason. If the user `named` a drafter, the clause does not give the speed with another drafter. The
+    first value is None if config.json gives no sizes (`shape` is None), or sizes that do not match the weights.
     """
     if shape is None:
         return None, "it is unknown whether the model fits: its config.json does not say how large it is"
@@ -199,7 +199,7 @@ def _allowed_precisions(settings: Settings, machine: Machine, model: Model) -> C
 def saved_packing(
     name: str, license_: str | None, shape: Shape, settings: Settings, machine: Machine, measurements: MeasurementSource
 ) -> str | None:
-    """Return the packing in which the CPU engine would save a model of this shape; None if it would not save it."""
+    """Return the packing in which the CPU engine would save a copy of a model of this shape; None if it saves none."""
     model = Model(TargetCard(name, NOWHERE, license_, ""), shape, shape.parameters)
     names = ("device", "dtype", "quantize", "context", "exact")  # these decide on the form of the weights
     of_weights = Settings(**{name: getattr(settings, name) for name in names})

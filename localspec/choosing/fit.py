@@ -58,7 +58,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of keys and values of `tokens` tokens, including those of a tree, and of recurrent states.
+    """Return the bytes of a cache: keys and values of `tokens` tokens, including a draft tree's, and recurrent states.
 
     The number of tokens is rounded up to a multiple of `BUCKET`. Layers with a window hold all tokens, too, so that a
     text can be continued from any of its tokens.

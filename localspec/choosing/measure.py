@@ -72,7 +72,7 @@ class ReplyStats:
 
 @dataclass(frozen=True)
 class ModelMeasurements:
-    """Measurements of one model in one precision here: the costs of its forwards, and its replies by `reply_key`."""
+    """Measurements of one model in one precision here: costs of forwards, and figures of replies by `reply_key`."""
 
     costs: ForwardCostModel | None = None
     replies: Mapping[str, ReplyStats] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class MeasurementCache:
         self._idle_cores, self._opened = IdleCores(), time.monotonic()
 
     def recall(self, quantity: Quantity[T], subject: str) -> T | None:
-        """Return the saved value; None if there is none, or it is not valid."""
+        """Return the saved value of a quantity for this subject; None if no valid value is saved."""
         value = None if self._store is None else self._store.measurements.recall(quantity.name, subject)
         try:
             return None if value is None else quantity.parse(value)
@@ -217,10 +217,10 @@ def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
-    """Return the sums by drafter with one more reply added. Earlier replies count less.
+    """Return `sums`, which are figures of replies by drafter, with one more reply added. Earlier replies count less.
 
-    Only the lowest peak counts. A peak above OTHERS times the bytes held now is ignored, since this process may have
-    held other models before.
+    Of the peaks only the lowest counts. A peak above OTHERS times the bytes of model, drafter and cache is ignored,
+    since this process may have held other models before.
     """
     new = (
         statistics.acceptance_length * statistics.steps,  # includes the token that ended the reply, since it took time
@@ -239,8 +239,8 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
 
 
 def _file_of_experts(path: Path) -> Path | None:
-    """Return the file that experts are read from: the packed copy, or before packing an original file on the same disk;
-    None for originals on another disk.
+    """Return the file that experts are read from: a packed copy, or else an original file, if it is on the disk for
+    packed copies; None for originals on another disk.
 
     Raises LocalspecError and OSError for a model whose files cannot be read.
     """
@@ -254,10 +254,11 @@ def _file_of_experts(path: Path) -> Path | None:
 
 
 class Measurements(MeasurementSource):
-    """A source of this machine's measurements. It measures the bandwidth of memory if that is unknown.
+    """A source of this machine's measurements. If the bandwidth of memory is unknown, it is measured for half a second
+    per device, unless `quiet` is set.
 
-    That takes half a second per device; with `quiet` it is left out. `exact` and `context` say how models will be
-    loaded. Costs measured with both are preferred to costs with only `exact`, and those to costs with neither.
+    `exact` and `context` say how models will be loaded. Costs measured with both are preferred, then costs measured
+    with only `exact`, then costs measured with neither.
     """
 
     def __init__(

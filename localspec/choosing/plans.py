@@ -193,8 +193,8 @@ def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
     fit.
 
     Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more. A
-    mixture of experts is packed again only on request: that writes many gigabytes, and its experts may stay on the disk
-    as they are.
+    mixture of experts is packed again only on request, because a packed copy takes many gigabytes, and experts can also
+    be read from the GGUF file on the disk.
     """
     packings = {plan.precision.quantize for plan in plans}
     default = model.packed[0] if packings & {*model.packed[:1]} else "none"
@@ -205,7 +205,7 @@ def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
 
 
 def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:
-    """Return the plans, without int8 or int4 on a CPU if both are possible there.
+    """Return the plans. If both int8 and int4 are possible on a CPU, leave one of them out.
 
     int4 loses more of a model's quality, so int8 is preferred. int4 is taken if it fits, and int8 does not fit or is
     slower than a comfortable speed.
@@ -380,12 +380,12 @@ def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
 def best(
     ranked: Sequence[RunPlan], here: bool = True, allow_plain: bool = True, rule: Literal["auto"] | Rule = "auto"
 ) -> RunPlan | None:
-    """Return the plan to take out of those that fit, with the rule that decided; None if no plan can be taken.
+    """Return the fastest plan that fits, or the plan with the highest M if the fastest plan makes memory short; None if
+    no plan can be taken. The result names the rule that decided.
 
-    It is the fastest plan, or the plan with the highest M if the fastest plan makes memory short. `rule` names one of
-    these two rules. A more complex drafter is taken only if it is CLEARLY better. With `here`, only plans that can be
-    loaded now count. Without `allow_plain`, plain decoding does not count. A plan that is worse than plain decoding is
-    never taken.
+    `rule` may name one of these rules, speed or memory, to be used in any case. A more complex drafter is taken only if
+    it is CLEARLY better. With `here`, only plans that can be loaded now count. Without `allow_plain`, plain decoding
+    does not count. A plan that is worse than plain decoding is never taken.
     """
     possible = [
         plan

@@ -1,4 +1,4 @@
-"""Surveys the registered models on a machine: how each would run there, and which one to take."""
+"""Surveys the registered models: how each would run on a machine, and which one to take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -86,9 +86,9 @@ def original_bytes(entry: Entry) -> int | None:
 
 @dataclass(frozen=True)
 class ToFetch:
-    """The missing downloads of a recommendation: about how many `bytes`, or None if an entry gives no sizes.
+    """The missing downloads of a recommendation: their approximate size in `bytes`, or None if an entry gives no sizes.
 
-    `drafter` says that a published drafter is fetched too, whose size is unknown and not included.
+    `drafter` says that a published drafter is fetched too. Its size is unknown and not included.
     """
 
     bytes: int | None
@@ -189,7 +189,7 @@ def recommendations(
 ) -> list[Recommendation]:
     """Return the recommendation of each registered model, the highest quality first.
 
-    With `here`, only models and drafters that can be loaded now count; otherwise also models and drafters to fetch.
+    With `here`, only models and drafters that can be loaded now count; otherwise those that must be fetched count too.
     """
     cards = known()
     found: list[Recommendation] = []
@@ -207,7 +207,7 @@ def recommendations(
 
 
 def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
-    """Return the recommendations in `here`, then those in `every` with another pair of model and drafter."""
+    """Return the recommendations in `here`, then those in `every` whose pair of model and drafter is not in `here`."""
     seen = {one.model_and_drafter for one in here}
     return [*here, *(one for one in every if one.model_and_drafter not in seen)]
 
@@ -222,8 +222,8 @@ def recommend(
 ) -> Recommendation:
     """Return the recommendation for one model. With `here`, only plans that can be loaded now count.
 
-    `precisions` returns the candidates on a device. Raises NotHere for a model that is here only in a packed form that
-    no device of this machine computes with.
+    `precisions` returns the precisions to consider on a device. Raises NotHere for a model that is here only in packed
+    forms that no device of this machine computes with.
     """
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     tried: list[tuple[Device, RunPlan]] = []  # for each device the best plan that fits, or else the smallest one
@@ -257,7 +257,7 @@ def recommend(
 
 
 class _OfMachine(NoMeasurements):
-    """A source of measurements of the machine, without those of single models."""
+    """A source of the machine's bandwidths, of memory and disk, without measurements of models."""
 
     def __init__(self, measurements: MeasurementSource) -> None:
         self._measurements = measurements
@@ -310,7 +310,7 @@ def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer
 
     `taken` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. Mixtures that
     fit are listed with their predicted speeds: first those rejected for their speed, then those rejected because of
-    `prefer`. Of those that do not fit, the smallest is listed with its reason, and the others by name.
+    `prefer`. Of the mixtures that do not fit, the smallest is listed with the reason, and the larger ones by name.
     """
     better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
     fitting = sorted((one for one in better if one.fits), key=lambda one: one.worth, reverse=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from localspec import Limits
 from localspec.chat.answerer import RemoteSampling, ReplyFigures, ServedForm
-from localspec.chat.model_list import named_there
+from localspec.chat.model_list import named_on_server
 from localspec.chat.readable_phrases import Decode, decoder
 from localspec.chat.start import start_chat
 from localspec.chat.wording import SAMENESS
@@ -243,7 +243,7 @@ class NamedServer:
     def named(self, name: str) -> TargetCard:
         """Return the server's model of this name. Raises NotHere."""
         server = self._open(Reporter())
-        return named_there(server.model(name, insist=True), f"at {server.address.url}")
+        return named_on_server(server.model(name, insist=True), f"at {server.address.url}")
 
     def listed(self, current: str) -> list[str]:
         """Return a line for each of the server's models, with a star for the current one."""
@@ -266,4 +266,4 @@ class NamedServer:
         name = server.model(named, insist=flag)
         if named not in (None, name) and (found is not None or not settings.origins.get("model", "").endswith(".toml")):
             reporter.notice(f"{server.address.name} has no {named}, so {name} answers.")
-        return named_there(name, f"at {server.address.url}")
+        return named_on_server(name, f"at {server.address.url}")

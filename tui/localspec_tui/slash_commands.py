@@ -30,9 +30,9 @@ async def _model(chat: "ChatScreen", name: str) -> None:
 
 
 def _named(name: str, at_a_server: bool) -> "TargetCard":
-    from localspec.chat.model_list import named, named_there  # imported on this thread: typing does not wait for it
+    from localspec.chat.model_list import named, named_on_server  # imported on this thread: typing does not wait for it
 
-    return named_there(name) if at_a_server else named(name)
+    return named_on_server(name) if at_a_server else named(name)
 
 
 def _system(chat: "ChatScreen", text: str) -> None:
