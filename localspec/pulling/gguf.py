@@ -50,7 +50,7 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
     return found if same else None
 
 
-def as_held(part: Part, texts: Part) -> Part:
+def marked_fetched(part: Part, texts: Part) -> Part:
     """Return `texts`, a model's text files, marked as already fetched if the installed model has these files."""
     held = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
@@ -160,14 +160,14 @@ def register(
     if texts and not before:
         discard_fetched(texts)
     registered = packed_sources(Paths(home()))[source]
-    _forget_former(registered, {registered.path, done.path}, reporter)
+    _delete_former(registered, {registered.path, done.path}, reporter)
     yield Installed(part.source, file, inspect(registered.path).held)
     if done.packing != BLOCKS:
         yield Packed(part.source, done.path, done.bytes)
 
 
-def _forget_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
-    """Delete a source's packed files except `stay`. Report an earlier version whose GGUF files are still here."""
+def _delete_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
+    """Delete all packed files of a source except `stay`. Report an earlier version whose GGUF files are still here."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
     for one in packed_files(Paths(home())):
         if one.header.origin.repo == source and one.path not in stay:
@@ -232,10 +232,10 @@ def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str 
 def with_smaller_form(
     found: Plan, entry: Entry, packing: str | None, settings: Settings, notice: Callable[[str], None]
 ) -> tuple[Plan, Instead | None]:
-    """Return the plan with the smallest usable form of its model, or unchanged if none is usable or smaller.
+    """Return the plan `found` with the smallest usable form of its model; unchanged if no form is usable and smaller.
 
-    Configuration and tokenizer come from the original: a GGUF file lacks the model's sampling, and has its tokenizer in
-    another form. If the hub lacks the form, a notice says so, and the original is taken.
+    Configuration and tokenizer come from the original: a GGUF file lacks the recommended sampling, and has the
+    tokenizer in another form. If the hub does not have the smaller form, a notice says so, and the original is taken.
     """
     from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 
@@ -253,7 +253,7 @@ def with_smaller_form(
         return found, None
     names = {CONFIG, "generation_config.json", *TOKENIZER_FILES}
     texts = replace(original, files=tuple(file for file in original.files if file.name in names), texts_only=True)
-    taken = replace(found, parts=(smaller, as_held(smaller, texts), *others))
+    taken = replace(found, parts=(smaller, marked_fetched(smaller, texts), *others))
     if smaller.gated:
         notice(f"{form.source} is gated now, unlike in the registry, so {entry.source} is fetched, which is larger.")
     if smaller.gated or taken.fetch_bytes >= found.fetch_bytes:

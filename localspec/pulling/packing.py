@@ -138,8 +138,8 @@ def pack_and_keep(part: Part, packing: str, machine: Machine, reporter: Reporter
 def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Reporter) -> Packed:
     """Pack a fetched model, and delete the files that this pull has fetched. Older files stay.
 
-    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or not opened afterwards. In
-    these cases the download stays.
+    Raises CannotWrite, DoesNotFit, and LocalspecError for a model that cannot be packed, or cannot be opened
+    afterwards. In these cases the download stays.
     """
     from localspec.native.target import NativeTarget  # numpy
 

@@ -214,7 +214,7 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
 
 @contextmanager
 def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """Open the measurements. If a drafter must be chosen, get the devices' bandwidths first, as `doctor` does."""
+    """Open the measurements. To choose a drafter, get the bandwidth of each device first, as `doctor` does."""
     with user_store(reporter.notice, create=False) as store:
         known = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
         if options.drafter is None and card is not None and card.entry is not None and card.entry.drafters:

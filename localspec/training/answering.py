@@ -64,7 +64,7 @@ class Reply:
 def answerer(
     card: TargetCard, settings: Settings, batch: int | None, store: Store | None, reporter: Reporter
 ) -> "BatchAnswerer":
-    """Return a model that answers with these settings, `batch` prompts at once if that is given.
+    """Return a model that answers with these settings, and `batch` prompts at once if `batch` is given.
 
     On a CPU, transformers needs dense weights. Raises UsageMistake for an impossible batch, and the errors of choosing
     and loading a model.

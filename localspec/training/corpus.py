@@ -170,7 +170,7 @@ class Corpus:
         return rows
 
     def _keep(self, example: Example, rows: list[Row]) -> None:
-        """Keep the rows of an example while there is room: to render and encode it again takes milliseconds."""
+        """Keep the rows of an example while there is room: rendering and encoding the example takes milliseconds."""
         tokens = sum(len(row.tokens) for row in rows)
         if self._kept_tokens + tokens <= KEPT:
             self._kept[example.digest, self.length] = rows

@@ -104,9 +104,9 @@ class CourseOptions:
 
 @dataclass(frozen=True)
 class Answered:
-    """The number of answers so far, and the number of tokens in them. `done` is their share of the needed text.
+    """The number of answers so far, and the number of tokens in them. `done` is the share of the needed text, 0 to 1.
 
-    At the present speed there will be about `expected` tokens.
+    At the present speed the answers will have about `expected` tokens in the end.
     """
 
     replies: int
@@ -338,8 +338,8 @@ class Course(Clock):
         return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
 
     def training(self) -> float | None:
-        """Return the hours that are left for training. After a stop, return at most the hours that were decided before
-        the stop."""
+        """Return the hours that are left for training; in a resumed course, at most the hours that were decided before
+        it stopped."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -449,9 +449,9 @@ class Course(Clock):
         return replies >= LEAST and self._share(replies, tokens, each) >= 1
 
     def _share(self, replies: int, tokens: int, each: float) -> float:
-        """Return which share of the needed text exists, from 0 to 1. Less text is needed if little time is left.
+        """Return the share of the needed text that exists, from 0 to 1. Less text is needed if little time is left.
 
-        `replies` have `tokens` tokens so far, and generating a token took `each` seconds.
+        The `replies` replies have `tokens` tokens so far, and generating a token took `each` seconds.
         """
         spent, total = self.spent, self._total
         needed = tokens * self._token_seconds(each)
@@ -508,9 +508,8 @@ class Course(Clock):
         return job
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Return the batch size and the learning rate: batches small enough for many steps, and a rate that suits their
-        number. Also return how many answers, from the beginning of their file, the training learns from, and their
-        digest."""
+        """Return a batch size small enough for many steps, a learning rate that suits the number of steps, the number
+        of answers to learn from (the first in their file), and a digest of these answers."""
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._training_seconds
         if not self.options.hours or self._job.shadow.reads_once:

@@ -71,7 +71,7 @@ def refuse_result(directory: Path, *names: str) -> None:
 
 
 def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageMistake if the stopped training in that directory has other settings than this one."""
+    """Raise UsageMistake if the settings `was` of the directory's stopped training differ from the settings `now`."""
     for name, value in now.items():
         if (before := was.get(name)) != value:
             differs = f"started {_as_typed(name, before)}, but this command was given {_as_typed(name, value)}"

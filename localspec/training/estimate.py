@@ -205,7 +205,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
-    """Return the needs of one of several processes that share the target's layers: its part, and two whole layers."""
+    """Return the needs of each of several processes that share the layers: a part of each layer, and two whole ones."""
     transformer = drafter.target.transformer
     layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
     layers = layer * len(transformer.layers)
@@ -222,7 +222,7 @@ def _for_a_moment(parameter: torch.nn.Parameter) -> int:
     """Return the temporary bytes of a trained weight: its step in fp32, or a second gradient that is added to the
     first.
 
-    The gradient of one head's part is as large as the whole matrix, with zeros elsewhere.
+    A second gradient, such as of one head's part of a matrix, is as large as the whole matrix, with zeros elsewhere.
     """
     return COARSE * parameter.numel() if parameter.dtype == torch.bfloat16 else parameter.nbytes
 
@@ -234,7 +234,7 @@ def _checkpoint_bytes(parameter: torch.nn.Parameter, small: bool) -> int:
 
 
 def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
-    """Return how many tokens of a forward fit: `at_once`, or a half, a quarter, …, but at least `least`.
+    """Return how many tokens of a forward fit: `at_once`, or a half or a quarter of it, …, but at least `least`.
 
     If not even `least` tokens fit, layers are computed twice. Raises DoesNotFit.
     """

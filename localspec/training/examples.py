@@ -173,7 +173,7 @@ def _is_list(content: str) -> bool:
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each object with its place in the file, for every line that is not empty."""
+    """Yield the object in each line that is not empty, with its place in the file."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
@@ -278,7 +278,7 @@ def read_past(history: History, model: str) -> Past:
         if not turns or apart & {turn.prompt for turn in turns}:
             continue
         name = _name(one.info.id, turns)
-        if one.info.model == model and (messages := _as_held(one, turns)):
+        if one.info.model == model and (messages := _complete_messages(one, turns)):
             own.append(PastConversation(name, messages))
         else:
             first, *following = [turn.prompt for turn in turns]
@@ -303,7 +303,7 @@ def _digest(prompt: str) -> bytes:
     return hashlib.sha256(prompt.encode()).digest()
 
 
-def _as_held(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
+def _complete_messages(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
     """Return the messages of a conversation before the first reply that was interrupted or is missing."""
     messages: list[Message] = []
     for turn in turns:

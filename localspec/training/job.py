@@ -219,8 +219,8 @@ class Job:
     def _read_once(self, target: Target, corpus: Corpus, begun_with: int | None) -> Readings:
         """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
 
-        Of several processes only the first reads. A resumed training uses only its first `begun_with` positions,
-        because trainings of other kinds may have read more since then.
+        Of several processes only the first reads. A resumed training uses only the first `begun_with` positions, with
+        which it began, because trainings of other kinds may have read more since then.
         """
         directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)

@@ -1,4 +1,4 @@
-"""The processes of `accelerate launch`, on one machine or several: their agreement, and the target they share.
+"""The processes of `accelerate launch`, on one machine or several: how they agree, and share the target.
 
 With its flag --use_fsdp each process holds a part of every layer of the target. A process receives the rest of a layer
 only while it computes with that layer. Each process has the whole drafter, embedding and head.

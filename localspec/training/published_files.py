@@ -200,7 +200,7 @@ def unpickled(file: Path) -> Tensors:
 
 
 def table_of(index: Path) -> Mapping[str, str]:
-    """Return the file of each tensor, by an index in the same directory. Raises LocalspecError for a file elsewhere."""
+    """Return the file of each tensor, as an `index` says. Raises LocalspecError for a file in another directory."""
     table: dict[str, str] = parse_json(read_bytes(index))["weight_map"]
     for name in table.values():
         if not re.fullmatch(r"[\w.-]+\.(safetensors|bin)", name):

@@ -138,7 +138,7 @@ class TrainableDrafter(nn.Module):
         self.copy_head_rows()
 
     def copy_head_rows(self) -> None:
-        """Make `shared` the target's head, or a copy of its rows for the draft vocabulary."""
+        """Set `shared` to the target's head, or to a copy of the head's rows for the draft vocabulary."""
         self.shared: Callable[..., torch.Tensor] = self.target.head  # neither trained nor saved
         if self.kept is not None:
             self.shared = self.target.transformer.head_of(self.kept)[0]
@@ -211,7 +211,7 @@ class TrainableDrafter(nn.Module):
     def fit(self, parts: Iterable[Places]) -> None:
         """Set weights that need no gradients, before the first step.
 
-        It is called only if the target reads texts once.
+        This method is called only if the target reads texts once.
         """
 
     @property

@@ -67,7 +67,7 @@ class Verdict:
         return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the verdict as drafter.json and `train --json` have it."""
+        """Return the verdict in the form of drafter.json and of `train --json`."""
         return {
             "drafter": self.drafter, "speedup": self.speedup, "without": self.without, "against": self.against,
             "prompts": self.prompts, "max_tokens": TOKENS, "rows": list(self.rows),

@@ -204,7 +204,8 @@ def _remembered(paths: Paths) -> dict[str, Known]:
 def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
     """Add new records, and drop records of files that are gone. If saving fails, the files will be read again.
 
-    For a file that changed recently only digest and fingerprint are saved: its times would not show a further change.
+    For a file that changed recently, only digest and fingerprint are saved, because another change might leave the
+    file's times as they are.
     """
     new = {place: one if settled(one[0]) else ([], one[1], one[2]) for place, one in learned.items()}
     learned = {place: one for place, one in new.items() if one[0] or one[2]}

@@ -267,8 +267,8 @@ class GgufModel:
     def notices(self, added: Sequence[tuple[str, bool]]) -> list[str]:
         """Return notices about ignored metadata, and about tokens that are added to prompts.
 
-        `added` has each such token, with True if it comes before the prompt and False if after it. Raises the errors of
-        `texts`.
+        `added` has each added token, with True if the token comes before the prompt, and False if after the prompt.
+        Raises the errors of `texts`.
         """
         if self.given is not None:
             return []
@@ -336,7 +336,7 @@ class GgufModel:
         return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the file's name for a tensor. If the file fuses gates and ups, return the name of the fused tensor."""
+        """Return the file's name for a tensor; for experts' gate and up in a fused tensor, the fused tensor's name."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
@@ -366,8 +366,8 @@ class GgufModel:
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
-        """Return the gates of all experts (or their ups, if `second`) from a tensor that has each expert's gates before
-        its ups."""
+        """Return the gate rows of all experts, or with `second` the up rows, from the tensor `name`, in which each
+        expert's gate rows come before its up rows."""
         whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns), sizes)
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)

@@ -371,10 +371,10 @@ def _in_memory(
     reporter: Reporter,
     no_file: LocalspecError | None = None,
 ) -> PackedModel:
-    """Pack a model into memory. Raises DoesNotFit, and LocalspecError if its files change meanwhile.
+    """Pack a model into memory. Raises DoesNotFit, and LocalspecError if the model's files change meanwhile.
 
-    `no_file` is the error that prevented a packed file. It is raised if memory is also too small, since a mapped file
-    might have fitted.
+    `no_file` is the error that prevented a packed file. Raise it if memory is too small for packed weights: a mapped
+    file might have fitted.
     """
     packing, header, files = recipe.packing, source.header(origin, recipe), source.checkpoint.weight_files
     if no_file and header.section_bytes > usable(free_memory(), total_memory()):

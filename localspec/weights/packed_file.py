@@ -384,7 +384,7 @@ def forms(file: Path) -> dict[str, Path]:
 
 
 def _preference(one: PackedFile) -> tuple[bool, bool]:
-    """Return the key that sorts the files of a packing: registrations before packed files, but incomplete ones last."""
+    """Return the key that sorts files of a packing: registrations first, but those without their GGUF files last."""
     return one.missing is not None, not one.header.registered
 
 
@@ -425,7 +425,7 @@ def _damaged(file: Path, what: str) -> DamagedFile:
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly
 def _parsed(text: bytes) -> Header:
-    """Return the parsed header. Raises ValueError and similar errors for an impossible header, or UnreadableFormat."""
+    """Return the parsed header. Raises UnreadableFormat, or ValueError and similar errors for an impossible header."""
     said: Any = parse_json(text)
     first = 2 if said["packing"] == "int4" else 1  # int4 of format 1 lies in panels that no kernel computes
     for name, known in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):

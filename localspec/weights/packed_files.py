@@ -69,8 +69,8 @@ def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     """Return the packed forms of earlier weights in the same directory.
 
-    Only models named by the whole path of a directory have such forms. Other names may belong to several directories,
-    and pulled models belong to their source.
+    Return such forms only for a model named by the whole path of its directory. Another name may belong to several
+    directories, and a pulled model belongs to its source.
     """
     if origin.repo or not os.path.isabs(origin.name):
         return []

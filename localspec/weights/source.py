@@ -112,7 +112,7 @@ def _type(part: StoredTensor) -> str | None:
 
 
 def _fill_rows(parts: list[StoredTensor], tensor: Tensor, first: int, into: memoryview) -> bool:
-    """Fill rows of an embedding, or of a vector, which may be stacked from several parts. Return whether all numbers
+    """Fill rows of an embedding or a vector. Vectors may be stacked from several parts. Return whether all numbers
     are finite."""
     if len(parts) == 1:
         item = 2 if tensor.format == "bf16" else 4

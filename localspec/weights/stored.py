@@ -60,7 +60,7 @@ class StoredTensor:
 
 
 class LazyTensors(Mapping[str, Any]):
-    """Tensors by name. Each is read from its file at every access, and not stored here."""
+    """Tensors by name. A tensor is read from its file at every access, and not kept in memory."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
         self._names, self._read = names, read
@@ -135,7 +135,7 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Return the sizes of a model. A separate head in the files counts even if config.json does not mention it.
+    """Return the sizes of a model. If the files have a separate head, so have the sizes, whatever config.json says.
 
     The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
     """

@@ -210,7 +210,7 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the sum over steps d of decayᵈ times the mean cross-entropy of that step's predictions.
 
-        Only rows count whose root and predicted tokens are all in the loss mask, as in a drafted reply.
+        A row counts only if its root and its predicted tokens are all in the loss mask, as in a drafted reply.
         """
         assert batch.inner is not None
         n = batch.tokens.shape[1]

@@ -136,7 +136,7 @@ class Trainable(TrainableDrafter):
     def _embed(self, tokens: torch.Tensor, masks: torch.Tensor, features: torch.Tensor | None) -> torch.Tensor:
         """Return the input [1, n + m, hidden_size] of tokens [n], masks [m, hidden_size], features [n, hidden_size].
 
-        A token's feature is the target's state one position before it, which predicted it; masks have zeros (eq. 5).
+        A token's feature is the state that predicted the token, one position earlier; masks have zeros (eq. 5).
         """
         if self.options.form == "model":
             known = len(self.model.embed_tokens) - 1
@@ -217,7 +217,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_once(self) -> bool:
-        """Whether training needs only labels of the target. The form 'eagle' also needs the states of a whole text."""
+        """Whether training needs only labels of the target. The form 'eagle' also needs the states of whole texts."""
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
