@@ -529,23 +529,24 @@ def test_a_stopped_training_continues_with_its_text_though_other_kinds_have_adde
     assert (place / "losses.jsonl").read_text() == whole, "the same text in the same order"
 
 
-@pytest.mark.parametrize("damage", ["deleted", "cut", "changed", "readings"])
-def test_answers_that_a_stopped_training_lacks_are_named(train, place, monkeypatch, damage):
+def test_answers_that_a_stopped_training_lacks_are_named(train, place, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(Job, "run", lambda self, _: [self.training.save(), (_ for _ in ()).throw(Killed)])
         with pytest.raises(Killed):
             train()
     file = answers(place)
-    content = file.read_bytes()
-    if damage == "deleted":
-        shutil.rmtree(file.parent)
-    elif damage == "readings":
-        (file.parent / "readings" / "readings.bin").unlink()
-    else:
-        file.write_bytes(content[:-9] if damage == "cut" else content.replace(b'"content": "', b'"content": "x', 1))
-    code, text, errors = train()
-    named = "lacks_texts_stopped_training_has" if damage == "readings" else "longer_has_answers_stopped_training"
-    assert (code, text) == (1, "") and wording(named) in errors and str(file.parent) in errors
+    content, undamaged = file.read_bytes(), shutil.copytree(file.parent, tmp_path / "undamaged")
+    for damage in ("readings", "cut", "changed", "deleted"):
+        shutil.rmtree(file.parent, ignore_errors=True)
+        if damage != "deleted":
+            shutil.copytree(undamaged, file.parent)
+        if damage == "readings":
+            (file.parent / "readings" / "readings.bin").unlink()
+        elif damage != "deleted":
+            file.write_bytes(content[:-9] if damage == "cut" else content.replace(b'"content": "', b'"content": "x', 1))
+        code, text, errors = train()
+        named = "lacks_texts_stopped_training_has" if damage == "readings" else "longer_has_answers_stopped_training"
+        assert (code, text) == (1, "") and wording(named) in errors and str(file.parent) in errors, damage
     code, text, errors = train("--force")
     assert code == 0, errors
 
