@@ -161,8 +161,7 @@ class Settings:
         return self.origins.get(name, "").startswith("--")
 
     def shown(self, name: str) -> str:
-        """Return a setting and its value for display, with its variable or file if it comes from one, otherwise as a
-        flag."""
+        """Return a setting as its origin writes it: `VARIABLE=value`, `name = value in FILE` or `--name value`."""
         value, origin = getattr(self, name), self.origins.get(name, "default")
         if origin.startswith(PREFIX):
             return f"{origin}={_shown(value)}"

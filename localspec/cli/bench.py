@@ -195,9 +195,9 @@ def _words(flag: str, value: str) -> list[str]:
 
 
 def addresses(given: Sequence[str], settings: Settings) -> list[str]:
-    """Return the servers to measure, from `--server` or else from the settings; empty to measure models here.
+    """Return the addresses of servers to measure, from `--server` or the settings; empty to measure on this machine.
 
-    Raises UsageMistake for an invalid address, and for one that is given twice.
+    Raises UsageMistake for an invalid address, and for an address that is given twice.
     """
     found = [config.load(flags={"server": one}).elsewhere for one in given] or [settings.elsewhere]
     if len(found) > 1 and None in found:

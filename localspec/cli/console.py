@@ -173,7 +173,7 @@ def is_terminal(stream: TextIO | None) -> TypeGuard[TextIO]:
 
 
 def may_delete(target: str, yes: bool) -> bool:
-    """Ask whether to delete `target`, unless `yes` is set. Raises UsageMistake if there is no terminal."""
+    """Return whether `target` may be deleted; ask unless `yes` is set. Raises UsageMistake if there is no terminal."""
     if not yes and not at_a_terminal():
         raise UsageMistake(one_line(f"Deleting {target} needs confirmation; no terminal to ask, so add --yes."))
     if yes or typer.confirm(one_line(f"Delete {target}?")):
@@ -188,7 +188,7 @@ def at_a_terminal() -> bool:
 
 
 def piped() -> bool:
-    """Return whether a program writes the prompts or reads the replies. A chat does not list such conversations."""
+    """Return whether a program writes the prompts or reads the replies. A chat lists no conversations of programs."""
     return not (at_a_terminal() and seen())
 
 
@@ -233,11 +233,11 @@ class Progress:
 
     @property
     def reporter(self) -> Reporter:
-        """Return a reporter for the engine, which shows notices and progress here."""
+        """Return a reporter for the engine, which shows notices and progress on standard error."""
         return Reporter(self.notice, self.show)
 
     def show(self, what: str) -> None:
-        """Display the current wait, such as "loading qwen3: 40 %"."""
+        """Display what the user waits for now, such as "loading qwen3: 40 %"."""
         if self._on:
             self._shown = True
             # a longer one would wrap, and could not be overwritten
@@ -277,7 +277,7 @@ class Progress:
 
 
 def _kind(what: str) -> str:
-    """Return the name of a wait without its progress, such as "loading qwen3"."""
+    """Return what the user waits for, without progress: "loading qwen3" for "loading qwen3: 40 %"."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]
 
 

@@ -357,7 +357,7 @@ def _gib(size: int) -> str:
 
 
 def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
-    """Ask a server for its models, and print its answer.
+    """Ask a server for its models, print them, and return the exit code.
 
     Raises the errors of `Server.open`, and UsageMistake if `others`, the other flags given, is not empty.
     """

@@ -124,7 +124,7 @@ def list_models(
 
 
 def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
-    """Return as text the other stored packings of a model, and the name of a missing file."""
+    """Return as text a model's packings with their sizes, and the name of a missing file; "no" if there are none."""
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []

@@ -1,4 +1,4 @@
-"""The table of commands. Only here do errors become a sentence and an exit code."""
+"""The table of commands, and the only place that turns errors into a sentence and an exit code."""
 
 import errno
 import io

@@ -28,9 +28,9 @@ class Meanwhile:
 
     @contextmanager
     def measuring(self, engine: Any) -> Iterator[None]:
-        """Measure on another thread while the body runs. At the end wait until that thread pauses.
+        """While the body runs, run missing measurements of the engine on another thread; then wait until they pause.
 
-        A model on a server is not measured here.
+        Nothing is measured for a model on a server.
         """
         if self._skipped or not hasattr(engine, "measure"):
             yield

@@ -51,8 +51,8 @@ class SharedFlags:
 
 
 def load_settings(flags: Mapping[str, Any]) -> Settings:
-    """Return the settings with these flags, for a command that computes here. Limit this process to the threads in
-    the settings.
+    """Return the settings with these flags, for a command that computes on this machine. Limit this process to the
+    threads in the settings.
 
     Raises the errors of `config.load`, and UsageMistake for more threads than there are cores.
     """

@@ -152,7 +152,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
 
 
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
-    """Read the words as a prompt, or as a model here and a prompt. Raises UsageMistake for other words.
+    """Return flags and prompt; the words are a prompt, or a model here and a prompt. Raises UsageMistake for others.
 
     Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raises NotHere for an address
     on the hub whose model is not here.

@@ -201,7 +201,7 @@ def _packed_facts(card: TargetCard, known: Facts) -> Facts:
 
 
 def form_in_words(one: Form) -> str:
-    """Return in words another form in which a model is published."""
+    """Return in words where another form of a model is published, by whom, its license and its size."""
     about = f", {size(one.bytes)}" if one.bytes else ""
     return f"{one.source}, by {one.publisher or 'unknown'}, license {one.license or 'unknown'}{about}"
 

@@ -175,8 +175,8 @@ class Budget:
     """A policy that verifies only the part of a draft whose expected tokens save more time than its rows cost.
 
     An accepted token saves the seconds that one token takes at present, in this text and with these drafts. The chance
-    of a node, given its parent, is the drafter's estimate if there is one. Otherwise it is estimated from the node's
-    source, its depth, and its rank among its siblings.
+    that a node is accepted after its parent is the drafter's estimate if there is one. Otherwise it is estimated from
+    the node's source, its depth, and its rank among its siblings.
 
     The budget learns only from tokens that the target commits. It follows each draft along these tokens, through pruned
     nodes too. Thus the budget also judges children of verified nodes, and the first guess of a draft that was pruned
@@ -266,11 +266,11 @@ class Budget:
         return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return the part of a tree that saves more time than it costs, after `context` committed tokens. The root
-        stays.
+        """Return the part of a tree whose verification saves more time than it costs after `context` committed tokens.
+        The root stays.
 
         A probe node (`DraftTree.probe`) is never accepted. It stays or goes with the node that it belongs to, and its
-        row counts as a cost of that node. A tree of only probes is returned unchanged.
+        row counts as a cost of that node. A tree with only probes below the root is returned unchanged.
         """
         if self._costs is None:
             return self._computable(tree)
@@ -371,7 +371,7 @@ class Budget:
             self._lost = self._gained = self._paid = 0.0
 
     def _overhead(self, tree: bool) -> float:
-        """Return the expected seconds of a step outside of draft and forward, with a tree or without one.
+        """Return the expected seconds of a step, with a tree or without, that neither its draft nor its forward takes.
 
         If only one kind of step was measured, the other is estimated: on a CPU, Python takes twice as long with a tree.
         """

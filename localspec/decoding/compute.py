@@ -45,7 +45,7 @@ class LinearLayer(Protocol):
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """Weights of draft heads that read one row (Medusa, Cai et al. 2024, §3.1). Each array stacks those of all heads.
+    """Weights of draft heads that read one row (Medusa, Cai et al. 2024, §3.1). Each array stacks all heads.
 
     A head starts with the state x, and each of its blocks computes x += silu(B x + b). `blocks` are the pairs of B
     [heads, hidden_size, hidden_size] and b [heads, hidden_size].
@@ -125,7 +125,7 @@ class RowModel(Protocol):
         values.
 
         The rows attend only to the committed tokens in the other model's `cache`, which must hold at least one. Return
-        their states [rows, hidden_size] after the final norm. The cache stays unchanged.
+        the rows' states [rows, hidden_size] after the final norm. The cache stays unchanged.
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
@@ -227,10 +227,10 @@ class Compute(Protocol):
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
         """Return `function` in a form that the device computes in one call, if the backend records steps.
 
-        The function may read only its arguments and the keys and values of `attentions`. It must have no control flow
-        that depends on their values. A row of a result depends on one row of each argument, on an argument's only row,
-        or on rows whose numbers are in another argument. A result has as many rows as the first argument. The next call
-        overwrites it.
+        The function may read only its arguments and the keys and values of `attentions`. It must not branch on the
+        content of arguments. A row of a result depends on one row of each argument, on an argument's only row, or on
+        rows whose numbers are in another argument. A result has as many rows as the first argument. The next call
+        overwrites the result.
         """
 
     def logits(self, rows: Rows) -> Logits:

@@ -76,7 +76,7 @@ def decode_step(
 def _forward(
     target: ForwardModel[CacheT], tree: DraftTree, cache: CacheT, drafter: Drafter, last: bool = False
 ) -> ForwardOutput:
-    """Read a tree. Return states of inner layers only if the drafter reads such states."""
+    """Return the target's output for a tree, with states of inner layers only if the drafter reads them."""
     if inner := drafter.target_layers:
         return target.forward(tree, cache, last=last, inner=inner)
     return target.forward(tree, cache, last=True) if last else target.forward(tree, cache)

@@ -138,7 +138,7 @@ class ForwardModel(Protocol[CacheT]):
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
         With `last` return logits only of the last row. `inner` requests states by their indices in Hugging Face's
-        hidden_states: 0 are the embeddings, i the states before layer i, the last those after the final norm.
+        hidden_states: 0 are the embeddings, i the states before layer i, the last the states after the final norm.
         """
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:

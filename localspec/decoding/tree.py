@@ -19,10 +19,10 @@ class DraftTree:
         tokens   a b c d e        a─b─c      depth  0 1 2 1 2
         parents -1 0 1 0 3         └d─e
 
-    `source` names the proposer of each node. A `probe` node is never accepted: it exists for the target's pick after
-    it. `chance` has, if the drafter estimates it, each node's chance of acceptance, given its parent. `draft_logits`, a
-    row per node, are the logits from which nodes were sampled, for the rule `rejection`. `declined` is the reason why a
-    drafter chose not to draft, in words for the user; otherwise it is empty.
+    `source` names the proposer of each node. A `probe` node is never accepted: only the target's pick after the probe
+    is used. `chance` is each node's chance of acceptance after its parent, if the drafter estimates it. `draft_logits`,
+    a row per node, are the logits from which nodes were sampled, for the rule `rejection`. `declined` is the reason why
+    a drafter chose not to draft, in words for the user; otherwise it is empty.
     """
 
     tokens: Sequence[int]

@@ -10,7 +10,7 @@ are not used. Since no row sees another, each node of a tree costs one row. Smal
 the clusters nearest to the state.
 
 This is the arithmetic of transformers' `gemma4_assistant` and of its candidate generator, with two differences: a row
-never sees the slot of a refused token, and windows count positions as the target's do. It was not compared with a
+never sees the slot of a refused token, and windows count positions as the target's do. Results were not compared on a
 published file.
 """
 

@@ -40,13 +40,13 @@ class DraftModel:
     model's text.
 
     The small model samples with the noise that the target's picks will use, so sampled text is accepted almost as often
-    as greedy text. A drafter `inner` with its own budget may speed up the small model (Ouroboros, §3.1). It observes
-    the tokens that the small model commits. Each token is read once. If a whole draft was accepted, its last token is
-    read together with the bonus token. The target has the ids below `vocabulary`.
+    as greedy text. A drafter `inner` with its own budget may speed up the small model (Ouroboros, §3.1). `inner`
+    observes the tokens that the small model commits. Each token is read once. If a whole draft was accepted, its last
+    token is read together with the bonus token. The target has the ids below `vocabulary`.
 
     Without `costs` of the small model's forwards a draft is the papers' chain, of `length` tokens or as many as there
     are nodes. With costs it is a tree: other likely tokens of the small model become siblings of its picks, with
-    calibrated chances. The chain ends where no longer chain is expected to save more time than it takes:
+    calibrated chances. The chain grows as long as some longer chain is expected to save more time than it takes:
 
         context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens. Drafting continues if, for
                   └ d └ e             some number of further picks, chance(b) · chance(c) · (q + q² + …) tokens are

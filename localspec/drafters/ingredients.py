@@ -13,10 +13,10 @@ MOST = 20  # of each hyperparameter
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters of a small model's drafts: γ, W, β and K of Ouroboros.
+    """The hyperparameters of a small model's drafts: `draft` is γ of Ouroboros, `window` W, `phrase` β, `phrases` K.
 
-    Without a window only the pool speeds up the draft. The defaults are the paper's recipe for two models that mostly
-    agree (table 11), except for the window, whose best width depends on the machine.
+    Without a window only phrases of the pool speed up the draft. The defaults are the paper's recipe for two models
+    that mostly agree (table 11), except for the window, whose best width depends on the machine.
     """
 
     draft: int = 14  # most tokens that the small model drafts

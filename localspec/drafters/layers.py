@@ -149,9 +149,9 @@ def probe(
 ) -> list[MeasuredLayers]:
     """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
-    Layers are removed one at a time. Each round removes the layer whose loss hurts least: without it, the first
-    candidate most often equals the target's next token. If two layers are equal, the subset with more outer layers
-    wins. `progress` is called with the share of the work that is done. `most` is about the largest number of reads.
+    Layers are removed one at a time. Each round removes the least important layer: without it, the first candidate most
+    often equals the target's next token. If two layers are equal, the subset with more outer layers wins. `progress` is
+    called with the share of the work that is done. `most` is about the largest number of forwards.
     """
     return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 
@@ -178,7 +178,7 @@ def reads_in(replies: Sequence[Text]) -> int:
 def probing_layers(
     target: DraftableModel[Any], replies: Sequence[Text], most: int | None = None
 ) -> Measuring[list[MeasuredLayers]]:
-    """Do the same as `probe`, one forward at a time. Yield after each forward that reads with some of the layers."""
+    """Search like `probe`, and yield after each forward that reads with some of the layers; return the best layers."""
     count = target.compute.target.sizes.num_layers
     least, available = max(1, count // LEAST), reads_in(replies)
     tries, together, reads = schedule(count, NO_BOUND if most is None else most, available)
@@ -220,7 +220,7 @@ def probing_layers(
 
 
 def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
-    """Return as many of the first replies as this many reads cover; the last one may be cut."""
+    """Return as many of the first replies as `reads` forwards can read; the last reply may be cut."""
     taken: list[Text] = []
     for prompt, reply in replies:
         if (left := reads - reads_in(taken)) <= 0:

@@ -107,9 +107,9 @@ class Drafter(ParallelDrafter):
     """Medusa's heads (Cai et al. 2024, §3.1): p_k = softmax(W_k (h + SiLU(V_k h + b_k))) at depth k.
 
     h [hidden_size] is the target's state that predicted the root. From it head k computes logits [draft vocabulary] of
-    the token k positions after the root. Several such blocks may follow one another. W_k is either the head's own
-    matrix, or the target's W plus a change of low rank, W + U_k D_k. With `linear` the first block is A_k [h; e] +
-    SiLU(V_k [h; e] + b_k), where e is the root's embedding. Both h and e are divided by the root of their mean square.
+    the token k positions after the root. Several blocks, h + SiLU(…), may follow one another. W_k is either the head's
+    own matrix, or the target's W plus a change of low rank, W + U_k D_k. With `linear` the first block is A_k [h; e] +
+    SiLU(V_k [h; e] + b_k), where e is the root's embedding. h and e are first divided by their root mean square.
     """
 
     kind = "medusa"

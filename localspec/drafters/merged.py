@@ -141,7 +141,7 @@ class Merged:
 class _Proposals:
     """The nodes that the drafters proposed, by number: the root first, and parents before children.
 
-    Sets of drafters are bit masks: in `by` [nodes] and `drafted`, bit 0 stands for the first drafter.
+    Sets of drafters are bit masks, bit 0 for the first: `_by` has each node's proposers, `drafted` every drafter added.
     """
 
     def __init__(self, root: int) -> None:

@@ -1,7 +1,7 @@
 """MTP: a layer in a model's own files that predicts a token further ahead (Qwen3.5). It drafts chains, token by token.
 
 A row joins a token's embedding with the target's state one position before it, which predicted that token. The target
-has not read the nodes below the root. There the layer's own state takes the place of the target's:
+has not read the nodes below the root, so their rows join the layer's own state instead:
 
     tokens      a    b    root  t
     states      -    s_a  s_b   m_r     s: of the target, after its final norm; m: the layer's own, after its norm
@@ -72,9 +72,9 @@ class Drafter(PathDrafter, OfModel):
 
     @classmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
-        """Return the layer in the target's own files. `depth` is the number of tokens of a draft.
+        """Return a drafter with the MTP layer in the target's own files. `depth` is the number of tokens of a draft.
 
-        Raises LocalspecError if the files have no such layer, or if it is damaged or needs another computation.
+        Raises LocalspecError if the files have no MTP layer, or if the layer is damaged or needs another computation.
         """
         sizes = target.compute.target.sizes
         mtp_layer(path)  # report a wrong config before anything is read

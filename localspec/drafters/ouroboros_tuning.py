@@ -171,7 +171,7 @@ class SimulatedBudget(Budget):
 
 
 def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Generator[float, None, Replay]:
-    """Decode the workload with this drafter, whose draft model is `small`, if it has one.
+    """Decode the workload with a drafter; return counts and times. `small` is its draft model, if it has one.
 
     After each step, yield the share of the work that is done.
     """
@@ -221,10 +221,10 @@ def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
 
 
 def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuring[Hyperparameters]:
-    """Search the best values of the parameters `names` (appendix B.2, algorithm 1).
+    """Search for the best values of the parameters `names` (appendix B.2, algorithm 1), and return all parameters.
 
-    One parameter is searched after the other, from a good start; each search uses the best values found before. Yield
-    after each step of a replay, with the number of values tried and of all values.
+    One parameter is searched after the other, from a good start; each search uses the best values found before. After
+    each step of a replay, yield how many values were tried, of how many.
     """
     costs, left = workload.draft_costs, [*names]
     best, least, done = starting(costs), float("inf"), 0

@@ -216,10 +216,10 @@ class Drafter(ParallelDrafter, OfModel):
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
-        If it has a map of the target's states (PARD-2), it is made for one target, and the mapped states are added to
-        embeddings. `depth` is the number of tokens of a draft; by default, as in the published figures. Raises
-        UsageMistake if its tokens are not the target's, or if its map is for another target. Raises LocalspecError if
-        it is damaged or not such a model.
+        If the model has a map of the target's states (PARD-2), it is made for one target, and the mapped states are
+        added to embeddings. `depth` is the number of tokens of a draft; by default, as in the published figures. Raises
+        UsageMistake if the model's tokens are not the target's, or if its map is for another target. Raises
+        LocalspecError for a damaged model, or one without a `pard_token`.
         """
         config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
         mask = mask_token(config, path)
@@ -234,7 +234,7 @@ class Drafter(ParallelDrafter, OfModel):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: ParallelSpecOptions) -> dict[str, TensorSpec]:
-        """List the layers, the masks' embeddings, and the other tensors of the form, each once.
+        """Return the tensors: the layers, the masks' embeddings, and those that `options` add.
 
         Raises UsageMistake and LocalspecError for a model that is not a drafter.
         """

@@ -200,7 +200,7 @@ class PathTrees:
 
 
 class PathDrafter(TrainedDrafter):
-    """A trained drafter whose candidates depend on the tokens above them. It drafts with `_trees`."""
+    """A trained drafter whose candidates depend on the tokens above them. Its `_trees` grow the drafts."""
 
     CHAIN: ClassVar[bool] = False  # whether it drafts only chains
 

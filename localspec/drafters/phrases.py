@@ -357,7 +357,7 @@ class _TreeBuilder:
             self._reach(child)
 
     def grow(self, tree: DraftTree) -> None:
-        """Add the nodes of a longer draft of the same drafter that are not in the tree yet."""
+        """Add the nodes of `tree`, a longer draft of the same drafter, that this tree lacks."""
         ours = [0]
         for node in range(1, tree.size):
             parent, token = ours[tree.parents[node]], tree.tokens[node]

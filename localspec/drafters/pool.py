@@ -57,9 +57,9 @@ class PhrasePool:
     """Phrases of this conversation and of earlier ones, by the two tokens before them.
 
     Phrases contain only ids below `vocabulary`, the number of ids that all models of the pool know, and no id in
-    `special`. So a damaged store cannot break a reply. Without a reader the pool starts empty and lives as long as the
-    session. Without `text` nothing is looked up in the conversation itself. Without `verification` nothing is learned
-    from the target's picks at a draft.
+    `special`. So a damaged store cannot break a reply. Without a `reader` of saved phrases the pool starts empty and
+    lives as long as the session. Without `text` nothing is looked up in the conversation itself. Without `verification`
+    nothing is learned from the target's picks at a draft.
     """
 
     def __init__(

@@ -93,9 +93,9 @@ def _numbers(text: str, between: str) -> list[int]:
 class Drafter(ParallelDrafter):
     """Skippy simultaneous speculative decoding (S3D, §4, eqs. 5 to 8): the target drafts with part of its layers.
 
-    The root and `depth` - 1 mask tokens [depth, hidden_size] go through the kept layers in one pass, whose row d gives
-    draft logits of the token d + 1 positions after the root. The rows see the text through the target's own
-    cache. The mask token is an embedding and has no id.
+    The root and `depth` - 1 mask tokens [depth, hidden_size] go through the kept layers in one pass. Row d gives draft
+    logits of the token d + 1 positions after the root. The rows see the text through the target's own cache. The mask
+    token is an embedding and has no id.
     """
 
     kind = "s3d"
@@ -115,7 +115,7 @@ class Drafter(ParallelDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: S3DOptions) -> dict[str, TensorSpec]:
-        """List the mask token, and the adapters under peft's names. With `full` the trained layers are in the target.
+        """Return the mask token and the adapters by peft's names. With `full` the trained layers belong to the target.
 
         Raises UsageMistake for layers that the target does not have, or that cannot draft without the others.
         """

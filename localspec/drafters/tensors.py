@@ -51,7 +51,7 @@ def check_tensors(
 
 
 def _named(names: list[str]) -> str:
-    """Return the first name, the number of the others, and the verb that follows."""
+    """Return the subject and the verb of a sentence: `'a' is`, or `'a' and 2 more are`."""
     return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
 
 
