@@ -78,9 +78,9 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 
 
 def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
-    """Return whether a model fits into memory, by the size and the type of its files, and a clause about it.
+    """Return whether a model fits into memory, by the size and the type of its files, and a clause about the memory.
 
-    The first value is None if the model may fit: needs other than weights are known only when the file is here. `shape`
+    The first value is None if the weights may fit: what else needs memory is known only when the file is here. `shape`
     comes from the model's entry.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
@@ -199,7 +199,7 @@ class Instead:
 
     @property
     def why(self) -> str:
-        """A sentence without its final period: why this form is good enough, and what needs the original."""
+        """A sentence without its final period: why this form is good enough, and which uses need the original."""
         about = "" if self.bytes is None else f" ({size(self.bytes)})"
         kind = self.form.source.gguf
         near = f"{kind} is the publisher's own form with as many bits"

@@ -30,7 +30,7 @@ class Converted:
 class NotConverted:
     """An event: the heads of a repository wait for their model, which is not here.
 
-    The model is None if they do not name it.
+    The model is None if the heads do not name their model.
     """
 
     heads: Source

@@ -536,7 +536,7 @@ class Course(Clock):
     # -- bench --------------------------------------------------------------------------------------------------------
 
     def judge(self) -> tuple[dict[str, Any], Verdict]:
-        """Bench the drafter, unless that was done, and remove files that are no longer needed.
+        """Bench the drafter, unless drafter.json has a bench, and remove files that are no longer needed.
 
         Return the report and the verdict.
         """

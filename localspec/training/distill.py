@@ -117,7 +117,7 @@ class Distiller:
         return found
 
     def _goes_on(self, dialogue: _Dialogue) -> bool:
-        """Add the user's next prompt. Return False if there is none, or no room for a reply to it."""
+        """Add the user's next prompt. Return False if there is no next prompt, or no room for its reply."""
         if not dialogue.following:
             return False
         dialogue.messages.append({"role": "user", "content": dialogue.following.pop(0)})

@@ -190,9 +190,9 @@ def in_a_recurrent_layer(sizes: DeltaNet) -> int:
 def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, device: str) -> int:
     """Return the bytes that one row of a layer keeps for the gradient, with `item` bytes per number.
 
-    They are the inputs of norms; queries, keys and values before and after their rotation; the output of attention; and
-    in the MLP the gate, its activation and its factor. Trained matrices keep their inputs. Adapters keep their inputs
-    in fp32 with a dropout mask, and the numbers between their two matrices.
+    These bytes are the inputs of norms; queries, keys and values before and after their rotation; the output of
+    attention; and in the MLP the gate, its activation and its factor. Trained matrices keep their inputs. Adapters keep
+    their inputs in fp32 with a dropout mask, and the numbers between their two matrices.
     """
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     own = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size

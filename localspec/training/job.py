@@ -71,7 +71,7 @@ class TrainingRequest:
     course: str = ""  # the name of the course that this is a part of, which decides whether the drafter is used
 
     def identity(self, choice: Choice, own: str) -> dict[str, Any]:
-        """Return the settings that must be the same to resume a stopped training."""
+        """Return the settings that must be the same to resume a stopped training. `own` is the model's revision."""
         return {
             "kind": self.kind, "model": own, "options": dict(self.options),
             "data": digest_of(self.examples), "length": self.length, "batch": self.batch, "at_once": self.at_once,

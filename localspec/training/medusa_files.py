@@ -92,7 +92,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
     """Return the heads of a file or directory for this target, in the precision of the file. Pickles are read as data,
     never run.
 
-    Vocabulary matrices that equal the target's, which are among its `stored` weights, are shared with it. Raises
+    A vocabulary matrix that equals the target's (among the `stored` weights) is shared with the target. Raises
     NotHere if there are no heads, and LocalspecError for heads of another model, for a truncated vocabulary, and for
     damaged files.
     """

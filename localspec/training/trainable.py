@@ -242,7 +242,7 @@ class TrainableDrafter(nn.Module):
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The layers of the target whose keys and values of a text the loss reads, computed without a gradient."""
+        """The target's layers from which the loss reads a text's keys and values, computed without a gradient."""
         return ()
 
     @property

@@ -286,8 +286,8 @@ def weights_fingerprint(path: Path) -> str:
     """Return 40 hexadecimal digits that change only with the weights of a model.
 
     File names, the distribution of tensors among files, and texts do not matter. A packed file has the fingerprint of
-    its original weights. Files packed by an earlier version do not store it; if there are only such files, return the
-    model's revision instead. Raises the errors of `checkpoint.inspect`.
+    its original weights. Files packed by an earlier version do not store this fingerprint; if there are only such
+    files, return the model's revision instead. Raises the errors of `checkpoint.inspect`.
     """
     if is_packed(path):
         origin = read(path).header.origin

@@ -89,7 +89,7 @@ class GgufTensor(StoredTensor):
         return found.reshape(-1)
 
     def samples(self, firsts: Sequence[int], count: int) -> bytes:
-        """Return `count` weights from each of `firsts` on, as the bytes of fp32 numbers.
+        """Return samples of `count` weights, one from each index in `firsts` on, as the bytes of fp32 numbers.
 
         A sample must be within one row and one block. Raises LocalspecError for a changed or unreadable file.
         """

@@ -303,8 +303,8 @@ def once(
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first file out of `known` that can be read and whose header `serves` accepts. Otherwise make
-    `known[0]`.
+    """Return the first file out of `known` that can be read and for whose header `serves` returns true. Otherwise
+    make `known[0]`.
 
     Only one process makes the file; others wait. A notice says why a file is made again. Raises CannotWrite,
     DoesNotFit, and the errors of `make_it`.

@@ -391,7 +391,7 @@ def _preference(one: PackedFile) -> tuple[bool, bool]:
 def of_same_weights(file: Path) -> list[Path]:
     """Return the readable packed files with the same weights as this one.
 
-    Search the file's directory; if that is one of the two directories of packed files, search both.
+    Search the file's directory, or both directories of packed files if the file is in one of the two.
     """
     own, paths = peek(file)[0].header, Paths(home())
     ours = (paths.imports, paths.packed)

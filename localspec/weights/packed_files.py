@@ -331,7 +331,7 @@ _MANIFEST_BYTES = 2**20
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model in GGUF. `path` is its file, or the first of its parts. `name` is the name that its program gives it."""
+    """A model in GGUF. `path` is its file, or the first of its parts. `name` is the model's name in `program`."""
 
     path: Path
     name: str

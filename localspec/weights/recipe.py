@@ -173,19 +173,19 @@ _MOST_DRAFT_BITS = 5.0  # of a weight whose blocks are not rounded again
 
 
 def head_tokens(vocab_size: int) -> int:
-    """Return the number of tokens for which a draft model computes logits. 0 means all, because fewer would save
+    """Return the number of tokens for which a draft model computes logits; 0 for all, if fewer tokens would save
     little."""
     few = FIRST_TOKENS + READ_TOKENS
     return few if vocab_size >= 2 * few else 0
 
 
 def draft_blocks(stored: str) -> str:
-    """Return the type of blocks that a draft model's layers are rounded to, or `stored` if that is as small."""
+    """Return the type of blocks to which a draft model's layers are rounded: `stored` if that type is small enough."""
     return _COARSE if stored in RECORDS and bits(stored) > _MOST_DRAFT_BITS else stored
 
 
 def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
-    """Return whether a model is loaded in a coarser form when it is a draft model."""
+    """Return whether a model has a coarser form as a draft model than as a target."""
     return engine == "native" and (quantize == BLOCKS or head_tokens(vocab_size) > 0)
 
 

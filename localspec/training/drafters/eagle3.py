@@ -77,8 +77,8 @@ class Trainable(TrainableDrafter):
     def _begin_as_target(self) -> None:
         """Copy the target's last layer with the drafter's head sizes, its final norm and its head.
 
-        At first the features are the highest of the states that the drafter reads. Parts that the drafter's layer does
-        not have, such as gates of attention, are left out.
+        At first the features are the states of the highest layer that the drafter reads. Parts that the drafter's layer
+        does not have, such as gates of attention, are left out.
         """
         transformer, width = self.target.transformer, self.sizes.hidden_size
         config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)
@@ -189,8 +189,8 @@ class Trainable(TrainableDrafter):
     def states(self, tokens: torch.Tensor, inner: torch.Tensor) -> list[torch.Tensor]:
         """Return for each step the normed states [texts, n, hidden_size] of texts [texts, n].
 
-        Row i of step d predicts the token i + 2 + d. It knows the target's states up to i, and the tokens up to i + 1 +
-        d. After the first step its feature is the drafter's own state of the previous step.
+        Row i of step d predicts the token i + 2 + d. The row knows the target's states up to i, and the tokens up to
+        i + 1 + d. After the first step the row's feature is the drafter's own state of the previous step.
         """
         n, found, kept = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
         following = F.pad(tokens, (0, self.depth))

@@ -224,8 +224,8 @@ class Trainable(TrainableDrafter):
     ) -> torch.Tensor:
         """Return the logits [heads, rows, tokens] of some heads for their input x [heads, rows, read].
 
-        `shared` is the head that they share (None: the target's). Tokens are the draft vocabulary, or only its
-        `columns`; `shared` must then be the head of these columns.
+        `shared` computes the logits that all heads share (None: the target's head does). Tokens are the draft
+        vocabulary, or only its `columns`; `shared` must then be the head of these columns.
         """
         for index, blocks in enumerate(self.blocks):
             x = blocks(x, heads, self.path if self.options.linear and not index else None)

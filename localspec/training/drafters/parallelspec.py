@@ -69,7 +69,7 @@ class Trainable(TrainableDrafter):
     """The layers, their final norm and the masks; in the form 'eagle' also the matrix that joins features and
     embeddings.
 
-    The target's embedding and head are shared and do not change. The form 'model' has and trains its own.
+    The target's embedding and head are shared and do not change. The form 'model' trains another embedding and head.
     """
 
     Drafter = Drafter

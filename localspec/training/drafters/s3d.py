@@ -108,7 +108,7 @@ OWN = 1.0  # weight of the target's own prediction in the full form's loss
 
 
 def _verified(levels: Sequence[Sequence[float]], nodes: int) -> float:
-    """Return the expected tokens per step of the best tree of `nodes` nodes, by its candidates' chances
+    """Return the expected tokens per step of the best tree of `nodes` nodes. `levels` has the candidates' chances
     [depth][rank]."""
     return drafters.Acceptance.tree(levels, nodes, "").length(nodes)
 
