@@ -69,7 +69,7 @@ def cannot_read(file: Path, error: OSError) -> LocalspecError:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return whether this error means that memory ran out. Torch has a special exception for that only on CUDA.
+    """Return whether this error means that memory ran out. Torch has an exception for lack of memory only on CUDA.
 
     A thread that cannot be started counts as well: memory for its stack is missing, or there are too many threads.
     """

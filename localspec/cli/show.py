@@ -179,7 +179,7 @@ def _entry_facts(entry: Entry) -> Facts:
         "thinking": entry.thinking,
         "verified": entry.verified or pulled is not None or entry.source is None,
         "forms": [form_in_words(one) for one in entry.forms],
-        "published": [_in_words(one) for one in entry.drafters],
+        "published": [_drafter_in_words(one) for one in entry.drafters],
     }
 
 
@@ -200,22 +200,24 @@ def _packed_facts(card: TargetCard, known: Facts) -> Facts:
     return facts | ({"verified": True} if origin.commit or file else {})
 
 
-def form_in_words(one: Form) -> str:
+def form_in_words(form: Form) -> str:
     """Return in words where another form of a model is published, by whom, its license and its size."""
-    about = f", {size(one.bytes)}" if one.bytes else ""
-    return f"{one.source}, by {one.publisher or 'unknown'}, license {one.license or 'unknown'}{about}"
+    about = f", {size(form.bytes)}" if form.bytes else ""
+    return f"{form.source}, by {form.publisher or 'unknown'}, license {form.license or 'unknown'}{about}"
 
 
-def _in_words(one: PublishedDrafter) -> str:
-    """Return where a published drafter comes from, and its size, in words."""
-    where = f"{one.source}, by {one.publisher or 'unknown'}" if one.source else "a small model of its family"
-    if one.source is None and one.kind in kinds("published"):
+def _drafter_in_words(drafter: PublishedDrafter) -> str:
+    """Return in words where a published drafter comes from, its license, tokens per step, and if it is not lossless."""
+    where = (
+        f"{drafter.source}, by {drafter.publisher or 'unknown'}" if drafter.source else "a small model of its family"
+    )
+    if drafter.source is None and drafter.kind in kinds("published"):
         where = "part of the model's files, if they include it"
-    if one.source is None and one.kind in kinds("weights"):
-        where = f"nobody publishes one; `localspec train {one.kind}` makes it"
-    accepted = f", {one.accepted.length} tokens/step ({one.accepted.source})" if one.accepted else ""
-    license_ = f", license {one.license}" if one.license else ""
-    return f"{one.kind}: {where}{license_}{accepted}{'' if one.lossless else ', not lossless'}"
+    if drafter.source is None and drafter.kind in kinds("weights"):
+        where = f"nobody publishes one; `localspec train {drafter.kind}` makes it"
+    accepted = f", {drafter.accepted.length} tokens/step ({drafter.accepted.source})" if drafter.accepted else ""
+    license_ = f", license {drafter.license}" if drafter.license else ""
+    return f"{drafter.kind}: {where}{license_}{accepted}{'' if drafter.lossless else ', not lossless'}"
 
 
 def _shown(key: str, value: object) -> str:

@@ -92,15 +92,15 @@ def phrases_allowed(settings: Settings) -> Phrases:
 class Engine:
     """One loaded model with one conversation. Use it from one thread at a time.
 
-    With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved there
-    unless `phrases` is "readonly" or "off". The `reporter` gets problems that do not affect the text, such as a
-    read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`, as
+    With a store, saved measurements and phrases of earlier sessions are used. The phrases of each reply are saved in
+    the store unless `phrases` is "readonly" or "off". The `reporter` gets problems that do not affect the text, such as
+    a read-only store, and the progress of a slow first load. An engine shares the models of the engine `share_with`, as
     far as both choices agree; the target must be the same, and only one of the engines may answer at a time.
 
     Unknown costs are estimated until `measure` measures them; with `measured` the constructor measures them. With
     `tune` the constructor also searches hyperparameters; otherwise `measure` searches them. With `park`, texts that
-    were read are parked in free memory, so that a conversation that is continued later is not read again. Raises
-    DoesNotFit, LocalspecError for a broken model, and UsageMistake if `choice.exact` is impossible.
+    were read stay in free memory, so that continuing an earlier conversation does not read it again. Raises DoesNotFit,
+    LocalspecError for a broken model, and UsageMistake if `choice.exact` is impossible.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class Engine:
         *,
         whole: bool = False,
     ) -> Generator[Event, None, None]:
-        """Answer a conversation. If the context is full, the oldest turns are left out, and `Prefill` says so.
+        """Yield the events of an answer. If the context is full, the oldest turns are left out, and `Prefill` says so.
 
         If `think` is None, the chat template decides whether the model thinks. Stop iterating to stop the reply; the
         text so far stays. Raises UsageMistake for a last prompt that is too long by itself. With `whole`, raises
@@ -439,7 +439,7 @@ class Engine:
                     self._budget.take_costs(costs)
 
     def _measurements(self) -> Iterator[str]:
-        """Run the missing measurements in turn, beginning with those whose results the user sees."""
+        """Run the missing measurements, those whose results the user sees first, and yield their progress in words."""
         if not self.exactness.checked:
             widest = widest_tree(self.choice)
             checking = self.profile.checking(self.choice, self.target, widest)

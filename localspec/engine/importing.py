@@ -226,10 +226,10 @@ def _checked(file: Path) -> Path:
 def _name(
     file: Path, held: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return the name of a new model: that of localspec's entry for a published model with these files, or a new name.
+    """Return a new model's name: that of localspec's entry for a published model with these `digests`, or a new one.
 
-    A notice names models that were imported from these files before their content changed. Their registrations stay,
-    but copies of their weights are deleted: such a model cannot answer while the file has other content.
+    A notice names earlier imports of the same files with other content. Their registrations stay, but copies of their
+    weights are deleted, because the earlier models cannot answer until the files have that content again.
     """
     every = imports(paths)
     older = [
@@ -269,13 +269,13 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], 
 
 
 def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
-    """Return whether a packed file or a registration has the same texts as this version reads from the model."""
+    """Return whether a packed file or a registration has the model's text files as localspec reads them now."""
     texts = packed.header.texts
     return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
 
 
 def must_stay(file: Path) -> str:
-    """Return a clause that names a file and counts the other parts of its model, all of which must stay."""
+    """Return a clause that a file, and how many other parts of its model, must stay where they are."""
     others = len(parts_of(file)) - 1
     if not others:
         return f"{file}, which must stay there"

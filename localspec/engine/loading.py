@@ -163,8 +163,8 @@ class _Flat:
 def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLayers]]:
     """Find the layers that draft best in replies of the target, and save the result.
 
-    Yield after each forward through some of the layers; there are at most `MOST_READS`. The result is empty if the
-    context is too short for a reply.
+    Yield after each of at most `MOST_READS` forwards through some of the layers. The result is empty if the context is
+    too short for a reply.
     """
     replies = yield from replying(target, PROMPTS)
     found = (yield from probing_layers(target, replies, MOST_READS)) if replies else []
@@ -177,7 +177,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
     """Return the drafter of the target's own layers if the choice includes it. It uses the layers found by a probe, or
     else `outer_layers`.
 
-    Raises UsageMistake for a model with one layer, and for one whose layers cannot draft without the others.
+    Raises UsageMistake if the model has only one layer, or a layer that cannot draft without the other layers.
     """
     if all(kind.takes != "probe" for kind in drafting_kinds(choice.drafter)):
         return None
@@ -195,7 +195,7 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
 def take_best(
     drafter: Layers, target: Target, found: Sequence[MeasuredLayers], choice: Choice, costs: ForwardCostModel | None
 ) -> None:
-    """Let the drafter use the fastest of the layers `found` by a probe, by the costs of forwards here."""
+    """Let the drafter use the fastest set of layers that a probe `found`, by the costs of forwards on this machine."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes))

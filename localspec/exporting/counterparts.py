@@ -74,7 +74,7 @@ class _Model:
 
 
 def counterpart(engine: OtherEngine, drafter: str, card: TargetCard, checkpoint: Checkpoint) -> Counterpart:
-    """Return the counterpart of a drafter. Raises UsageMistake if the engine reads no such drafter.
+    """Return a drafter in a form that another engine reads. Raises UsageMistake if the engine reads no such drafters.
 
     `checkpoint` is the target's own files. Raises the errors of `named_drafter`, and LocalspecError for damaged files.
     """
@@ -115,8 +115,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a head that was trained here. Raises UsageMistake for a published head, whose own files the engine can
-    read."""
+    """Return a head that localspec trained. Raises UsageMistake for a published head, which engines read as it is."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -154,8 +153,8 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
 def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
     """Return the small model that an engine drafts with in place of a drafter of the kind `parallelspec`.
 
-    A drafter of the form `model` still drafts in parallel. A drafter of the form `medusa` drafts token by token there,
-    because it has a mask token for each depth, and engines have one for all depths. The form `eagle` is refused.
+    A drafter of the form `model` still drafts in parallel. A drafter of the form `medusa` has a mask token for each
+    depth. Engines support one for all depths, so it drafts token by token. The form `eagle` is refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":

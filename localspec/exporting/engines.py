@@ -71,9 +71,9 @@ def command(
 
 
 def check_path(engine: OtherEngine, path: Path, form: Form) -> None:
-    """Raise UsageMistake for a directory whose path an engine would misread, or which a user cannot type.
+    """Raise UsageMistake if an engine would misread the path of a drafter's directory, or a user could not type it.
 
-    The directory has a drafter of this `form`.
+    `form` is the drafter's form.
     """
     if one_line(str(path)) != str(path):
         raise UsageMistake(f"{path} has characters in its name that cannot be typed; give another --out.")

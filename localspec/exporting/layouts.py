@@ -115,7 +115,7 @@ def write_model(
     vocab_size: int,
     directory: Path,
 ) -> None:
-    """Write a language model of these sizes, with `weights` by localspec's names in their precision.
+    """Write a language model of these sizes. `weights` are by localspec's names, and keep their precision.
 
     `config` is its config.json. The model gets as many ids as its target has, because engines require that; missing or
     surplus ids are padding. Tokenizer files are not written.

@@ -106,7 +106,7 @@ class Gguf:
 class Sampled:
     """The sampling settings for models whose files have none.
 
-    `answering` is (temperature, top_p, top_k) for answers without thinking, if they differ.
+    `answering` is (temperature, top_p, top_k) for answers without thinking, if their settings differ.
     """
 
     known: str  # the name of these models in messages
@@ -124,8 +124,8 @@ class Family:
     `read` receives a config.json with the defaults filled in. It returns the fields of ModelConfig that this family
     states in another way than Llama. It raises ValueError for impossible values; the message is a clause. `arithmetic`
     are the fields of TransformerConfig in which the family always differs from Llama. `classes` are the Hugging Face
-    classes that a config.json names, with the model_type of each. `nearest` is the registered model to suggest if a
-    class is refused, by the beginning of the class's name.
+    classes that a config.json names, with the model_type of each. `nearest` maps the beginning of a refused class's
+    name to the registered model to suggest.
     """
 
     model_type: str
@@ -263,8 +263,8 @@ class DeltaNet:
 
     @property
     def read(self) -> int:
-        """The count of numbers with which a token changes a state: `channels`, and two per value head, strength and
-        decay."""
+        """The count of numbers with which a token changes a layer's state: `channels`, and a strength and a decay per
+        value head."""
         return self.channels + 2 * self.value_heads
 
     @property

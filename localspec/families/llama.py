@@ -2,9 +2,8 @@
 
 A layer is attention and a gated MLP. Both read their input through an RMSNorm, and add their output to the input.
 Positions rotate channel i of a head with channel i + head_dim / 2. In GGUF these two channels are neighbours, so the
-rows of queries and keys have another order there. The frequencies of Llama 3.1 are in `rope_freqs.weight`. Files of
-Mistral and of most models with Llama's arithmetic also have the architecture `llama` in GGUF. Mistral is Llama with a
-window.
+rows of queries and keys are in another order. The frequencies of Llama 3.1 are in `rope_freqs.weight`. Files of Mistral
+and of most models with Llama's arithmetic also have the architecture `llama` in GGUF. Mistral is Llama with a window.
 """
 
 from localspec.families.family import PAIRS, Family, Gguf, Sampled

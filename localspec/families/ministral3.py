@@ -1,7 +1,7 @@
-"""Ministral 3: Llama with YaRN, whose queries are scaled up beyond the original context.
+"""Ministral 3: Llama with YaRN, and with queries that are scaled up beyond the original context.
 
-In GGUF its architecture is `mistral3`, as in Mistral's models of 2025 that also read pictures, but those are plain
-Llamas.
+Its architecture in GGUF is `mistral3`. Mistral's models of 2025 that also read pictures share this architecture, but
+are plain Llamas.
 """
 
 from collections.abc import Mapping

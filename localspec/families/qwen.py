@@ -1,7 +1,7 @@
 """Qwen2, Qwen2.5 and Qwen3.
 
 Qwen2 is Llama with biases of queries, keys and values, and windows from some layer on. Qwen3 has no biases, but norms
-of each query and each key. Some of it, such as Qwen3-30B-A3B, has a mixture of experts in the place of each MLP.
+of each query and each key. Some Qwen3 models, such as Qwen3-30B-A3B, have a mixture of experts in place of each MLP.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """The frequencies by which positions are rotated, for every kind of scaling in the supported families.
 
-Each frequency is computed step by step in fp32 as in the Hugging Face code, except for the power. The power is rounded
-from double precision, so that it is the same on every machine.
+Each frequency is computed step by step in fp32 as in the Hugging Face code. Only the power of the base is rounded from
+double precision, so that the frequency is the same on every machine.
 """
 
 import math
@@ -155,7 +155,7 @@ def _yarn_attention_scaling(parameters: Mapping[str, Any], factor: float) -> flo
 
 
 def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
-    """Return frequencies of LongRoPE (Ding et al. 2024), with a factor for each channel that a search found.
+    """Return frequencies of LongRoPE (Ding et al. 2024): each channel has its own factor, found by a search.
 
     There is one set of factors for short texts and one for long texts.
     """

@@ -1,6 +1,6 @@
 """SmolLM3: Llama in which every fourth layer has no rotary positions. Only those layers may have windows.
 
-A GGUF file does not say which layers have no rotary positions. In llama.cpp, too, they are every fourth layer.
+A GGUF file does not say which layers have no rotary positions. llama.cpp takes every fourth layer, too.
 """
 
 from collections.abc import Mapping

@@ -305,8 +305,8 @@ def forget_deleted(source: Source) -> None:
 def _scan(source: Source) -> Any:
     """Return the client's view of the cache, reduced to this repository and to files inside its directory.
 
-    With a view of the whole cache, the client could delete the same commit in a copy of the repository instead, and
-    files that are linked from elsewhere.
+    With a view of the whole cache, the client could delete this commit in another copy of the repository, and linked
+    files outside the directory.
     """
     from localspec.hub.client import client
 

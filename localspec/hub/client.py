@@ -163,7 +163,7 @@ def must_be_online(what: str, instead: str = "") -> None:
 
 @contextmanager
 def localspec_errors(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
-    """Turn errors of the client into LocalspecError. `kept` returns a sentence about the data that stay here."""
+    """Turn the client's errors into LocalspecError. `kept` returns a sentence about the data that stay in the cache."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes

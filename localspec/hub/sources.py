@@ -1,7 +1,7 @@
 """The sources of models, and records of their pulls.
 
-A source is a repository of the Hugging Face hub at one revision, and one type of its GGUF files. There is a small file
-of records per repository, with which files can be verified without a network.
+A source is a repository of the Hugging Face hub at one revision, and one type of its GGUF files. Each repository has a
+small file of records, so that its files can be verified without a network.
 """
 
 import json
