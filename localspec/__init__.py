@@ -30,23 +30,9 @@ _NAMES = {
 }
 
 __all__ = [
-    "Choice",
-    "DoesNotFit",
-    "Done",
-    "Engine",
-    "Event",
-    "Limits",
-    "LocalspecError",
-    "Memory",
-    "NotAllowed",
-    "NotHere",
-    "Prefill",
-    "Sampling",
-    "Statistics",
-    "Text",
-    "UsageMistake",
-    "__version__",
-]
+    "Choice", "DoesNotFit", "Done", "Engine", "Event", "Limits", "LocalspecError", "Memory",
+    "NotAllowed", "NotHere", "Prefill", "Sampling", "Statistics", "Text", "UsageMistake", "__version__",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -135,14 +135,10 @@ def possible(speedup: float, limit: float) -> bool:
     return speedup <= SLACK * limit
 
 
-def _ignore(sentence: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Reporter:
     """The receiver of messages for the user: problems that do not stop a reply go to `notice`, long waits to
     `progress`."""
 
-    notice: Callable[[str], None] = _ignore
-    progress: Callable[[str], None] = _ignore
+    notice: Callable[[str], None] = lambda _: None
+    progress: Callable[[str], None] = lambda _: None

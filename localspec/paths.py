@@ -15,6 +15,17 @@ from platformdirs import PlatformDirs
 _PLATFORM = PlatformDirs("localspec", appauthor=False)
 
 
+class _Directory:
+    """One of the four directories of `Paths`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: "Paths", _: object = None) -> Path:
+        found: Path = getattr(_PLATFORM, f"user_{self._name}_path")
+        return paths.home / self._name if paths.home else found
+
+
 class _Place:
     """A file or folder in one of the four directories of `Paths`."""
 
@@ -32,21 +43,10 @@ class Paths:
 
     home: Path | None = None
 
-    @property
-    def config_dir(self) -> Path:
-        return self.home / "config" if self.home else _PLATFORM.user_config_path
-
-    @property
-    def data_dir(self) -> Path:
-        return self.home / "data" if self.home else _PLATFORM.user_data_path
-
-    @property
-    def state_dir(self) -> Path:
-        return self.home / "state" if self.home else _PLATFORM.user_state_path
-
-    @property
-    def cache_dir(self) -> Path:
-        return self.home / "cache" if self.home else _PLATFORM.user_cache_path
+    config_dir = _Directory("config")
+    data_dir = _Directory("data")
+    state_dir = _Directory("state")
+    cache_dir = _Directory("cache")
 
     config_file = _Place("config_dir", "config.toml")
     user_models_file = _Place("config_dir", "models.toml")
@@ -136,25 +136,12 @@ def _writer_is_gone(writer: str) -> bool:
     return process.isdecimal() and not psutil.pid_exists(int(process))
 
 
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Make all files that this process or its libraries write within this context readable only for their owner."""
-    with _without(0o077):
-        yield
+OWNER_READS, OWNER_WRITES = 0o077, 0o022  # for `without_rights`: only the owner reads files, or only the owner writes
 
 
 @contextmanager
-def owner_only_files() -> Iterator[None]:
-    """Make all files that this process writes within this context writable only for their owner.
-
-    The umask decides who may read them.
-    """
-    with _without(0o022):
-        yield
-
-
-@contextmanager
-def _without(bits: int) -> Iterator[None]:
+def without_rights(bits: int) -> Iterator[None]:
+    """Take these rights from all files that this process or its libraries write within this context."""
     before = os.umask(bits)
     os.umask(before | bits)
     try:

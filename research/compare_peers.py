@@ -28,8 +28,7 @@ from llama_cpp_model import BATCH, Gguf
 
 from localspec import Done, Engine, Limits, Sampling
 from localspec.bench import prompts
-from localspec.bench.prompts import message
-from localspec.bench.turns import in_turns
+from localspec.bench.prompts import in_turns, message
 from localspec.choosing.choose import choose
 from localspec.config import Settings
 from localspec.engine.model_profile import picks_after

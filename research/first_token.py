@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from localspec.bench.turns import in_turns
+from localspec.bench.prompts import in_turns
 from localspec.machine.hardware import OthersLoad, cpu_name
 from localspec.paths import Paths
 

@@ -33,10 +33,11 @@ from benchmarks.readings import DISTURBED, OtherPrograms
 from experiment import positive
 from llama_cpp_model import Gguf
 from pair_page import AUTO, FIRST, LEAST, LLAMA_CPP, PLAIN, page
+from side_by_side import side_by_side
 
 from localspec import Engine, Limits, Sampling, Statistics, config
 from localspec.bench.prompts import message
-from localspec.bench.turns import on_its_own_clock, side_by_side
+from localspec.bench.race import on_its_own_clock
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements

@@ -25,11 +25,12 @@ from typing import Any
 
 import psutil
 from experiment import content, file_name, positive, questions, same_settings, saved_json, weights
+from side_by_side import side_by_side
 from speedups_page import AUTO, EVERY, KINDS, LEAST, OWN, PLAIN, about, missed, overall, section
 
 from localspec import Done, Engine, Event, Limits, Statistics, config
 from localspec.bench import prompts
-from localspec.bench.turns import on_its_own_clock, side_by_side
+from localspec.bench.race import on_its_own_clock
 from localspec.choosing.choice import Choice
 from localspec.choosing.choose import choose
 from localspec.choosing.measure import MeasurementCache, Measurements

@@ -92,8 +92,6 @@ def test_before_the_first_paint_nothing_is_imported_that_looks_for_models(tmp_pa
         "localspec.models.thinking",
         "localspec.store.conversations",
         "localspec.store.searched_words",
-        "localspec.store.titles",
-        "localspec.store.values",
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from each import each
 
-from localspec.paths import Paths, mount_of, owner_only_files, private_directory, private_files, write_anew
+from localspec.paths import OWNER_READS, OWNER_WRITES, Paths, mount_of, private_directory, without_rights, write_anew
 
 posix = pytest.mark.skipif(os.name != "posix", reason="modes as on POSIX")
 
@@ -91,13 +91,13 @@ def test_a_file_in_the_way_is_an_error(tmp_path):
 def test_files_that_others_may_read_and_not_write(tmp_path):
     before = os.umask(0)
     try:
-        with owner_only_files():
+        with without_rights(OWNER_WRITES):
             (tmp_path / "one").mkdir()
             (tmp_path / "one" / "file").touch()
-        with private_files():
+        with without_rights(OWNER_READS):
             (tmp_path / "private").touch()
         os.umask(0o077)
-        with owner_only_files():
+        with without_rights(OWNER_WRITES):
             (tmp_path / "stricter").touch()
         assert os.umask(0) == 0o077
     finally:

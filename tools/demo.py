@@ -97,9 +97,8 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
-    if (
-        signal.getsignal(signal.SIGINT) is signal.SIG_DFL
-    ):  # set by localspec.cli, so that Ctrl+C during imports is quiet
+    # Set by localspec.cli, so that Ctrl+C during imports is quiet.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = show()

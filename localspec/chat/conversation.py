@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from localspec.chat.figures import memory_begins, saved_figures
 from localspec.errors import UsageMistake
 from localspec.events import Done, Event, Text
-from localspec.store.conversations import Saved, Source, Turn
+from localspec.store.conversations import Saved, Source, Turn, cut, title_of
 from localspec.store.database import StoreTrouble
 from localspec.store.history import History, WentOn
-from localspec.store.titles import cut, title_of
 from localspec.text import one_line, safe
 
 if TYPE_CHECKING:

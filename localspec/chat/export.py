@@ -4,7 +4,7 @@ import os
 import re
 from pathlib import Path
 
-from localspec.chat.wording import ending
+from localspec.chat.figures import ending
 from localspec.errors import UsageMistake
 from localspec.store.conversations import Saved
 from localspec.text import one_line, safe

@@ -27,12 +27,8 @@ TRIES = 1000  # a seed up to this much above the setting belongs to another answ
 WARMER, NARROWER = 0.7, 0.9  # temperature and top-p of another answer if replies are greedy
 FIRST_SAMPLED = "sampling shown"  # key in the store for models whose sampling notice was shown
 _shown_for: set[str] = set()  # names of models whose notice this process showed
-_SHOWN_WITH = {
-    "temperature": None,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-}  # value that is not shown; None: every value is shown
+# By name of a setting, the value that is not shown; None: every value is shown.
+_SHOWN_WITH = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 class SettingLine(NamedTuple):

@@ -133,9 +133,8 @@ def _named_model(settings: Settings, found: Saved | None, reporter: Reporter, sa
     except NotHere as error:
         if settings.origins.get("model", "--").startswith("--"):
             raise
-        raise NotHere(
-            f"{settings.shown('model')}: {error}"
-        ) from None  # the name was not typed, so say which setting it is from
+        # The name was not typed, so say which setting it is from.
+        raise NotHere(f"{settings.shown('model')}: {error}") from None
     inspect(card.path)
     return card
 

@@ -1,7 +1,4 @@
-"""A trace of a reply: the proposer of each token, and the refused drafts.
-
-Tokens are stored compactly, and decoded to text when they are displayed.
-"""
+"""A trace of a reply: the proposer of each token, and the refused drafts."""
 
 from array import array
 from bisect import bisect_right
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from localspec.chat.wording import source_name
+from localspec.chat.figures import source_name
 from localspec.events import Draft, Event, Text
 from localspec.models.detokenize import Detokenizer
 from localspec.quantities import counted
@@ -61,50 +58,22 @@ class Trace:
         self.turn = 0  # its id in the history, if it is saved
         self.ended = self.untold = False  # untold: the server that answered does not report drafts
         self.tokens = array("I")
-        self._sources = array("H")  # by token: indices into `_names`
-        self._names: list[str] = []
-        self._known: dict[str, int] = {}  # the index of each name
+        self._sources: list[str] = []  # by token
+        self._drafts: list[Draft] = []  # by step
         self._ends = array("I", [1])  # by step: the number of tokens after it; the prompt's step gives one
-        # Nodes of all trees, one step after the other, and the nodes on accepted paths.
-        self._nodes, self._parents, self._proposers = array("I"), array("H"), array("H")
-        self._paths = array("H")
-        self._corrected = bytearray()  # by step: whether another token was drafted in place of its last one
-        self._node_ends, self._path_ends = array("I", [0]), array("I", [0])
+        self._corrected: list[bool] = []  # by step: whether another token was drafted in place of its last one
 
     def take(self, event: Event) -> None:
         """Add the tokens and drafts of an event."""
         if isinstance(event, Text):
             for draft in event.drafts:
-                self._add(draft)
-            self._sources.extend(self._numbers(event.sources))
+                last = draft.path[-1]
+                pairs = zip(_proposers(draft), draft.parents, strict=True)
+                self._corrected.append(any(name and parent == last for name, parent in pairs))
+                self._drafts.append(draft)
+                self._ends.append(self._ends[-1] + len(draft.path))
+            self._sources += event.sources
             self.tokens.extend(event.tokens)
-
-    def _add(self, draft: Draft) -> None:
-        names = draft.sources or ["drafter"] * len(draft.tokens)
-        numbers = [0, *(number + 1 for number in self._numbers(names[1:]))]  # 0: the root, which proposes nothing
-        last = draft.path[-1]
-        corrected = last in draft.parents
-        if draft.probe:
-            numbers = [0 if probe else number for probe, number in zip(draft.probe, numbers, strict=True)]
-            corrected = any(number and parent == last for number, parent in zip(numbers, draft.parents, strict=True))
-        self._corrected.append(corrected)
-        self._nodes.extend(draft.tokens)
-        self._parents.extend([0, *draft.parents[1:]])
-        self._proposers.extend(numbers)
-        self._paths.extend(draft.path)
-        self._node_ends.append(len(self._nodes))
-        self._path_ends.append(len(self._paths))
-        self._ends.append(self._ends[-1] + len(draft.path))
-
-    def _numbers(self, names: Sequence[str]) -> list[int]:
-        try:
-            return [self._known[name] for name in names]
-        except KeyError:
-            for name in names:
-                if name not in self._known:
-                    self._known[name] = len(self._names)
-                    self._names.append(name)
-            return [self._known[name] for name in names]
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -115,17 +84,16 @@ class Trace:
 
     def counts(self) -> dict[str, int]:
         """Count the tokens by proposer, the largest number first."""
-        counted = Counter(self._sources[: len(self.tokens)]).most_common()
-        return {self._names[number]: count for number, count in counted}
+        return dict(Counter(self._sources[: len(self.tokens)]).most_common())
 
     def source(self, token: int) -> str:
         """Return the proposer of a token: a drafter, or the target."""
-        return self._names[self._sources[token]]
+        return self._sources[token]
 
     def corrected(self, token: int) -> bool:
         """Return whether another token was drafted in this token's place and refused."""
         step = bisect_right(self._ends, token)
-        return 0 < step < len(self._ends) and token == self._ends[step] - 1 and bool(self._corrected[step - 1])
+        return 0 < step < len(self._ends) and token == self._ends[step] - 1 and self._corrected[step - 1]
 
     @property
     def corrections(self) -> int:
@@ -141,34 +109,10 @@ class Trace:
         after = min(self._ends[step], len(self.tokens))
         if not step:
             return TokenPlace(token, self.source(token), 0, 0, after, 0, ())
-        start, end = self._node_ends[step - 1], self._node_ends[step]
-        proposers = self._proposers[start:end]
-        drafted = len(proposers) - proposers.count(0)
-        return TokenPlace(
-            token, self.source(token), step, first, after, drafted, tuple(self._refused(step, token - first))
-        )
-
-    def _refused(self, step: int, depth: int) -> Iterator[RefusedDraft]:
-        """Yield the refused drafts after the accepted node at `depth` of this step's path."""
-        start, end = self._node_ends[step - 1], self._node_ends[step]
-        tokens, parents = self._nodes[start:end], self._parents[start:end]
-        proposers, names = self._proposers[start:end], ["", *self._names]
-        path = self._paths[self._path_ends[step - 1] : self._path_ends[step]]
-        below: list[list[int]] = [[] for _ in tokens]
-        for node in range(1, len(tokens)):
-            if proposers[node]:
-                below[parents[node]].append(node)
-        said = tokens[path[depth + 1]] if depth + 1 < len(path) else None
-        for node in below[path[depth]]:
-            if node in path or tokens[node] == said:
-                continue
-            chain, size, heap = [node], 0, [node]
-            while below[chain[-1]]:
-                chain.append(below[chain[-1]][0])
-            while heap:
-                size += 1
-                heap += below[heap.pop()]
-            yield RefusedDraft(tuple(tokens[one] for one in chain), tuple(names[proposers[one]] for one in chain), size)
+        draft = self._drafts[step - 1]
+        drafted = sum(map(bool, _proposers(draft)))
+        refused = tuple(_refused_after(draft, token - first))
+        return TokenPlace(token, self.source(token), step, first, after, drafted, refused)
 
     def texts(self, before: int, tokens: Sequence[int]) -> list[str]:
         """Return the text that each of these tokens would have after the first `before` tokens of the reply."""
@@ -180,6 +124,33 @@ class Trace:
         if texts:
             texts[-1] += pieces.flush()
         return texts
+
+
+def _proposers(draft: Draft) -> list[str]:
+    """Return the proposer of each node; empty for the root and for probes, which propose nothing."""
+    names = ["", *(draft.sources or ["drafter"] * len(draft.tokens))[1:]]
+    probes = draft.probe or [False] * len(names)
+    return ["" if probe else name for probe, name in zip(probes, names, strict=True)]
+
+
+def _refused_after(draft: Draft, depth: int) -> Iterator[RefusedDraft]:
+    """Yield the refused drafts after the accepted node at `depth` of the path."""
+    tokens, path, proposers = draft.tokens, draft.path, _proposers(draft)
+    below: list[list[int]] = [[] for _ in tokens]
+    for node, parent in enumerate(draft.parents):
+        if proposers[node]:
+            below[parent].append(node)
+    said = tokens[path[depth + 1]] if depth + 1 < len(path) else None
+    for node in below[path[depth]]:
+        if node in path or tokens[node] == said:
+            continue
+        chain, size, heap = [node], 0, [node]
+        while below[chain[-1]]:
+            chain.append(below[chain[-1]][0])
+        while heap:
+            size += 1
+            heap += below[heap.pop()]
+        yield RefusedDraft(tuple(tokens[one] for one in chain), tuple(proposers[one] for one in chain), size)
 
 
 class Pieces:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec import environment
 from localspec.chat.answerer import Answerer
@@ -18,7 +18,7 @@ from localspec.chat.start import StartedChat, start_chat
 from localspec.cli.console import Progress
 from localspec.config import LOADED_BY, PREFIX, Settings
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.events import Reporter, Statistics
+from localspec.events import Reporter
 from localspec.models import registry
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
@@ -28,24 +28,6 @@ from localspec.text import one_line
 if TYPE_CHECKING:
     from localspec.engine.engine import Engine
     from localspec.serving.server_engine import NamedServer
-
-
-class ReplyReport(Protocol):
-    """A description of one reply that can be printed as a JSON object."""
-
-    @property
-    def start(self) -> dict[str, Any]: ...
-    @property
-    def exactness(self) -> str: ...
-    def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]: ...
-
-
-class Reporting(Answerer, Protocol):
-    """An answerer that can also return its last reply as a JSON object."""
-
-    def report(self, sampling: Any, load_seconds: float, /) -> ReplyReport:
-        """Return the report of the last reply, with its sampling and the seconds that loading the model took."""
-        ...
 
 
 class ChatAndServer(NamedTuple):
@@ -68,7 +50,7 @@ class ChatAndServer(NamedTuple):
 
         return for_chat(settings, card, self.progress.reporter, partial(self._here, settings, card))
 
-    def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Reporting:
+    def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
         """Return an engine for a single reply, with fewer notices.
 
         With `keep`, a server answers and stays for that many seconds. If no server runs, start one; a notice reports a
@@ -98,7 +80,7 @@ class ChatAndServer(NamedTuple):
                 raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
         return here()
 
-    def _there(self, server: "NamedServer", settings: Settings, card: TargetCard) -> Reporting:
+    def _there(self, server: "NamedServer", settings: Settings, card: TargetCard) -> Answerer:
         notice, progress = self.progress.notice, self.progress.show
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Container, Sequence
 from contextlib import suppress
 from threading import Lock, Timer
-from time import monotonic
 from typing import Self, TextIO, TypeGuard
 
 import typer
@@ -18,7 +17,6 @@ from rich.cells import cell_len, set_cell_size
 from localspec.errors import UsageMistake
 from localspec.events import Reporter
 from localspec.marks import drawable, no_room
-from localspec.quantities import Arrival
 from localspec.text import one_line
 
 LEAST = 8  # columns of the beginning of a cut cell
@@ -279,20 +277,3 @@ class Progress:
 def _kind(what: str) -> str:
     """Return what the user waits for, without progress: "loading qwen3" for "loading qwen3: 40 %"."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]
-
-
-class DownloadProgress:
-    """A line of progress for a download."""
-
-    PAUSE = 0.2  # seconds between two lines
-
-    def __init__(self, progress: Progress, name: str) -> None:
-        self._progress, self._name = progress, name
-        self._arrival, self._shown = Arrival(), float("-inf")
-
-    def show(self, done: int, total: int) -> None:
-        """Show that `done` of `total` bytes have arrived."""
-        now = monotonic()
-        if now - self._shown >= self.PAUSE or done >= total:
-            self._shown = now
-            self._progress.show(f"fetching {self._name}: {', '.join(self._arrival.parts(done, total, now))}")

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, closing, nullcontext, suppress
 from io import TextIOWrapper
 from itertools import islice
@@ -12,7 +12,7 @@ from localspec.chat.attachments import GIVEN, ComposedPrompt, measured, saved_pr
 from localspec.chat.branches import rows
 from localspec.chat.commands import listed, look_up, read
 from localspec.chat.conversation import saved_conversation
-from localspec.chat.figures import LiveStats
+from localspec.chat.figures import LiveStats, ending, in_words, repeated, same_answer, saved_thought
 from localspec.chat.introduction import farewell
 from localspec.chat.model_list import all_models, in_lines
 from localspec.chat.readable_phrases import Stories, pools_of, readable_phrases, reader
@@ -29,7 +29,6 @@ from localspec.chat.sampling import listed as settings_listed
 from localspec.chat.sampling import split as key_and_value
 from localspec.chat.start import choose
 from localspec.chat.trace import UNTOLD, Trace, step_by_step
-from localspec.chat.wording import ending, in_words, repeated, same_answer, saved_thought
 from localspec.cli.beginning import ChatAndServer, begin
 from localspec.cli.console import Progress, WordWrap, at_a_terminal, is_terminal, piped, tell, width
 from localspec.cli.interrupt import Interrupt, cleared_up_when_ended
@@ -164,39 +163,22 @@ class _Talk:
             if line.strip():
                 self._answer(said.rest)
             return
-        commands: dict[str, Callable[[str], None]] = {
-            "new": self._new,
-            "resume": self._resume,
-            "model": self._model,
-            "system": self._system,
-            "set": self._set,
-            "think": self._think,
-            "again": self._again,
-            "edit": self._edit,
-            "title": self._title,
-            "find": self._find,
-            "xray": self._xray,
-            "phrases": self._phrases,
-            "race": self._race,
-            "help": self._help,
-            "quit": self._quit,
-        }
-        commands[said.command](said.rest)
+        getattr(self, f"do_{said.command}")(said.rest)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
-    def _help(self, _: str) -> None:
+    def do_help(self, _: str) -> None:
         tell(HELP)
 
-    def _quit(self, _: str) -> None:
+    def do_quit(self, _: str) -> None:
         self.left = True
 
-    def _new(self, _: str) -> None:
+    def do_new(self, _: str) -> None:
         self._settings.reset()
         self.conversation = self.conversation.start_new(self._settings.first.system)
         tell("A new conversation.")
 
-    def _resume(self, which: str) -> None:
+    def do_resume(self, which: str) -> None:
         history = self._store.history if self._store else None
         if which:
             found = saved_conversation(history, conversation_id(which, "/resume"))
@@ -210,7 +192,7 @@ class _Talk:
         if not infos:
             tell("No conversations are saved here yet.")
 
-    def _model(self, name: str) -> None:
+    def do_model(self, name: str) -> None:
         if (server := self._begun.server) is not None:
             self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
@@ -233,18 +215,18 @@ class _Talk:
             choose(card, "chat", self._progress.notice)
         tell(one_line(f"{card.name} answers from now on."))
 
-    def _system(self, text: str) -> None:
+    def do_system(self, text: str) -> None:
         if text:
             self.conversation.instruct(text)
         tell(safe(f"System prompt: {self.conversation.system or 'none'}"))
 
-    def _set(self, rest: str) -> None:
+    def do_set(self, rest: str) -> None:
         key, value = key_and_value(rest)
         if value:
             self._settings.change({key: value}, self._loaded())
         tell(settings_listed(self._settings.lines(self._loaded(), key)))
 
-    def _think(self, rest: str) -> None:
+    def do_think(self, rest: str) -> None:
         word = parse_think(rest)
         if word == SHOW:
             thoughts = next((turn.reasoning for turn in reversed(self.conversation.turns) if turn.reasoning), "")
@@ -254,12 +236,12 @@ class _Talk:
             self._settings.change({THINK: word}, self._loaded())
         tell(state(self._settings.now, self._loaded(), self.conversation.system).sentence)
 
-    def _again(self, _: str) -> None:
+    def do_again(self, _: str) -> None:
         if self.conversation.answered and (notice := self._settings.resampling_notice(self._loaded())):
             tell(notice)
         self._instead(None)
 
-    def _edit(self, text: str) -> None:
+    def do_edit(self, text: str) -> None:
         if not text:
             raise UsageMistake("/edit needs the new text of your last prompt: /edit TEXT.")
         self._instead(text)
@@ -290,10 +272,10 @@ class _Talk:
         elif before.id is not None:
             tell(f"The earlier answer stays in conversation {before.id}: /resume {before.id} returns to it.")
 
-    def _title(self, text: str) -> None:
+    def do_title(self, text: str) -> None:
         self.conversation.rename(text)
 
-    def _find(self, words: str) -> None:
+    def do_find(self, words: str) -> None:
         turns = self.conversation.turns
         if not words:
             raise UsageMistake("/find needs the words to look for: /find WORDS.")
@@ -305,7 +287,7 @@ class _Talk:
         if not found:
             tell("No message of this conversation contains that.")
 
-    def _phrases(self, words: str) -> None:
+    def do_phrases(self, words: str) -> None:
         found: list[str] = []
         if store := self._store:
             stories = Stories(store.history)
@@ -317,7 +299,7 @@ class _Talk:
         for line in found or ["No phrase contains that." if words else "No phrases are saved for this model yet."]:
             tell(one_line(line))
 
-    def _race(self, line: str) -> None:
+    def do_race(self, line: str) -> None:
         """Print the result of a race, as `localspec race` does without a terminal."""
         if not line:
             raise UsageMistake("/race needs the prompt that both answer: /race PROMPT.")
@@ -338,7 +320,7 @@ class _Talk:
         for sentence in sentences(lanes, result(*lanes)):
             tell(one_line(sentence))
 
-    def _xray(self, _: str) -> None:
+    def do_xray(self, _: str) -> None:
         if self._trace is None and self._engine is not None and self._engine.decode is None:
             raise UsageMistake(UNTOLD)
         if self._trace is None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from itertools import islice
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -24,19 +24,6 @@ WHAT = "phrases"
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Only this model's phrases; by default all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
-
-
-class Shown(NamedTuple):
-    """One phrase as it is displayed; `text` is None if the model's tokenizer is not here."""
-
-    model: str
-    before: tuple[int, ...]
-    key: tuple[int, int]
-    after: tuple[int, ...]
-    text: str | None
-    uses: int
-    served: int
-    conversation: int | None
 
 
 @app.callback()
@@ -78,7 +65,7 @@ def show(
         stories = Stories(store.history) if store else None
         titles = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases, _ in chosen]
     if as_json:
-        print_json([_shown(kept)._asdict() for _, phrases, _ in chosen for kept in phrases])
+        print_json([_as_json(kept) for _, phrases, _ in chosen for kept in phrases])
         return
     if not chosen:
         typer.echo("No phrases are saved yet.")
@@ -126,7 +113,7 @@ def export(model: Model = None) -> None:
         for pool in _pools_of(store, model):
             phrases = store.phrases.export(pool.pool) if store else ()
             for kept in readable_phrases(pool, phrases, reader(pool)[0]):
-                print_json(_shown(kept)._asdict())
+                print_json(_as_json(kept))
 
 
 def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
@@ -147,7 +134,16 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     return chosen
 
 
-def _shown(kept: ReadablePhrase) -> Shown:
+def _as_json(kept: ReadablePhrase) -> dict[str, Any]:
+    """Return a phrase as it is exported; `text` is None if the model's tokenizer is not here."""
     phrase = kept.phrase
-    before, key, after = unpack_tokens(phrase.before), unpack_key(phrase.key), unpack_tokens(phrase.after)
-    return Shown(kept.pool.model, before, key, after, kept.text, phrase.uses, phrase.served, phrase.conversation)
+    return {
+        "model": kept.pool.model,
+        "before": unpack_tokens(phrase.before),
+        "key": unpack_key(phrase.key),
+        "after": unpack_tokens(phrase.after),
+        "text": kept.text,
+        "uses": phrase.uses,
+        "served": phrase.served,
+        "conversation": phrase.conversation,
+    }

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
 from localspec import environment
 from localspec.choosing.cost import TRAINING_TOKENS
-from localspec.cli.console import DownloadProgress, Progress, at_a_terminal, print_json, seen
+from localspec.cli.console import Progress, at_a_terminal, print_json, seen
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import takes_settings
@@ -33,10 +34,12 @@ from localspec.pulling.pull import (
     announced,
 )
 from localspec.pulling.pull import pull as pulled
-from localspec.quantities import counted, size
+from localspec.quantities import Arrival, counted, size
 from localspec.text import one_line
 
 app = typer.Typer()
+
+PAUSE = 0.2  # seconds between two lines of progress
 
 
 @app.command()
@@ -83,14 +86,21 @@ def pull(
         name = str(Source.parse(name))
     fetched, options = False, PullOptions(drafter, force, packed_only, original, settings)
     progress = Progress()
-    download = DownloadProgress(progress, name)
+    arrival, shown = Arrival(), float("-inf")
+
+    def received(done: int, total: int) -> None:
+        nonlocal shown
+        if (now := monotonic()) - shown >= PAUSE or done >= total:
+            shown = now
+            progress.show(f"fetching {name}: {', '.join(arrival.parts(done, total, now))}")
+
     try:
         if dry_run and (card := cards().get(name)):
             found = announced(card, options, progress.reporter)
             progress.clear()
             _print_plan(name, found, as_json)
             return
-        with cleared_up_when_ended(), closing(pulled(name, options, progress.reporter, download.show)) as events:
+        with cleared_up_when_ended(), closing(pulled(name, options, progress.reporter, received)) as events:
             for event in events:
                 progress.clear()
                 if dry_run:

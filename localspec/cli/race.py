@@ -1,6 +1,7 @@
 """`localspec race PROMPT`: shows plain and speculative decoding side by side."""
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -13,8 +14,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.bench.race import LONGEST, Lane, RaceResult, race, racers, result, sentences, that_drafts
-from localspec.bench.race_view import PAUSE, Size, ends, fits, frame, moments, recording, whole_screen
+from localspec.bench.race import (
+    LONGEST,
+    PAUSE,
+    Lane,
+    RaceResult,
+    ends,
+    fits,
+    frame,
+    moments,
+    race,
+    racers,
+    recording,
+    result,
+    sentences,
+    whole_screen,
+    with_drafts,
+)
 from localspec.chat.start import start_chat
 from localspec.cli.console import Progress, folded, width
 from localspec.cli.interrupt import cleared_up_when_ended
@@ -31,7 +47,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-RECORDED = Size(columns=80, lines=24)  # if there is no terminal
+RECORDED = os.terminal_size((80, 24))  # if there is no terminal
 
 
 @app.command("race")
@@ -67,7 +83,7 @@ def race_command(
             f"--cast {cast} is in a directory that does not exist; create the directory, or name another file."
         )
     seen = not as_json and sys.stdout is not None and sys.stdout.isatty() and not dumb_terminal()
-    seen = seen and fits(terminal_size())
+    seen = seen and fits(shutil.get_terminal_size())
     progress = Progress()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
@@ -75,18 +91,14 @@ def race_command(
         card, store, _ = start_chat(quiet, None, at_the_end, progress.notice, progress.show)
         progress.show(f"loading {card.name}")
 
-        from localspec import Engine, Limits  # needs torch on a GPU, which takes a second to import
+        from localspec import Engine  # needs torch on a GPU, which takes a second to import
 
         drafting = Engine.open(quiet, card, store=store, notice=progress.notice, progress=progress.show)
         if not drafting.choice.nodes:
-            drafting = Engine(that_drafts(drafting.choice), phrases="off", share_with=drafting)
+            drafting = with_drafts(drafting)
         sampling = drafting.sampling(quiet)
         progress.show("warming up")
-        messages = [{"role": "user", "content": question}]
-        if quiet.system:
-            messages.insert(0, {"role": "system", "content": quiet.system})
-        limits, think = Limits(quiet.max_tokens, quiet.stop), drafting.thinking(quiet, quiet.system)
-        lanes, streams = racers(drafting, messages, sampling, limits, think)
+        lanes, streams = racers(drafting, question, quiet.system, quiet, sampling)
         progress.clear()
         steps = race(lanes, streams)
         if seen:
@@ -96,10 +108,10 @@ def race_command(
             deque(steps, maxlen=0)
     found = result(*lanes)
     summary = list(sentences(lanes, found))
-    size = terminal_size() if seen else RECORDED
+    size = shutil.get_terminal_size() if seen else RECORDED
     if cast:
         title = one_line(f"localspec race: {question}")
-        drawn = recording(lanes, size, _folded(summary, size["columns"]), title, int(time.time()))
+        drawn = recording(lanes, size, _folded(summary, size.columns), title, int(time.time()))
         try:
             cast.write_text("".join(drawn), encoding="utf-8")
         except OSError as error:
@@ -131,13 +143,7 @@ def _show(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
 
 
 def _draw(lanes: Sequence[Lane], seconds: float | None = None) -> None:
-    print(drawable(whole_screen(frame(lanes, terminal_size(), seconds)), sys.stdout), end="", flush=True)
-
-
-def terminal_size() -> Size:
-    """Return the size of the terminal of standard output."""
-    columns, lines = shutil.get_terminal_size()
-    return Size(columns=columns, lines=lines)
+    print(drawable(whole_screen(frame(lanes, shutil.get_terminal_size(), seconds)), sys.stdout), end="", flush=True)
 
 
 @contextmanager

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localspec.chat.attachments import ComposedPrompt, with_piped
-from localspec.chat.figures import known_speedup
+from localspec.chat.figures import (
+    SAMENESS,
+    drafting_off,
+    gain,
+    known_speedup,
+    repeated,
+    seconds_words,
+    share_words,
+    tokens_a_step,
+)
 from localspec.chat.sampling import first_sampled, sampling_words, why_empty
-from localspec.chat.wording import SAMENESS, drafting_off, gain, repeated, seconds_words, share_words, tokens_a_step
-from localspec.cli.beginning import ReplyReport, begin, keep_seconds
+from localspec.cli.beginning import begin, keep_seconds
 from localspec.cli.console import Progress, piped, say, tell
 from localspec.cli.interrupt import Interrupt
 from localspec.cli.options import SharedFlags, takes_shared_flags
@@ -27,6 +35,7 @@ from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec import Statistics
+    from localspec.engine.report import Report
 
 app = typer.Typer()
 NOT_CHECKED = "not checked yet (a chat checks after its first reply, `--exact` before a reply)"
@@ -224,7 +233,7 @@ class _Output:
     def __init__(self) -> None:
         self.reply = self.reasoning = ""
 
-    def start(self, report: ReplyReport) -> None:
+    def start(self, report: "Report") -> None:
         """Report that the prompt is accepted and being read."""
 
     def step(self, event: Text) -> None:
@@ -267,7 +276,7 @@ class _Object(_Output):
 class _Stream(_Output):
     """A writer of one JSON object per line: one at the start, one per step, one at the end."""
 
-    def start(self, report: ReplyReport) -> None:
+    def start(self, report: "Report") -> None:
         self._print({"event": "start", **report.start})
 
     def step(self, event: Text) -> None:

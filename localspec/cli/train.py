@@ -29,7 +29,7 @@ from localspec.models import registry
 from localspec.models.drafter_cards import accepted_kinds, trained_drafters
 from localspec.models.drafter_kinds import TABLE, kinds
 from localspec.models.registry import full_name
-from localspec.paths import Paths, file_stem, private_files
+from localspec.paths import OWNER_READS, Paths, file_stem, without_rights
 from localspec.quantities import counted, speedup
 from localspec.store.store import user_store
 from localspec.training.directory import NOTABLE, Lock, refuse_course, usable
@@ -165,7 +165,7 @@ def train(
     usable(directory)
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     waits = partial(progress.notice, "stopping after this step; Ctrl+C again stops at once.")
-    with private_files(), Interrupt(ends_too=True, waits=waits) as interrupt, Lock(directory) as lock:
+    with without_rights(OWNER_READS), Interrupt(ends_too=True, waits=waits) as interrupt, Lock(directory) as lock:
         progress.show("planning" if own else "reading text")
         examples = [] if own else read_examples(files)
 

@@ -18,7 +18,7 @@ from localspec.exporting.engines import Form, check_heads, check_path, command, 
 from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_cards import read_drafter
 from localspec.models.registry import TargetCard, resolve
-from localspec.paths import Paths, private_files
+from localspec.paths import OWNER_READS, Paths, without_rights
 from localspec.training.checkpoint import full
 from localspec.weights.checkpoint import originals
 from localspec.weights.stored import read_config
@@ -102,7 +102,7 @@ def _whole(out: Path) -> Iterator[Path]:
     """
     new: Path | None = None
     try:
-        with private_files():
+        with without_rights(OWNER_READS):
             out.parent.mkdir(parents=True, exist_ok=True)
             for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):  # left by killed exports
                 process = left.name.split(".")[-2]

@@ -15,7 +15,7 @@ from localspec.hub.cache import cached, damage, discard, repository, size, snaps
 from localspec.hub.client import broke_off, client, localspec_errors, server
 from localspec.hub.plan import Part, Plan, is_weights
 from localspec.hub.sources import ExpectedFile, Source, folder, must_be_writable, record, remember
-from localspec.paths import Paths, owner_only_files, write_anew
+from localspec.paths import OWNER_WRITES, Paths, without_rights, write_anew
 from localspec.quantities import distinct
 from localspec.quantities import size as shown
 
@@ -45,7 +45,7 @@ def fetch(
         must_be_writable(paths)
     fetching = _Fetching(planned, progress)
     try:
-        with warnings.catch_warnings(), owner_only_files():
+        with warnings.catch_warnings(), without_rights(OWNER_WRITES):
             warnings.simplefilter("ignore")  # the client warns of a small disk, and the plan did so already
             for part in planned.parts:
                 with localspec_errors(part.source, fetching.in_words), _private_locks(part.source):

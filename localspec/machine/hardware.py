@@ -287,9 +287,8 @@ def disk_bandwidth(file: Path) -> float | None:
         pieces = os.fstat(handle).st_size // _PIECE
         if not direct or pieces < _PIECES:
             return None
-        places = random.sample(
-            range(pieces), _PIECES
-        )  # different pieces each time, since a disk may keep earlier ones in its cache
+        # Different pieces each time, since a disk may keep earlier ones in its cache.
+        places = random.sample(range(pieces), _PIECES)
         done, began = 0, time.perf_counter()
         with mmap(-1, _PIECE) as buffer:  # aligned, as such reads require
             while done < _PIECES and time.perf_counter() - began < _LONGEST:

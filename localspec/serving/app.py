@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from enum import Enum
 from http import HTTPStatus
 from typing import Any
 
@@ -42,12 +41,6 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
     (DoesNotFit, 503, "server_error", "out_of_memory"),
     (LocalspecError, 500, "server_error", None),
 )
-
-
-class Silent(Enum):
-    """A sentinel that `_within` returns if no answer came in time."""
-
-    SILENT = "silent"
 
 
 class Serving:
@@ -107,18 +100,20 @@ class Serving:
         left, streams = asyncio.ensure_future(_wait_for_disconnect(request)), False
         try:
             box = self._put(parsed, parsed.client or (request.client.host if request.client else ""), size, left)[1]
-            first = await _within(SIGN_SECONDS, box) if parsed.stream else await box.next()
-            if first is None:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)
-            started = None if isinstance(first, Silent) else _first_answer(first)
             if parsed.stream:
-                pieces = _pieces(parsed, started, box, left)
+                batches = _batches(SIGN_SECONDS, box)
+                if (begun := await anext(batches, None)) is None:
+                    return Response(status_code=HTTPStatus.BAD_REQUEST)
+                if begun:
+                    _first_answer(begun[0])  # an error has a status only until the headers are sent
+                pieces = _pieces(parsed, begun, batches, left)
                 streams = True  # from here on, the stream cancels `left` when it ends
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
-            assert started is not None
-            shape = _shape(parsed, started)
+            if (first := await box.next()) is None:
+                return Response(status_code=HTTPStatus.BAD_REQUEST)
+            shape = _shape(parsed, _first_answer(first))
             texts: list[Text] = []
             while (answer := await box.next()) is not None:
                 answer = _unless_wrong(answer)
@@ -185,16 +180,10 @@ class Serving:
         try:
             if ahead:
                 yield _line({"ahead": ahead})
-            while True:
-                answer = await _within(LINE_SECONDS, box)
-                if isinstance(answer, Silent):  # a sign of life
-                    yield _line({"ahead": ahead})
-                    continue
-                if answer is None:
-                    return
-                ahead = 0
-                found = [_command_line(one) for one in (answer, *box.rest())]
-                yield b"".join(line for line, _ in found)
+            async for answers in _batches(LINE_SECONDS, box):
+                ahead = 0 if answers else ahead
+                found = [_command_line(one) for one in answers]
+                yield b"".join(line for line, _ in found) if answers else _line({"ahead": ahead})  # a sign of life
                 if any(over for _, over in found):
                     return
         finally:
@@ -307,46 +296,46 @@ def _shape(parsed: ClientRequest, started: StartedReply) -> ReplyForm:
     return ReplyForm(parsed.messages is not None, started.model, localspec.__version__, started.start)
 
 
-async def _within(seconds: float, box: Mailbox[Answer]) -> Answer | Silent | None:
-    """Return the next answer; None if the client has disconnected, and Silent if nothing came within `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await box.next()
-    except TimeoutError:
-        return Silent.SILENT
+async def _batches(seconds: float, box: Mailbox[Answer]) -> AsyncIterator[list[Answer]]:
+    """Yield the answers that have arrived, until the client has disconnected; an empty list after `seconds` without."""
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                first = await box.next()
+        except TimeoutError:
+            yield []
+            continue
+        if first is None:
+            return
+        yield [first, *box.rest()]
 
 
 async def _pieces(
-    parsed: ClientRequest, started: StartedReply | None, box: Mailbox[Answer], left: "asyncio.Future[None]"
+    parsed: ClientRequest, begun: list[Answer], batches: AsyncIterator[list[Answer]], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of a streamed reply, and a comment after each SIGN_SECONDS without an answer.
 
-    `started` is None if no answer came before the headers were sent. Then the stream begins with a comment. An error is
-    sent as a piece of the stream, because the status is already 200.
+    `begun` are the answers that came before the headers were sent. Without any, the stream begins with a comment. A
+    later error is sent as a piece of the stream, because the status is already 200.
     """
-    usage, shape = parsed.usage_in_stream, None
+    usage, shape, answers, over = parsed.usage_in_stream, None, begun, False
     try:
-        if started is None:
-            yield COMMENT
-        else:
-            shape = _shape(parsed, started)
-            yield shape.first(usage) or b""
-        while (answer := await _within(SIGN_SECONDS, box)) is not None:
-            if isinstance(answer, Silent):
-                yield COMMENT
-                continue
-            if shape is None:
+        while True:
+            found = b"" if answers else COMMENT
+            for answer in answers:
+                if shape is not None:
+                    piece, over = _piece(shape, answer, usage)
+                    found += piece
+                    continue
                 try:
                     shape = _shape(parsed, _first_answer(answer))
+                    found += shape.first(usage) or b""
                 except LocalspecError as trouble:
-                    yield broken_off(_wrong(trouble)[1])
-                    return
-                yield shape.first(usage) or b""
-                continue
-            found = [_piece(shape, one, usage) for one in (answer, *box.rest())]
-            yield b"".join(piece for piece, _ in found)
-            if any(over for _, over in found):
+                    found, over = broken_off(_wrong(trouble)[1]), True
+            yield found
+            if over or (more := await anext(batches, None)) is None:
                 return
+            answers = more
     finally:
         left.cancel()
 

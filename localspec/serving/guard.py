@@ -174,7 +174,9 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
         except FileNotFoundError:
             found = ""
         if not found:  # or one that a full disk left empty
-            return _made(file)
+            key = f"localspec-{secrets.token_urlsafe(32)}"
+            write_anew(file, key.encode())
+            return key
         if len(found) < SHORTEST or not _KEY.fullmatch(found):
             raise LocalspecError(f"{file} has no valid key; delete the file, and the next start makes a new key.")
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
@@ -186,10 +188,3 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
         return found
     except OSError as error:
         raise LocalspecError(f"The key cannot be saved in {file} ({error.strerror}); set {SERVE_KEY}.") from error
-
-
-def _made(file: Path) -> str:
-    """Write a new key to the file, either completely or not at all, and return it."""
-    key = f"localspec-{secrets.token_urlsafe(32)}"
-    write_anew(file, key.encode())
-    return key

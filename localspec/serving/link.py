@@ -4,7 +4,6 @@ import importlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -216,19 +215,3 @@ class Link:
         if isinstance(error, OSError):
             return BrokenOff(f"{where} closed the connection ({first_line(error)[:200]}).")
         return LocalspecError(f"{where} sends {first_line(error)[:200]}, which cannot be read.")
-
-
-class Patience:
-    """A limit on the seconds without data, counted from the start or from the last data that arrived."""
-
-    def __init__(self, limit: float) -> None:
-        self.limit, self._began = limit, time.monotonic()
-
-    def renew(self, limit: float) -> None:
-        """Restart the clock, because data arrived. Wait `limit` seconds for the next data."""
-        self.limit, self._began = limit, time.monotonic()
-
-    @property
-    def waited(self) -> float:
-        """Return the seconds since data last arrived."""
-        return time.monotonic() - self._began

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localspec.errors import LocalspecError, UsageMistake
-from localspec.paths import private_directory
+from localspec.paths import private_directory, without_rights
 from localspec.serving.over_socket import CONNECT_SECONDS, process_at, stop_it
 
 HOST = "127.0.0.1"
@@ -39,11 +39,8 @@ def private_socket(path: Path) -> Iterator[socket.socket]:
             at_the_end.enter_context(lock.acquire(timeout=0))
             _remove_dead(path)
             listening = at_the_end.enter_context(socket.socket(socket.AF_UNIX))
-            before = os.umask(0o177)
-            try:
+            with without_rights(0o177):
                 listening.bind(os.fspath(path))
-            finally:
-                os.umask(before)
             listening.listen(BACKLOG)
             own = _identity(path)
         except Timeout:

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from localspec import Limits
 from localspec.bench.figures import rounded, spread
-from localspec.bench.prompts import BenchPrompt
-from localspec.bench.turns import in_turns, remaining_words
+from localspec.bench.prompts import BenchPrompt, in_turns, remaining_words
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.events import Done, Text

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from localspec.errors import LocalspecError
-from localspec.events import Memory, Reason
+from localspec.events import Reason
 from localspec.models.thinking import KNOWN, Parting
 from localspec.outside_files import parse_json
 from localspec.text import one_line, safe, shortened
@@ -42,35 +42,6 @@ class ServerPiece(NamedTuple):
     chosen: bool = False  # whether it is part of the reply at all
 
 
-class ReportedFigures:
-    """The figures of a reply that a localspec server reports. A missing or impossible figure is 0."""
-
-    def __init__(self, own: Mapping[str, Any]) -> None:
-        self._timings, self.speculation = _object(own.get("timings")), _object(own.get("speculation"))
-        held = _object(own.get("memory"))
-        self._held = [count(held.get(f"{name}_bytes")) for name in ("target", "drafter", "cache", "peak")]
-
-    def time(self, name: str) -> float:
-        """Return the reported time or speed of this name; 0 if it is missing or impossible."""
-        return number(self._timings.get(name)) or 0.0
-
-    def counted(self, name: str) -> int:
-        """Return the reported count of this name; 0 if it is missing or impossible."""
-        return count(self.speculation.get(name)) or 0
-
-    @property
-    def by_depth(self) -> tuple[float, ...]:
-        """Return the acceptance of drafts by depth."""
-        found = self.speculation.get("acceptance_by_depth")
-        return tuple(number(one) or 0.0 for one in found[:DEEPEST]) if isinstance(found, list) else ()
-
-    @property
-    def memory(self) -> Memory:
-        """Return the memory of the server's process."""
-        target, drafter, cache, peak = (one or 0 for one in self._held)
-        return Memory(target, drafter, cache, peak)
-
-
 def read_piece(content: bytes) -> ServerPiece:
     """Return the content of one message of a stream, or of a whole reply.
 
@@ -90,16 +61,16 @@ def read_piece(content: bytes) -> ServerPiece:
         raise Broken(f"it sent {shown(content)} instead of a piece of a reply")
     # One reply was requested: one with another number does not belong to it.
     first: Mapping[str, Any] = next((one for one in choices if one.get("index") in (0, None)), {})
-    said = _object(first.get("delta")) or _object(first.get("message"))
+    said = mapping(first.get("delta")) or mapping(first.get("message"))
     reason = first.get("finish_reason") or None  # some have an empty text until the end
     named = reason if isinstance(reason, str) else repr(reason)
     return ServerPiece(
         _content(said.get("content"), content),
         _text(said.get("reasoning_content")) or _text(said.get("reasoning")),
         None if reason is None else _REASONS.get(named, "stop"),
-        _object(value.get("usage")),
-        _object(value.get("localspec")),
-        _object(value.get("timings")),
+        mapping(value.get("usage")),
+        mapping(value.get("localspec")),
+        mapping(value.get("timings")),
         _tool(said, reason),
         "" if reason is None or named in _REASONS else shortened(one_line(named), 60),
         bool(first),
@@ -109,8 +80,8 @@ def read_piece(content: bytes) -> ServerPiece:
 def _tool(said: Mapping[str, Any], reason: object) -> str | None:
     """Return the name of the first tool that the reply calls; None if it calls no tool."""
     calls = said.get("tool_calls")
-    called = _object(calls[0]) if isinstance(calls, list) and calls else {}
-    function = _object(called.get("function")) or _object(said.get("function_call"))
+    called = mapping(calls[0]) if isinstance(calls, list) and calls else {}
+    function = mapping(called.get("function")) or mapping(said.get("function_call"))
     if not called and not function and reason not in ("tool_calls", "function_call"):
         return None
     name = function.get("name")
@@ -214,5 +185,6 @@ def _text(value: object) -> str:
     return safe(value) if isinstance(value, str) else ""
 
 
-def _object(value: object) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
     return value if isinstance(value, dict) else {}

@@ -11,17 +11,17 @@ from typing import Any
 
 from localspec import Limits
 from localspec.chat.answerer import RemoteSampling, ReplyFigures, ServedForm
+from localspec.chat.figures import SAMENESS
 from localspec.chat.model_list import named_on_server
 from localspec.chat.readable_phrases import Decode, decoder
 from localspec.chat.start import start_chat
-from localspec.chat.wording import SAMENESS
 from localspec.config import TYPED, Rule, Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Event, Reporter
 from localspec.models import registry
 from localspec.models.messages import Message, turns_left_out
 from localspec.models.registry import TargetCard
-from localspec.serving.link import EmptyReply, Head, Link, Patience, SilentServer
+from localspec.serving.link import EmptyReply, Head, Link, SilentServer
 from localspec.serving.pieces import number, word
 from localspec.serving.server import Server, TooLong
 from localspec.serving.server_reply import ServerReply, ServerReport
@@ -187,12 +187,11 @@ class ServerEngine:
 
     def _reply(self, body: Mapping[str, Any], dropped: int) -> Generator[Event, None, None]:
         content = json.dumps(body).encode()
-        patience = Patience(FIRST_SECONDS)
-        arrived = partial(patience.renew, NEXT_SECONDS)
+        reply = ServerReply(self, dropped, body.get("max_tokens"))
         with closing(self.server.post("chat/completions", content)) as link:
-            yield from ServerReply(self, dropped, body.get("max_tokens"), arrived).events(self._wait(link, patience))
+            yield from reply.events(self._wait(link, reply))
 
-    def _wait(self, link: Link, patience: Patience) -> Iterator[Head | bytes | None]:
+    def _wait(self, link: Link, reply: ServerReply) -> Iterator[Head | bytes | None]:
         """Yield what arrives, until the reply is no longer wanted. Raises SilentServer after too long a wait.
 
         A comment in the stream only shows that the server is alive.
@@ -201,14 +200,15 @@ class ServerEngine:
         for one in link.arrivals():
             if not self.wanted():
                 return
-            if patience.waited < FIRST_NOTICE:
+            if reply.waited < FIRST_NOTICE:
                 tell_at = FIRST_NOTICE
-            elif patience.waited >= tell_at:
-                tell_at = patience.waited + NEXT_NOTICE
-                self.reporter.progress(f"waiting for {self.server.address.name}, {patience.waited:.0f} s")
+            elif reply.waited >= tell_at:
+                tell_at = reply.waited + NEXT_NOTICE
+                self.reporter.progress(f"waiting for {self.server.address.name}, {reply.waited:.0f} s")
             yield one
-            if patience.waited > patience.limit:
-                raise SilentServer(f"{self.server.address.url} has sent nothing for {patience.limit:.0f} s; try again.")
+            limit = NEXT_SECONDS if reply.begun else FIRST_SECONDS
+            if reply.waited > limit:
+                raise SilentServer(f"{self.server.address.url} has sent nothing for {limit:.0f} s; try again.")
 
 
 def _place(model: str) -> Path | None:

@@ -1,21 +1,22 @@
 """One reply of a server as it arrives: its events, its figures, and its JSON object."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from localspec.engine.report import Report, sampling_facts
 from localspec.errors import LocalspecError
-from localspec.events import Done, Event, Prefill, Statistics, Text
+from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.serving import pieces
 from localspec.serving.link import BrokenOff, EmptyReply, Head, SilentServer
 from localspec.serving.pieces import (
+    DEEPEST,
     END,
     Broken,
     GaveUp,
-    ReportedFigures,
     ServerPiece,
     count,
+    mapping,
     messages,
     number,
     proposed,
@@ -32,31 +33,21 @@ if TYPE_CHECKING:
 
 LONGEST_REPLY = 2**20  # characters: no model writes as much, and nobody reads it
 PIECES_A_TOKEN, PIECES_MORE = 8, 64  # some servers send a token in several pieces, letter by letter
-_REPORTED = (
-    "revision",
-    "drafter",
-    "device",
-    "dtype",
-    "quantize",
-    "bits_per_weight",
-    "exactness",
-    "accept",
-    "lossless",
-    "seed",
-)  # fields of localspec's own reports
+# Fields of localspec's own reports.
+_FACTS = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
+_REPORTED = (*_FACTS, "bits_per_weight", "seed")
 
 
 class ServerReply:
     """A reply that is arriving from a server.
 
-    `most` tokens were requested, and `arrived` is called when text arrives. Reading stops if the reply has far more
+    `most` tokens were requested. Reading stops if the reply has far more
     tokens than `most`, or does not end.
     """
 
-    def __init__(
-        self, engine: "ServerEngine", dropped: int, most: int | None = None, arrived: Callable[[], None] = lambda: None
-    ) -> None:
-        self._engine, self._most, self._arrived = engine, most, arrived
+    def __init__(self, engine: "ServerEngine", dropped: int, most: int | None = None) -> None:
+        self._engine, self._most = engine, most
+        self._heard = time.monotonic()  # when text arrived last, or the start
         self._left_out = self._dropped = dropped  # turns left out here, and including those that the server left out
         self._pieces = self._length = 0  # pieces with text, and characters
         self._began = time.perf_counter()
@@ -91,7 +82,7 @@ class ServerReply:
                 self._take(piece)
                 begun = begun or piece.chosen
                 if piece.text or piece.reasoning or piece.tool is not None:
-                    self._arrived()
+                    self._heard = time.monotonic()
                     self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
                 if event := self._text(piece):
                     if not told:  # only now is it certain that there is a reply
@@ -137,6 +128,16 @@ class ServerReply:
             yield Prefill(0, 0, self._dropped)
         statistics = engine.session.statistics = engine.session.so_far = self._statistics()
         yield Done(self._piece.reason or "stop", statistics)
+
+    @property
+    def waited(self) -> float:
+        """The seconds since text last arrived."""
+        return time.monotonic() - self._heard
+
+    @property
+    def begun(self) -> bool:
+        """Whether any text has arrived."""
+        return self._pieces > 0
 
     def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
         """Yield a whole reply, which the server did not stream, as the only message of a stream."""
@@ -195,35 +196,43 @@ class ServerReply:
 
     def _statistics(self) -> Statistics:
         """Return the figures so far: those that the server reports, or else those that this process measures."""
-        usage, told = self._piece.usage, ReportedFigures(self._piece.own)
+        usage, drafted = self._piece.usage, self._piece.timings
+        own = self._piece.own
+        timings, speculation, held = (mapping(own.get(name)) for name in ("timings", "speculation", "memory"))
+        by_depth = speculation.get("acceptance_by_depth")
+        depths = by_depth[:DEEPEST] if isinstance(by_depth, list) else []
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
         written = count(usage.get("completion_tokens"))
         tokens = len(self._tokens) if self._tokens else written or 0
         decoding = self._last - self._first
         speed = (tokens - 1) / decoding if decoding > 0 and tokens > 1 else 0.0
+
+        def reported(name: str) -> float:
+            return number(timings.get(name)) or 0.0
+
         return Statistics(
             token_ids=tuple(self._tokens),
             prompt_tokens=count(usage.get("prompt_tokens")) or 0,
             reused_tokens=0,
             dropped_turns=self._dropped,
-            prefill_seconds=told.time("prefill_s"),
-            first_token_seconds=told.time("first_token_s") or self._first,
-            decode_seconds=told.time("decode_s") or decoding,
+            prefill_seconds=reported("prefill_s"),
+            first_token_seconds=reported("first_token_s") or self._first,
+            decode_seconds=reported("decode_s") or decoding,
             draft_seconds=0.0,
             verify_seconds=0.0,
             step_seconds=0.0,
-            tokens_per_second=told.time("tokens_per_second") or speed,
-            steps=told.counted("steps"),
-            acceptance_length=number(told.speculation.get("acceptance_length")) or 0.0,
-            acceptance_by_depth=told.by_depth,
-            drafted=told.counted("draft_n") or count(self._piece.timings.get("draft_n")) or 0,
-            accepted=told.counted("draft_n_accepted") or count(self._piece.timings.get("draft_n_accepted")) or 0,
+            tokens_per_second=reported("tokens_per_second") or speed,
+            steps=count(speculation.get("steps")) or 0,
+            acceptance_length=number(speculation.get("acceptance_length")) or 0.0,
+            acceptance_by_depth=tuple(number(one) or 0.0 for one in depths),
+            drafted=count(speculation.get("draft_n")) or count(drafted.get("draft_n")) or 0,
+            accepted=count(speculation.get("draft_n_accepted")) or count(drafted.get("draft_n_accepted")) or 0,
             sources=dict(self._sources),
-            off_reason=word(told.speculation.get("off_reason")) or None,
-            memory=told.memory,
+            off_reason=word(speculation.get("off_reason")) or None,
+            memory=Memory(*(count(held.get(f"{name}_bytes")) or 0 for name in ("target", "drafter", "cache", "peak"))),
             reasoning_tokens=self._thoughts if thoughts is None else thoughts,
-            reasoning_seconds=told.time("reasoning_s") or self._thought_until,
+            reasoning_seconds=reported("reasoning_s") or self._thought_until,
             reported_tokens=None if self._tokens else written or 0,
         )
 
@@ -249,9 +258,8 @@ class ServerReport(Report):
     def start(self) -> dict[str, Any]:  # type: ignore[override]
         """Return the fields that do not depend on the course of the reply."""
         told = self._engine.reported
-        names = ("revision", "drafter", "device", "dtype", "quantize", "exactness", "accept", "lossless")
         seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
-        of_model = {name: told.get(name) for name in names}
+        of_model = {name: told.get(name) for name in _FACTS}
         of_model["bits_per_weight"] = number(told.get("bits_per_weight"))
         sampling = sampling_facts(self._sampling)
         return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed, "sampling": sampling}

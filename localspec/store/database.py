@@ -284,7 +284,7 @@ class Database:
     def empty_log(self, wait: bool = True) -> str:
         """Move the write-ahead log into the file. Return the reason if that fails, or an empty text."""
         if self.read_only:  # a log that cannot be read here seems to be empty
-            return self._why if self.path and _log_size(self.path) else ""
+            return self._why if self.path and opening.size_of(Path(f"{self.path}-wal")) else ""
         deadline = time.monotonic() + (opening.BUSY_SECONDS if wait else 0)
         try:
             with self._lock, _patience(self._connection, wait):
@@ -327,14 +327,6 @@ class Database:
             broken.close()
         self._schema.refill(self._connection)
         (report or self.report_damage)(what)
-
-
-def _log_size(path: Path) -> int:
-    """Return the size in bytes of the write-ahead log of the database at `path`; 0 without a log."""
-    try:
-        return os.stat(f"{path}-wal").st_size
-    except FileNotFoundError:
-        return 0
 
 
 def _make_directory(path: Path) -> None:

@@ -28,11 +28,11 @@ from localspec.store.conversations import (
     info_from,
     info_of,
     parting_of,
+    text,
     turn_from,
 )
 from localspec.store.database import Database
 from localspec.store.searched_words import excerpt, folded_words, hold, index_query
-from localspec.store.values import text
 
 if sys.platform != "win32":
     import fcntl

@@ -73,7 +73,7 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
         except BaseException:
             _drop(new)
             raise
-    elif _size(path) == 0:
+    elif size_of(path) == 0:
         notice(
             f"{path} has 0 bytes, so a new database was begun in it. If the file held conversations, restore it "
             "from a backup."
@@ -121,7 +121,10 @@ def replace(
     except BaseException:
         _drop(new)
         raise
-    how = how_to_return(aside, path) if unfit.suffix == "newer" else how_to_recover(aside)
+    how = f"To get text back, run `sqlite3 {shlex.quote(os.fspath(aside))} .dump`, or `.recover` if that fails."
+    if unfit.suffix == "newer":
+        log = f", and {aside.name}-wal to {path.name}-wal" if size_of(Path(f"{aside}-wal")) else ""
+        how = f"To use it again, update localspec and rename {aside.name} to {path.name}{log}."
     held = f" with everything that could be read: {came}" if came else ""
     return aside, f"{path} {unfit} and was set aside as {aside.name}; a new file was begun{held}. {how}"
 
@@ -149,17 +152,6 @@ def _drop(new: Path) -> None:
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))
-
-
-def how_to_return(aside: Path, path: Path) -> str:
-    """Return advice on how to use a file of a newer version again."""
-    log = f", and {aside.name}-wal to {path.name}-wal" if _size(Path(f"{aside}-wal")) else ""
-    return f"To use it again, update localspec and rename {aside.name} to {path.name}{log}."
-
-
-def how_to_recover(file: Path) -> str:
-    """Return advice on how to get text back from a damaged file."""
-    return f"To get text back, run `sqlite3 {shlex.quote(os.fspath(file))} .dump`, or `.recover` if that fails."
 
 
 def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
@@ -382,7 +374,7 @@ def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
         os.replace(old, new)
 
 
-def _size(path: Path) -> int | None:
+def size_of(path: Path) -> int | None:
     """Return the bytes of a file, or None if there is no such file."""
     try:
         return os.path.getsize(path)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from localspec.quantities import counted
 from localspec.store import cleaning
+from localspec.store.conversations import count, moment, text
 from localspec.store.database import Database, StoreTrouble
-from localspec.store.values import count, moment, text
 
 PER_KEY = 16
 MOST_AT_ONCE = 2000  # phrases beyond the limit that one reply deletes: a million would take half a minute

@@ -25,7 +25,7 @@ from localspec.drafters.medusa import MedusaOptions
 from localspec.errors import LocalspecError, NotHere
 from localspec.models.drafter_cards import read_drafter
 from localspec.nn.target import Target
-from localspec.paths import private_directory, private_files
+from localspec.paths import OWNER_READS, private_directory, without_rights
 from localspec.training.checkpoint import errors_in_words
 from localspec.training.published_files import (
     Stored,
@@ -67,7 +67,7 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
     with suppress(LocalspecError):
         if target.is_dir() and read_drafter(directory / "drafter").about.get("published") == about["published"]:
             return
-    with private_files(), errors_in_words(directory):
+    with without_rights(OWNER_READS), errors_in_words(directory):
         private_directory(directory)
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()

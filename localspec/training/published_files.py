@@ -23,7 +23,7 @@ from localspec.models.drafter_cards import read_drafter
 from localspec.models.drafter_kinds import kind_of
 from localspec.nn.target import Target
 from localspec.outside_files import parse_json, read_bytes
-from localspec.paths import private_directory, private_files
+from localspec.paths import OWNER_READS, private_directory, without_rights
 from localspec.training.checkpoint import errors_in_words
 from localspec.training.trainable import ConvertedDrafter, save_drafter
 from localspec.weights.checkpoint import inspect, text_name, weight_files
@@ -60,7 +60,7 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
     read: Callable[..., ConvertedDrafter] = import_module(f"localspec.training.{_READERS[kind]}").read_published
     drafter = read(path, target, *(() if kind_of(kind).by_shapes else (partial(stored_matrix, model),)))
     more = {"target": made_for, "tokenizer": target.tokenizer.hash, "published": about["published"]}
-    with private_files(), errors_in_words(directory):
+    with without_rights(OWNER_READS), errors_in_words(directory):
         private_directory(directory)
         save_drafter(drafter, new, more)
 

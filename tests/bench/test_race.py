@@ -3,9 +3,8 @@ from each import each
 from golden import wording
 from reply_statistics import said
 
-from localspec import Done, Engine, Limits, Prefill, Sampling, Text
+from localspec import Done, Engine, Prefill, Sampling, Text
 from localspec.bench import race as module
-from localspec.bench.prompts import message
 from localspec.bench.race import Lane, Moment, opponents, race, racers, result, sentences
 from localspec.choosing.choose import choose
 from localspec.config import Settings
@@ -125,7 +124,7 @@ def test_speeds_without_drafts_or_of_few_tokens_are_not_compared(tokens, drafted
 @pytest.mark.slow
 def test_neither_lane_takes_the_others_turns_for_its_own_time(monkeypatch):
     engine = Engine(choose(resolve("demo"), Settings(drafter="phrases", draft_max=4, device="cpu")), phrases="off")
-    lanes, streams = racers(engine, message("Who are you?"), Sampling(), Limits(12))
+    lanes, streams = racers(engine, "Who are you?", None, Settings(max_tokens=12), Sampling())
     now = 0.0
     monkeypatch.setattr(module.time, "perf_counter", lambda: now)  # the clock stops while a lane works
     for _ in race(lanes, streams):

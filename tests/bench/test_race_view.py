@@ -1,4 +1,5 @@
 import json
+from os import terminal_size
 
 import pyte
 import pytest
@@ -6,14 +7,14 @@ from each import each
 from reply_statistics import said
 from rich.cells import cell_len
 
-from localspec.bench.race import Lane, Moment
-from localspec.bench.race_view import (
+from localspec.bench.race import (
     LIVE,
     PAUSE,
     READING,
     REPLAY,
     REPLAYED,
-    Size,
+    Lane,
+    Moment,
     fits,
     frame,
     moments,
@@ -40,7 +41,7 @@ def lanes() -> list[Lane]:
 @each("columns", [24, 40, 60, 61, 80, 100, 300])
 @each("lines", [11, 24, 60])
 def test_a_picture_fits_whatever_was_said(lanes, columns, lines):
-    size = Size(columns=columns, lines=lines)
+    size = terminal_size((columns, lines))
     assert fits(size)
     heights = set()
     for seconds in (0.0, 1.3, 2.0, 99.0, None):
@@ -52,24 +53,24 @@ def test_a_picture_fits_whatever_was_said(lanes, columns, lines):
 
 
 def test_too_small_a_terminal_gets_no_picture():
-    assert not fits(Size(columns=23, lines=24)) and not fits(Size(columns=80, lines=10))
+    assert not fits(terminal_size((23, 24))) and not fits(terminal_size((80, 10)))
 
 
 @each("columns, lines", [(5, 2), (1, 1), (23, 24), (80, 6), (80, 10)])
 def test_a_picture_fits_into_a_terminal_that_has_shrunk_meanwhile(lanes, columns, lines):
-    drawn = frame(lanes, Size(columns=columns, lines=lines), 1.5)
+    drawn = frame(lanes, terminal_size((columns, lines)), 1.5)
     assert 0 < len(drawn) <= lines and max(map(cell_len, drawn)) < columns
 
 
 def test_a_picture_says_what_one_sees(lanes):
-    size, end = Size(columns=80, lines=30), max(lane.seconds for lane in lanes)
+    size, end = terminal_size((80, 30)), max(lane.seconds for lane in lanes)
     seen = [frame(lanes, size, seconds)[0] for seconds in (None, 0.0, end - 0.01, end, end + 1)]
     assert seen == [LIVE, REPLAY, REPLAY, REPLAYED, REPLAYED]
-    assert frame(lanes, Size(columns=24, lines=30), 0.0)[0] == REPLAY
+    assert frame(lanes, terminal_size((24, 30)), 0.0)[0] == REPLAY
 
 
 def test_a_picture_shows_what_was_there_at_that_time(lanes):
-    size = Size(columns=80, lines=30)
+    size = terminal_size((80, 30))
     early, late = (" ".join(frame(lanes, size, seconds)) for seconds in (1.5, 99.0))
     assert "2 tokens, 500 ms" in early and "3 tokens, 500 ms" in early and "end." not in early
     assert " ".join(frame(lanes, size, 0.9)).count(READING) == 2, "no time is shown that × does not count"
@@ -107,14 +108,14 @@ def test_a_whole_screen_is_one_picture_whatever_stood_there(lanes):
     stream = pyte.Stream(screen)
     for columns, lines in [(80, 24), (60, 12), (120, 40), (20, 5), (80, 24)]:
         screen.resize(lines, columns)
-        drawn = frame(lanes, Size(columns=columns, lines=lines), 99.0)
+        drawn = frame(lanes, terminal_size((columns, lines)), 99.0)
         stream.feed(whole_screen(drawn))
         assert [line.rstrip() for line in screen.display] == drawn + [""] * (lines - len(drawn))
     assert not screen.history.top, "nothing scrolled"
 
 
 def test_a_recording_is_asciicast_version_2(lanes):
-    size = Size(columns=80, lines=24)
+    size = terminal_size((80, 24))
     head, *events = map(json.loads, recording(lanes, size, ["× 2.00", "✓"], "title\x1b", 1_700_000_000))
     assert head == {"version": 2, "width": 80, "height": 24, "timestamp": 1_700_000_000, "title": "title\x1b"}
     times = [event[0] for event in events]

@@ -10,8 +10,7 @@ from golden import wording
 from scripted_conversation import statistics
 
 from localspec.chat import figures
-from localspec.chat.figures import ENOUGH, TOKENS, Figures, LiveStats, saved_figures
-from localspec.chat.wording import gain
+from localspec.chat.figures import ENOUGH, TOKENS, Figures, LiveStats, gain, saved_figures
 from localspec.decoding.exactness import Exactness
 from localspec.decoding.sampling import Sampling
 from localspec.events import Memory, Prefill, Statistics, Text
@@ -50,7 +49,7 @@ def test_before_anything_was_said_there_is_the_model():
     assert (found.context, found.precision, found.exactness) == (4096, "fp32", ""), (
         "no text yet, so none that could be the same"
     )
-    assert found.memory == figures.HeldMemory(1, 2, 3, 4, 7)
+    assert (found.memory, found.free) == (Memory(1, 2, 3, 4), 7)
     assert LiveStats(engine(quantize="int8")).figures().precision == "int8"
 
 

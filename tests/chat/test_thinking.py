@@ -8,8 +8,8 @@ from each import each
 from golden import matching, wording
 
 from localspec.chat.export import as_markdown
+from localspec.chat.figures import saved_thought, thought
 from localspec.chat.sampling import parse_think, state, why_empty
-from localspec.chat.wording import saved_thought, thought
 from localspec.config import Settings
 from localspec.errors import UsageMistake
 from localspec.store.conversations import ConversationInfo, Saved, Turn

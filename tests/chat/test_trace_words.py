@@ -3,8 +3,8 @@
 from tui.drafted_replies import drafted_reply
 from tui.scripted_engine import ScriptedEngine
 
+from localspec.chat.figures import source_name
 from localspec.chat.trace import Trace, step_by_step, visible
-from localspec.chat.wording import source_name
 from localspec.events import Draft, Text
 
 

@@ -7,15 +7,15 @@ from typing import get_args
 from each import each
 from golden import wording
 
-from localspec.chat.figures import Figures, HeldMemory
-from localspec.chat.wording import SAMENESS, gain, in_words, shares, summary, tokens_a_step
+from localspec.chat.figures import SAMENESS, Figures, gain, in_words, shares, summary, tokens_a_step
 from localspec.config import Rule
 from localspec.decoding.exactness import Exactness
+from localspec.events import Memory
 
 KNOWN = Figures(
     tokens=4, seconds=2.5, tokens_per_second=61.34, speedup=2.41, saved_seconds=1.0, acceptance_length=3.12, used=1204,
     context=4096, sources={"target": 2, "phrases": 1, "prompt": 1}, exactness="bitwise", precision="int8",
-    memory=HeldMemory(peak=2**29),
+    memory=Memory(0, 0, 0, 2**29),
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_the_most_important_first():
 
 
 def test_what_is_unknown_is_left_out():
-    assert list(in_words(Figures(context=4096, precision="fp32", memory=HeldMemory(peak=2**29)))) == []
+    assert list(in_words(Figures(context=4096, precision="fp32", memory=Memory(0, 0, 0, 2**29)))) == []
     assert list(in_words(Figures(tokens_per_second=8.21, used=1, context=0))) == ["8.2 tok/s"]
     assert (gain(None), gain(1.004), tokens_a_step(None), tokens_a_step(1.0)) == ("", "", "", "")
 

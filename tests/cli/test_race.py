@@ -17,7 +17,7 @@ from command import called, environment, reaching
 from golden import wording
 from scripted_models import scripted_model
 
-from localspec.bench.race_view import LIVE, REPLAY, REPLAYED
+from localspec.bench.race import LIVE, REPLAY, REPLAYED
 from localspec.cli import race as module
 from localspec.decoding.session import Session
 

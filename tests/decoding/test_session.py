@@ -12,7 +12,7 @@ from tiny_models import Tiny, prompt_ids, read, stock_reply, word_tokenizer, wri
 from tokenizers import decoders
 from transformers import LlamaConfig
 
-from localspec.bench.turns import on_its_own_clock
+from localspec.bench.race import on_its_own_clock
 from localspec.decoding.budget import Budget
 from localspec.decoding.drafter import Context, Drafter, Step
 from localspec.decoding.limits import Limits

@@ -3,7 +3,7 @@
 from each import each
 from golden import wording
 
-from localspec.store.titles import LONGEST, title_of
+from localspec.store.conversations import LONGEST, title_of
 
 
 @each(

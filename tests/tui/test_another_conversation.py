@@ -95,7 +95,7 @@ async def test_what_cuts_a_reply_short_says_so(chat, models, way):
             talk.app._chat.models.switch(card("scripted"))
         await until(pilot, lambda: toasts() == [wording("reply_under_way_stopped_what_said")])
         gate.set()
-        await until(pilot, lambda: talk.idle() and not talk.app._chat._outbox.to_be_shown)
+        await until(pilot, lambda: talk.idle() and not talk.app._chat.outbox.to_be_shown)
     assert [(prompt, reason) for prompt, _, reason in talk.kept()] == [("Go", "interrupted")] or way == "resume"
 
 

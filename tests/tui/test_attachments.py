@@ -74,11 +74,11 @@ async def test_a_prompt_of_which_one_sees_a_part_says_how_long_it_is(chat):
         await pilot.press("enter")
         await until(pilot, lambda: talk.idle() and "It is too long." in talk.screen_text())
         assert "It is far too long." not in talk.screen_text()
-        assert talk.typed.startswith("word") and talk.app._chat._top._title == ""
+        assert talk.typed.startswith("word") and talk.app._chat.top._title == ""
         await pilot.press("f7", "delete")
         assert attached(talk) == "" and talk.typed == ""
         await say(pilot, "short")
-        await until(pilot, lambda: talk.replies() == ["Said."] and talk.app._chat._top._title == "short")
+        await until(pilot, lambda: talk.replies() == ["Said."] and talk.app._chat.top._title == "short")
         await until(pilot, lambda: talk.idle() and "too long" not in talk.screen_text())
 
 

@@ -10,10 +10,10 @@ from textual.events import Key, MouseDown
 from textual.widgets import Input, OptionList
 from tui.scripted_engine import talked, until
 
+from localspec_tui.block_view import NoticeView, PromptView
 from localspec_tui.screens import conversations
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.palette import Palette
-from localspec_tui.widgets.message_view import NoticeView, PromptView
 
 
 def in_one_read(talk, keys):
@@ -150,7 +150,7 @@ async def test_letters_that_arrive_when_the_palette_is_closed_begin_no_search(ch
 async def test_a_click_on_a_removed_widget_is_ignored(chat, monkeypatch):
     async with chat().opened() as (talk, pilot):
         screen = talk.app._chat
-        await screen._conversation.tell("Something of no importance.")
+        await screen.view.tell("Something of no importance.")
         await until(pilot, lambda: "no importance" in talk.screen_text())
         notice = screen.query_one(NoticeView)
         x, y = notice.region.offset

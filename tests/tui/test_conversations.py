@@ -18,7 +18,7 @@ from localspec.store.store import Store
 from localspec_tui.screens import conversations
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.conversations import ConversationsScreen
-from localspec_tui.widgets.asking_line import AskingLine
+from localspec_tui.screens.dialogs import AskingLine
 
 
 def keep(talk, *titles, days=0.0, source="chat"):

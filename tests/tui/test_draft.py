@@ -174,7 +174,7 @@ async def test_no_suggestion_goes_behind_a_restored_draft(chat, another_process)
     another_process()
     async with chat().opened() as (talk, pilot):
         await until(pilot, lambda: talk.typed == "typed")
-        first = talk.app._chat._first
+        first = talk.app._chat.first
         assert first.display and first.starter("1") is None
         await pilot.press("f7", "delete", "ctrl+n")
         await until(pilot, lambda: talk.typed == "" and first.starter("1") is not None)

@@ -20,9 +20,8 @@ from tui.terminal import FAREWELL, LEAVE, Terminal, chat, scripted_chat
 
 from localspec.chat.conversation import saved_conversation
 from localspec.paths import Paths
-from localspec.store.conversations import Turn
+from localspec.store.conversations import Turn, title_of
 from localspec.store.store import Store
-from localspec.store.titles import title_of
 
 pytestmark = pytest.mark.slow
 
@@ -344,12 +343,12 @@ ChatScreen.on_prompt_sent = on_prompt_sent
     "timer": """
 from localspec_tui.turns import Turns
 async def follow(turns):
-    words = turns._outbox
+    words = turns.outbox
     raise OverflowError(WORD)
 Turns._follow = follow
 """,
     "drawing": """
-from localspec_tui.widgets.message_view import PromptView
+from localspec_tui.block_view import PromptView
 def render_lines(view, crop):
     words = view.source
     raise OverflowError(WORD)

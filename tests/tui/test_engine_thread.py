@@ -134,7 +134,7 @@ def test_a_prompt_without_a_model_is_given_back(talk):
 async def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
     talk = chat(["Well."])
     talk.thread.do(talk.thread.conversation.start_new)
-    talk.app._chat._outbox.to_be_shown += 1
+    talk.app._chat.outbox.to_be_shown += 1
     async with talk.playing() as pilot:
         await talked(talk, pilot, "Hi")
         assert talk.replies() == ["Well."]

@@ -84,7 +84,7 @@ async def test_a_key_chooses_while_the_model_is_still_loading(chat, monkeypatch,
     async with talk.playing(ready=False) as pilot:
         await until(pilot, lambda: offered[1] in talk.screen_text())
         await pilot.press("2", "enter")
-        assert talk.app._chat._outbox.typed == [offered[1]]
+        assert talk.app._chat.outbox.typed == [offered[1]]
         gate.set()
         await until(pilot, lambda: talk.idle() and talk.prompts() == [offered[1]])
 

@@ -12,7 +12,7 @@ from localspec.bench.race import Lane, Moment
 from localspec.errors import DoesNotFit
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
-from localspec_tui import messages, race_job
+from localspec_tui import current_conversation, messages
 from localspec_tui.widgets.keys_panel import KeysFooter
 
 CHAT_60 = "⏎ Send  ^q Quit  ^n New  ^r Resume  f1 Keys    ▏^p palette"
@@ -125,7 +125,7 @@ async def test_a_race_is_stopped_or_left_or_seen_once_more(chat, monkeypatch):
         assert stop.wait(PATIENCE)
         post(messages.RaceEnded(["It is over."], True))
 
-    monkeypatch.setattr(race_job, "run", run)
+    monkeypatch.setattr(current_conversation, "run_race", run)
     async with talk.playing(size=USUAL) as pilot:
         await say(pilot, "/race Tell me of snow")
         await until(pilot, lambda: footer(talk) == "esc Stop  ^q Quit  f1 Keys")

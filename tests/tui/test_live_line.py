@@ -7,13 +7,14 @@ from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import talked, until
 
-from localspec.chat.figures import Figures, HeldMemory
+from localspec.chat.figures import Figures
+from localspec.events import Memory
 from localspec_tui.widgets.status_line import line_of
 
 KNOWN = Figures(
     tokens=4, seconds=2.5, tokens_per_second=61.34, speedup=2.41, saved_seconds=1.0, acceptance_length=3.12, used=1204,
     context=4096, sources={"target": 2, "phrases": 2}, exactness="bitwise", precision="int8",
-    memory=HeldMemory(peak=2**29),
+    memory=Memory(0, 0, 0, 2**29),
 )  # fmt: skip
 OFF = replace(KNOWN, speedup=0.8, off_reason="drafts took 3.1× the time that they saved")
 
@@ -92,7 +93,7 @@ async def test_a_warning_without_figures_ends_in_no_dot(chat):
     """A server may send no figures."""
     async with chat().opened() as (talk, pilot):
         await until(pilot, talk.idle)
-        line = talk.app._chat._live
+        line = talk.app._chat.live
         line.show_figures(Figures(), "it repeats itself")
         assert str(line.render()) == wording("it_repeats_itself")
         line.show_figures(KNOWN, "it repeats itself")

@@ -12,14 +12,13 @@ from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
 from localspec import Engine, Limits, config
-from localspec.bench.race import Lane
-from localspec.bench.race_view import LIVE, REPLAYED
+from localspec.bench.race import LIVE, REPLAYED, Lane
 from localspec.config import Settings
 from localspec.errors import LocalspecError
 from localspec.events import Done, Prefill, Text
 from localspec.models import registry
 from localspec.store.store import Store
-from localspec_tui import race_job
+from localspec_tui.current_conversation import run_race
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.race import RaceScreen
 
@@ -47,7 +46,7 @@ def races(monkeypatch):
                 stream(["fast", " and", " safe\x1b[2J".replace("\x1b", "␛")]),
             ]
 
-        monkeypatch.setattr(race_job, "opponents", opponents)
+        monkeypatch.setattr("localspec.bench.race.opponents", opponents)
         return asked
 
     return make
@@ -164,8 +163,8 @@ async def test_while_the_second_engine_loads_it_says_so(chat, monkeypatch):
         assert gate.wait(PATIENCE)
         raise LocalspecError("Nothing can race here.")
 
-    monkeypatch.setattr("localspec_tui.race_job.opponents", opponents)
-    monkeypatch.setattr("localspec_tui.race_job.in_this_process", lambda engine: engine)
+    monkeypatch.setattr("localspec.bench.race.opponents", opponents)
+    monkeypatch.setattr("localspec.serving.socket_engine.in_this_process", lambda engine: engine)
     async with talk.playing() as pilot:
         await say(pilot, "/race go")
         await until(pilot, shows(talk, wording("loading_engine_beside_one_answers")))
@@ -200,7 +199,7 @@ def test_a_model_for_which_drafting_does_not_pay_races_with_phrases(tmp_path, mo
     settings = config.load(flags={"drafter": "none", "max_tokens": 24, "seed": 1})
     engine, posted = Engine.open(settings, registry.resolve(str(model))), []
     assert not engine.choice.nodes
-    race_job.run(engine, "Count!", None, settings, threading.Event(), posted.append)
+    run_race(engine, "Count!", None, settings, threading.Event(), posted.append)
     begun, ended = posted
     assert (
         ended.over and begun.lanes[1].name == "with phrases" and wording("both_texts_are_the_same") in ended.sentences
@@ -219,7 +218,7 @@ def test_a_race_during_a_conversation_that_continues(tmp_path, monkeypatch):
         list(engine.chat([{"role": "user", "content": "Count!"}], engine.sampling(settings), Limits(12)))
         before = [*engine.session.tokens], engine.session.cache.length, store.phrases.pools()[0].phrases
         posted = []
-        race_job.run(engine, "Count again!", None, settings, threading.Event(), posted.append)
+        run_race(engine, "Count again!", None, settings, threading.Event(), posted.append)
         begun, ended = posted
         assert ended.over and wording("both_texts_are_the_same") in ended.sentences
         assert [lane.until()[0] for lane in begun.lanes] == ["one two three four " * 6] * 2

@@ -8,7 +8,7 @@ from each import each
 
 from localspec.chat.figures import Figures
 from localspec.events import Prefill, Text
-from localspec_tui.reply_buffer import FIGURES_SECONDS, ReplyBuffer
+from localspec_tui.messages import FIGURES_SECONDS, ReplyBuffer
 
 
 class Counting:

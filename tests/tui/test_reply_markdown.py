@@ -9,8 +9,7 @@ from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
 from textual.geometry import Region
 
-from localspec_tui.growing_document import GrowingDocument, read_blocks
-from localspec_tui.markdown_parser import parser
+from localspec_tui.growing_document import GrowingDocument, parser, read_blocks
 from localspec_tui.widgets.reply_view import ReplyMarkdown
 
 FORBIDDEN = {

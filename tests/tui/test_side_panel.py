@@ -6,7 +6,8 @@ from golden import wording
 from rich.cells import cell_len
 from tui.scripted_engine import talked, until
 
-from localspec.chat.figures import Figures, HeldMemory
+from localspec.chat.figures import Figures
+from localspec.events import Memory
 from localspec.marks import wrapped
 from localspec_tui.widgets.side_panel import SidePanel, sparkline
 
@@ -14,7 +15,7 @@ FIGURES = Figures(
     tokens=248, seconds=4.1, tokens_per_second=61.3, speedup=2.4, saved_seconds=4.9, acceptance_length=3.1,
     acceptance_by_depth=(0.82, 0.61, 0.4), used=1204, context=4096, device="cpu", precision="int8", exactness="bitwise",
     sources={"phrases": 101, "prompt": 55, "target": 92},
-    memory=HeldMemory(2**31, 2**26, 2**28, 2**32, 3 * 2**30),
+    memory=Memory(2**31, 2**26, 2**28, 2**32), free=3 * 2**30,
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from localspec.pulling.pull import Planned
 from localspec.store.database import Database, NoRoom
 from localspec.store.phrases import pack_key, pack_tokens
 from localspec.store.store import Store
-from localspec_tui import messages, race_job
+from localspec_tui import current_conversation, messages
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.side_panel import SidePanel
 from localspec_tui.widgets.status_line import AttachedLine
@@ -439,7 +439,7 @@ def test_race(chat, looks_as_before, size, monkeypatch):
         post(messages.RaceStarted(lanes))
         post(messages.RaceEnded([*sentences(lanes, result(*lanes))], True))
 
-    monkeypatch.setattr(race_job, "run", run)
+    monkeypatch.setattr(current_conversation, "run_race", run)
 
     async def story(pilot):
         await until(pilot, talk.idle)

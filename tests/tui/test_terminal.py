@@ -210,7 +210,7 @@ def test_no_garbage_is_collected_until_the_first_paint(ending):
     def run(app):
         assert not gc.isenabled()
         with ExitStack() as at_the_end:
-            app._chat._engine._opening(at_the_end, lambda _: None)
+            app._chat.engine._opening(at_the_end, lambda _: None)
         assert gc.isenabled()
 
     ending(run)
@@ -222,7 +222,7 @@ def test_what_a_model_brought_is_not_looked_through_again(ending, monkeypatch):
     monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
 
     def run(app):
-        assert app._chat._engine.model._loading(Settings(), None) == "an engine"
+        assert app._chat.engine.model._loading(Settings(), None) == "an engine"
         assert done == ["loaded", "frozen"]
 
     ending(run)
@@ -246,7 +246,7 @@ def test_what_failed_is_raised_when_the_terminal_is_whole(ending, failure, capfd
 
 def test_notices_of_a_chat_that_could_not_begin_are_printed(ending, capfd):
     def run(app):
-        app._chat._engine.outlet.notice("localspec.db is broken\x1b[2J and was set aside.")
+        app._chat.engine.outlet.notice("localspec.db is broken\x1b[2J and was set aside.")
         app.failure = UsageMistake(wording("there_conversation_continue_here"))
 
     with pytest.raises(UsageMistake):

@@ -6,8 +6,8 @@ from tui.scripted_engine import talked, until
 from tui.test_conversations import keep
 from tui.test_snapshots import REPLY, registered
 
+from localspec_tui.block_view import MessageView, NoticeView
 from localspec_tui.screens.palette import Palette
-from localspec_tui.widgets.message_view import MessageView, NoticeView
 from localspec_tui.widgets.xray_view import XRayView
 
 SIZE = (200, 50)
@@ -20,7 +20,7 @@ async def test_no_line_of_text_is_longer_than_100_columns(chat):
         prompts = [line for line in talk.screen_text().splitlines() if line.lstrip()[:2] in ("1 ", "2 ", "3 ")]
         assert len(prompts) == 3
         await talked(talk, pilot, "Write " + "a quicksort " * 30)
-        await talk.app._chat._conversation.tell("A sentence of localspec's own. " * 12)
+        await talk.app._chat.view.tell("A sentence of localspec's own. " * 12)
         await pilot.pause()
         for view in talk.app.query(MessageView):
             assert all(text.content_size.width <= TEXT for text in view.query(Static)), view

@@ -74,7 +74,7 @@ class CodeBlock(NamedTuple):
 
 def code_blocks(source: str) -> list[CodeBlock]:
     """Return all code blocks of a message, in order."""
-    from localspec_tui.markdown_parser import parser  # slow to import
+    from localspec_tui.growing_document import parser  # slow to import
 
     found = (token for token in parser().parse(source) if token.type in ("fence", "code_block"))
     # A line break at the end would run the last line in a shell that it is pasted into.

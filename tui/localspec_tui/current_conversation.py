@@ -3,20 +3,19 @@ model."""
 
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
-from localspec.chat.attachments import ComposedPrompt
+from localspec.chat.attachments import ComposedPrompt, with_files
 from localspec.chat.sampling import first_sampled, sampling_words
 from localspec.chat.trace import Trace
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Event, Prefill
 from localspec_tui import interpreter, messages
 from localspec_tui.loading import LoadedModel
-from localspec_tui.messages import Outlet
-from localspec_tui.reply_buffer import ReplyBuffer
+from localspec_tui.messages import Outlet, ReplyBuffer
 
 if TYPE_CHECKING:  # imported on the engine's thread, so that the first paint does not wait
     from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # imported on the engine's thread, so that the first paint do
     from localspec.chat.answerer import Answerer
     from localspec.chat.conversation import Conversation
     from localspec.chat.figures import LiveStats
+    from localspec.config import Settings
     from localspec.models.registry import TargetCard
     from localspec.store.conversations import ConversationInfo, Turn
     from localspec.store.store import Store
@@ -178,11 +178,9 @@ class CurrentConversation:
 
     def race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         """Answer a prompt with and without speculation, outside the conversation."""
-        from localspec_tui import race_job
-
         engine = self._model.engine
         with interpreter.shared(engine):
-            race_job.run(engine, prompt, self.now.system, self._model.settings.now, stop, post)
+            run_race(engine, prompt, self.now.system, self._model.settings.now, stop, post)
 
     def answer(self, prompt: ComposedPrompt, stop: threading.Event, trace: Trace) -> None:
         """Answer a prompt until the model ends or `stop` is set, and post ReplyEnded."""
@@ -248,3 +246,37 @@ class CurrentConversation:
         self.now = before
         self._model.begin_figures(before)
         return tuple(before.turns)
+
+
+def run_race(
+    engine: "Answerer | None",
+    prompt: str,
+    system: str | None,
+    settings: "Settings",
+    stop: threading.Event,
+    post: Callable[[Message], object],
+) -> None:
+    """Run a race until both lanes end or it is stopped, and report to `post`.
+
+    `prompt` is the typed text. The files that the text names are read, as in the chat.
+    """
+    from localspec.bench.race import opponents, race, result, sentences
+    from localspec.serving.socket_engine import in_this_process
+
+    told, over = ["The race was stopped."], False
+    try:
+        asked = with_files(prompt).prompt
+        if engine is None:
+            raise UsageMistake("No model is loaded, so there is no race.")
+        lanes, streams = opponents(in_this_process(engine), asked, system, settings)
+        with ExitStack() as at_the_end:
+            for stream in streams:
+                at_the_end.callback(stream.close)
+            post(messages.RaceStarted(lanes))
+            over = all(not stop.is_set() for _ in race(lanes, streams))
+        if over:
+            told = list(sentences(lanes, result(*lanes)))
+    except LocalspecError as error:
+        told, over = [str(error)], False
+    with suppress(RuntimeError):  # the screen is already gone
+        post(messages.RaceEnded(told, over))

@@ -16,8 +16,7 @@ from localspec.errors import LocalspecError, UsageMistake
 from localspec_tui import messages
 from localspec_tui.current_conversation import CurrentConversation
 from localspec_tui.loading import LoadedModel
-from localspec_tui.messages import Outlet
-from localspec_tui.reply_buffer import ReplyBuffer
+from localspec_tui.messages import Outlet, ReplyBuffer
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer

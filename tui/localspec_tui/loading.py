@@ -11,8 +11,7 @@ from localspec.config import Settings
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.events import Reporter
 from localspec_tui import messages
-from localspec_tui.messages import Outlet
-from localspec_tui.reply_buffer import ReplyBuffer
+from localspec_tui.messages import Outlet, ReplyBuffer
 
 if TYPE_CHECKING:
     from localspec import Engine

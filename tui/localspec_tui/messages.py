@@ -1,5 +1,10 @@
-"""Events of the engine's thread, which are posted to the screen as immutable messages."""
+"""What the engine's thread gives to the screen: events, as immutable messages, and the text of the reply.
 
+The thread adds text and figures to a buffer, and the screen takes them at its own pace.
+"""
+
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -7,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
+from localspec.chat.figures import Figures
 from localspec.errors import LocalspecError
+from localspec.events import Event, Prefill, Text
+from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec.bench.race import Lane
+    from localspec.chat.figures import LiveStats
     from localspec.chat.introduction import Introduction
     from localspec.models.registry import TargetCard
     from localspec.pulling.pull import Planned
@@ -208,3 +217,81 @@ class Outlet:
         held, self.held = self.held or [], None
         for sentence in held:
             self.notice(sentence)
+
+
+# -- the reply ---------------------------------------------------------------------------------------------------------
+
+FIGURES_SECONDS = 0.1  # between two updates; more often would not be visible
+
+
+class ReplyBuffer:
+    """The current reply: text that is not displayed yet, and its figures. One thread adds, another takes."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+        self._thoughts: deque[str] = deque()
+        self._figured_at = 0.0
+        self.figures: Figures | None = None  # None while nothing is known of the reply
+        self.accepted = False  # whether the engine has accepted the prompt
+
+    def begin(self) -> None:
+        """Discard the previous reply. Call this only while no thread adds anything."""
+        self._texts.clear()
+        self._thoughts.clear()
+        self.figures, self.accepted = None, False
+
+    def put(self, event: Event, live: "LiveStats") -> None:
+        """Add an event, which `live` has counted already."""
+        self.accepted = True
+        match event:
+            case Prefill(done, total, _) if done < total:
+                self.figures = live.figures()
+            case Text(text):
+                if event.reasoning:
+                    self._thoughts.append(safe(event.reasoning))
+                self._texts.append(safe(text))
+                now = time.monotonic()
+                if now - self._figured_at >= FIGURES_SECONDS:
+                    self.figures, self._figured_at = live.figures(), now
+
+    def end(self, live: "LiveStats") -> None:
+        """Set the final figures of the reply."""
+        self.figures, self._figured_at = live.figures(), 0.0
+
+    def take(self) -> str:
+        """Return the text since the last call."""
+        return _all_of(self._texts)
+
+    def take_thoughts(self) -> str:
+        """Return the thoughts since the last call. Call this before `take`, because the text follows the thoughts."""
+        return _all_of(self._thoughts)
+
+
+def _all_of(parts: deque[str]) -> str:
+    return "".join(parts.popleft() for _ in range(len(parts)))
+
+
+SHORTEST_WAIT, LONGEST_WAIT = 0.1, 0.5  # seconds
+SHARE = 0.03  # of a core, of which the model loses a part: one of its threads rests meanwhile, and the others continue
+
+
+class Pace:
+    """A clock that decides when the screen takes new text, by the CPU time that the previous text took."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start the clock for a new reply, with the shortest wait."""
+        self.period = SHORTEST_WAIT
+        self._spent = time.thread_time()
+
+    def next(self) -> float:
+        """Return the seconds to wait until new text is taken, so that this work takes a fixed share of the time.
+
+        The work includes drawing. The result has limits, so that text neither flickers nor stutters.
+        """
+        spent = time.thread_time()
+        self.period = min(max((spent - self._spent) / SHARE, SHORTEST_WAIT), LONGEST_WAIT)
+        self._spent = spent
+        return self.period

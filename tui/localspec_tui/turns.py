@@ -2,32 +2,24 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from textual.screen import Screen
 from textual.timer import Timer
 
 from localspec.chat.attachments import GIVEN, ComposedPrompt, with_files
-from localspec.chat.wording import repeated, same_answer, thought
+from localspec.chat.figures import repeated, same_answer, thought
 from localspec.errors import LocalspecError
 from localspec.repetition import goes_round
 from localspec_tui import keymap, messages
-from localspec_tui.engine_thread import EngineThread
-from localspec_tui.reply_buffer import Pace
-from localspec_tui.widgets.conversation_view import ConversationView
-from localspec_tui.widgets.find_line import Finder
-from localspec_tui.widgets.first_screen import FirstScreen
-from localspec_tui.widgets.message_view import NoticeView
-from localspec_tui.widgets.prompt import Prompt
-from localspec_tui.widgets.side_panel import SidePanel
-from localspec_tui.widgets.status_line import LiveLine, TopLine, WaitingLine
+from localspec_tui.block_view import NoticeView
+from localspec_tui.messages import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localspec.store.conversations import Turn
     from localspec.store.drafts import Drafts
+    from localspec_tui.screens.chat import ChatScreen
 
 
 class Outbox:
@@ -93,8 +85,8 @@ class UnsentText:
     Without a store nothing is saved. A failing store only sets `trouble`.
     """
 
-    def __init__(self, prompt: Prompt, outbox: Outbox, engine: EngineThread) -> None:
-        self._prompt, self._outbox, self._engine = prompt, outbox, engine
+    def __init__(self, chat: "ChatScreen") -> None:
+        self._chat = chat
         self._aside: dict[int, str] = {}  # drafts of other conversations, by number; 0 is the next new one
         self._drafts: Drafts | None = None
         self._tried: tuple[str, int | None] = "", None
@@ -102,10 +94,11 @@ class UnsentText:
 
     def put_aside(self, *, for_new: bool = False) -> None:
         """Move the typed text aside, for its saved conversation or, with `for_new`, for the next new conversation."""
-        number = None if self._outbox.to_be_shown else self._engine.conversation.now.id or (0 if for_new else None)
-        if number is not None and self._prompt.text.strip():
-            self._aside[number] = self._prompt.text
-            self._prompt.put("")
+        present = self._chat.engine.conversation.now.id or (0 if for_new else None)
+        number = None if self._chat.outbox.to_be_shown else present
+        if number is not None and self._chat.prompt.text.strip():
+            self._aside[number] = self._chat.prompt.text
+            self._chat.prompt.put("")
 
     def take_aside(self, number: int | None) -> str:
         """Remove and return the text put aside for a conversation (None: for a new one); empty without text."""
@@ -135,17 +128,17 @@ class UnsentText:
 
     def _now(self) -> tuple[str, int | None]:
         """Return the unsent text, and the conversation that it belongs to."""
-        here = [*self._outbox.unsent(self._engine.buffer.accepted), self._prompt.text]
+        here = [*self._chat.outbox.unsent(self._chat.engine.buffer.accepted), self._chat.prompt.text]
         text = "\n\n".join(text for text in [*self._aside.values(), *here] if text.strip())
         if not text:
             return "", None
         in_this = any(text.strip() for text in here) or not self._aside
-        return text, self._engine.conversation.now.id if in_this else [*self._aside][-1] or None
+        return text, self._chat.engine.conversation.now.id if in_this else [*self._aside][-1] or None
 
     def _save(self, drafts: "Drafts", text: str, conversation: int | None) -> str:
         """Save the text, and return why that failed; empty on success."""
         try:
-            drafts.keep(text, self._engine.settings.elsewhere, conversation)
+            drafts.keep(text, self._chat.engine.settings.elsewhere, conversation)
         except LocalspecError as error:
             return str(error)
         except sqlite3.ProgrammingError:  # the store is closed: the application ends
@@ -154,29 +147,10 @@ class UnsentText:
 
 
 class Turns:
-    """The course of each prompt: it is sent, its reply is shown, and its turn ends.
+    """The course of each prompt: it is sent, its reply is shown, and its turn ends."""
 
-    `is_covered` says whether another screen hides the whole chat.
-    """
-
-    def __init__(
-        self,
-        screen: Screen[None],
-        is_covered: Callable[[], bool],
-        engine: EngineThread,
-        outbox: Outbox,
-        conversation: ConversationView,
-        finder: Finder,
-        prompt: Prompt,
-        first: FirstScreen,
-        top: TopLine,
-        live: LiveLine,
-        waiting: WaitingLine,
-        panel: SidePanel,
-    ) -> None:
-        self._screen, self._is_covered, self._engine, self._outbox = screen, is_covered, engine, outbox
-        self._conversation, self._finder, self._prompt, self._first = conversation, finder, prompt, first
-        self._top, self._live, self._waiting, self._panel = top, live, waiting, panel
+    def __init__(self, chat: "ChatScreen") -> None:
+        self._chat = chat
         self._pace = Pace()
         self._timer: Timer | None = None
         self._stopping = False
@@ -198,32 +172,32 @@ class Turns:
         await self._queue(prompt)
 
     async def _queue(self, prompt: ComposedPrompt) -> None:
-        self._first.leave()
-        self._outbox.waiting.append(prompt)
+        self._chat.first.leave()
+        self._chat.outbox.waiting.append(prompt)
         await self.send_waiting()
 
     async def send_waiting(self) -> None:
         """Send the prompt that has waited longest, if it can be answered now."""
-        if self._outbox.waiting and self._outbox.ready:
-            prompt = self._outbox.take()
-            self._engine.ask(prompt)
-            self._top.begin(prompt.typed)
-            self._live.show("reading the prompt")
-            self._prompt.cursor_blink = False  # each blink draws one more frame
+        if self._chat.outbox.waiting and self._chat.outbox.ready:
+            prompt = self._chat.outbox.take()
+            self._chat.engine.ask(prompt)
+            self._chat.top.begin(prompt.typed)
+            self._chat.live.show("reading the prompt")
+            self._chat.prompt.cursor_blink = False  # each blink draws one more frame
             self._pace.begin()
             self._follow_after(self._pace.period)
-            await self._conversation.add_prompt(prompt, self._engine.traces[-1])
+            await self._chat.view.add_prompt(prompt, self._chat.engine.traces[-1])
         self.show_waiting()
 
     def show_waiting(self) -> None:
         """Show the waiting prompts, and update the footer, which shows a key for stopping if it has an effect."""
-        self._waiting.show(*self._outbox.typed)
-        self._screen.refresh_bindings()
+        self._chat.waiting.show(*self._chat.outbox.typed)
+        self._chat.refresh_bindings()
 
     def stop(self) -> None:
         """Stop the current reply, and take back the waiting prompts."""
-        if waiting := self._outbox.drop_waiting():
-            self._prompt.give_back(waiting)
+        if waiting := self._chat.outbox.drop_waiting():
+            self._chat.prompt.give_back(waiting)
         self.show_waiting()
         self.stop_reply()
 
@@ -232,91 +206,91 @@ class Turns:
     def _follow_after(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.stop()
-        self._timer = self._screen.set_timer(seconds, self._follow)
+        self._timer = self._chat.set_timer(seconds, self._follow)
 
     async def _follow(self) -> None:
         """Show text that has arrived since the last call, and schedule the next call."""
-        if self._outbox.under_way is None:
+        if self._chat.outbox.under_way is None:
             return
-        if not self._is_covered():
-            with self._screen.app.batch_update():  # text and figures are drawn together
+        if not self._chat.is_covered:
+            with self._chat.app.batch_update():  # text and figures are drawn together
                 if not self._stopping:
                     self.show_figures()  # first: they are drawn after the text has been read
-                if thoughts := self._engine.buffer.take_thoughts():
-                    await self._conversation.think(thoughts)
-                if text := self._engine.buffer.take():
-                    await self._conversation.grow(text)
-                    await self._finder.search_again()
+                if thoughts := self._chat.engine.buffer.take_thoughts():
+                    await self._chat.view.think(thoughts)
+                if text := self._chat.engine.buffer.take():
+                    await self._chat.view.grow(text)
+                    await self._chat.finder.search_again()
         self._follow_after(self._pace.next())
 
     def show_figures(self) -> None:
         """Show the figures of the current or the last reply."""
-        figures = self._engine.buffer.figures
-        circles = goes_round(self._conversation.growing)
-        warning = f"the reply repeats itself: {keymap.key(self._screen.app, 'chat.stop')} stops it" if circles else ""
-        self._live.show_figures(figures, warning)
-        self._panel.show(figures)
+        figures = self._chat.engine.buffer.figures
+        circles = goes_round(self._chat.view.growing)
+        warning = f"the reply repeats itself: {keymap.key(self._chat.app, 'chat.stop')} stops it" if circles else ""
+        self._chat.live.show_figures(figures, warning)
+        self._chat.panel.show(figures)
         if figures is not None and figures.reasoning_tokens:
             tokens, still = figures.reasoning_tokens, figures.reasoning_tokens == figures.tokens
-            self._conversation.tell_thought(thought(tokens, figures.reasoning_seconds, still=still))
+            self._chat.view.tell_thought(thought(tokens, figures.reasoning_seconds, still=still))
 
     def stop_reply(self) -> bool:
         """Stop the reply; return whether there was one."""
-        if self._outbox.under_way is None:
+        if self._chat.outbox.under_way is None:
             return False
         self._stopping = True
-        self._engine.stop_reply()
-        self._live.show("stopping")
+        self._chat.engine.stop_reply()
+        self._chat.live.show("stopping")
         return True
 
     def notify_stop(self) -> None:
         """Notify the user that the current reply, if any, is stopped for another request."""
-        if self._outbox.under_way is not None:
-            stays = " Its text so far stays." if self._conversation.growing else ""
-            self._screen.notify(f"The reply was stopped.{stays}", markup=False)
+        if self._chat.outbox.under_way is not None:
+            stays = " Its text so far stays." if self._chat.view.growing else ""
+            self._chat.notify(f"The reply was stopped.{stays}", markup=False)
 
     async def end(self, ended: messages.ReplyEnded) -> None:
         """Show the whole reply, or give the prompt back if it got no reply. Then send the next prompt."""
-        prompt, turn = self._outbox.end(), ended.turn
-        self._stopping, self._prompt.cursor_blink = False, True
-        self._engine.buffer.take()
-        self._top.answered(turn is not None)
+        prompt, turn = self._chat.outbox.end(), ended.turn
+        self._stopping, self._chat.prompt.cursor_blink = False, True
+        self._chat.engine.buffer.take()
+        self._chat.top.answered(turn is not None)
         if ended.same and turn is not None:
-            await self._conversation.show(ended.before or (), self._engine.traces)
-            self._screen.notify(same_answer(turn.figures, self._warmer), markup=False)
+            await self._chat.view.show(ended.before or (), self._chat.engine.traces)
+            self._chat.notify(same_answer(turn.figures, self._warmer), markup=False)
         elif turn is not None and not turn.unanswered:
-            await self._conversation.finish(turn)
+            await self._chat.view.finish(turn)
         elif prompt is not None:
             await self._take_back(prompt, ended.before)
-        await self._conversation.forget(self._refusal)
+        await self._chat.view.forget(self._refusal)
         self._refusal = None
         if ended.trouble is not None:
-            told = await self._conversation.tell(ended.trouble, trouble=True)
+            told = await self._chat.view.tell(ended.trouble, trouble=True)
             self._refusal = told if turn is None else None
         elif turn is not None and (sentence := self._remark(turn)):
-            await self._conversation.tell(sentence)
+            await self._chat.view.tell(sentence)
         self.show_figures()
         if self.edited is not None:
             self._show_edited()
-        await self._finder.search_again()
+        await self._chat.finder.search_again()
         await self.send_waiting()
 
     async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:
         """Put a prompt back into the field. If it was to replace a turn, show the turns `before` again."""
-        self._outbox.refuse()
+        self._chat.outbox.refuse()
         if before is None:
-            await self._conversation.take_back()
+            await self._chat.view.take_back()
         else:
             answered = before[:-1] if before[-1].unanswered else before
-            await self._conversation.show(answered, self._engine.traces)
+            await self._chat.view.show(answered, self._chat.engine.traces)
             if self._instead is None:  # the prompt is shown again, with its answer
                 return
-            self.edited = None if self._prompt.text else self._instead
-        self._prompt.give_back(prompt.typed)
+            self.edited = None if self._chat.prompt.text else self._instead
+        self._chat.prompt.give_back(prompt.typed)
 
     def _remark(self, turn: "Turn") -> str | None:
         """Return a sentence about a reply that ended in an unusual way; None for any other reply."""
-        sentence = self._engine.model.why_empty(turn, self._engine.conversation.now.system)
+        sentence = self._chat.engine.model.why_empty(turn, self._chat.engine.conversation.now.system)
         if sentence is None and turn.reason == "repetition":
             stopped = repeated(turn.figures, self._warmer)
             return f"{stopped[:1].upper()}{stopped[1:]}."
@@ -326,10 +300,10 @@ class Turns:
 
     def _may_go_back(self) -> bool:
         """Return whether the conversation can continue from an earlier turn now. If not, notify the user why."""
-        if self._outbox.waiting or not self._outbox.ready:
-            self._screen.notify(f"A reply is being written; {self._key('chat.stop')} stops it.", markup=False)
-        elif self._conversation.turn_of(None) is None:
-            self._screen.notify("This conversation is empty.", markup=False)
+        if self._chat.outbox.waiting or not self._chat.outbox.ready:
+            self._chat.notify(f"A reply is being written; {self._key('chat.stop')} stops it.", markup=False)
+        elif self._chat.view.turn_of(None) is None:
+            self._chat.notify("This conversation is empty.", markup=False)
         else:
             return True
         return False
@@ -337,41 +311,41 @@ class Turns:
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
         """Let the next prompt replace turn number `turn` and all later ones, which stay in another conversation."""
         self._instead = None if again else turn
-        self._engine.do(self._engine.conversation.branch, turn, again)
-        await self._conversation.cut(turn)
+        self._chat.engine.do(self._chat.engine.conversation.branch, turn, again)
+        await self._chat.view.cut(turn)
 
     async def again(self) -> None:
         """Send the last prompt again, for another answer."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
-            if notice := self._engine.model.resampling_notice():
-                self._screen.notify(notice, markup=False)
+        if self._may_go_back() and (turn := self._chat.view.turn_of(None)):
+            if notice := self._chat.engine.model.resampling_notice():
+                self._chat.notify(notice, markup=False)
             await self._go_on_from(turn[0], again=True)
             await self._queue(turn[1])
 
     async def send_instead(self, text: str) -> None:
         """Send a prompt in place of the last one. Raises UsageMistake."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(None)):
+        if self._may_go_back() and (turn := self._chat.view.turn_of(None)):
             prompt = await self.read(text)
             await self._go_on_from(turn[0])
             await self._queue(prompt)
 
     def edit(self) -> None:
         """Let the user edit the prompt of the chosen message. Sending it replaces that turn and all later ones."""
-        if self._may_go_back() and (turn := self._conversation.turn_of(self._conversation.chosen)):
+        if self._may_go_back() and (turn := self._chat.view.turn_of(self._chat.view.chosen)):
             self.edited = turn[0]
-            self._prompt.put(turn[1].typed)
-            self._screen.set_focus(self._prompt)
+            self._chat.prompt.put(turn[1].typed)
+            self._chat.set_focus(self._chat.prompt)
             self._show_edited()
 
     def _show_edited(self) -> None:
         sent, left = self._key("prompt.send"), self._key("chat.back")
-        self._live.show(f"{sent} replaces the prompt · {left} cancels")
+        self._chat.live.show(f"{sent} replaces the prompt · {left} cancels")
 
     def leave_edited(self) -> None:
         """End editing without changing the turn."""
         if self.edited is not None:
             self.edited = None
-            self._prompt.put("")
+            self._chat.prompt.put("")
             self.show_figures()
 
     @property
@@ -379,4 +353,4 @@ class Turns:
         return f"raise the temperature with {self._key('chat.sampling')}"
 
     def _key(self, name: str) -> str:
-        return keymap.key(self._screen.app, name)
+        return keymap.key(self._chat.app, name)

@@ -15,20 +15,18 @@ from textual.widgets import Input, Static
 from localspec.chat.commands import is_command, look_up, read
 from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
-from localspec_tui.block_view import BlockView
+from localspec_tui.block_view import BlockView, NoticeView
 from localspec_tui.clipboard import CodeCopies
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
+from localspec_tui.screens.choices import ConversationChoice, ModelChoice, ReplySettings
 from localspec_tui.screens.dialogs import StableLayout
-from localspec_tui.screens.model_and_conversation import ConversationChoice, ModelChoice
-from localspec_tui.screens.reply_settings import ReplySettings
 from localspec_tui.turns import Outbox, Turns, UnsentText
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import Finder, FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_panel import KeysFooter, KeysPanel, of_the_chat
-from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.mounted_turns import import_replies
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel
@@ -89,49 +87,44 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def __init__(self, engine: EngineThread, first: str | None, files: str, saved: bool) -> None:
         super().__init__()
-        self._engine = engine
-        self._top, self._live, self._panel = TopLine(saved), LiveLine(), SidePanel()
-        self._below, self._find, self._first = BelowLine(), FindLine(), FirstScreen()
-        self._conversation = ConversationView(self._below.show)
-        self._waiting, self._unsaved = WaitingLine(), UnsavedLine()
+        self.engine = engine
+        self.top, self.live, self.panel = TopLine(saved), LiveLine(), SidePanel()
+        self._below, self._find, self.first = BelowLine(), FindLine(), FirstScreen()
+        self.view = ConversationView(self._below.show)
+        self.waiting, self._unsaved = WaitingLine(), UnsavedLine()
         self._attached = AttachedLine(engine.model.files_in)
         self._suggestions = Suggestions(lambda need: look_up(need, self.conversations.history))
-        self._prompt = Prompt(self._suggestions, self._first.starter)
+        self.prompt = Prompt(self._suggestions, self.first.starter)
         self._refused: NoticeView | None = None  # about the last line that was refused
         self._code_copies = CodeCopies()
-        self._outbox = outbox = Outbox(first, files)
+        self.outbox = Outbox(first, files)
         self.download = DownloadLine(engine.settings, _download_screen)
-        self.finder = Finder(self._conversation, self._find)
-        self.turns: Turns = Turns(
-            self, lambda: self.is_covered, engine, outbox, self._conversation, self.finder, self._prompt,
-            self._first, self._top, self._live, self._waiting, self._panel,
-        )  # fmt: skip
-        self.models = ModelChoice(self, engine, outbox, self.turns, self.download)
-        self.settings = ReplySettings(self, engine, outbox, self._top)
-        self.draft = UnsentText(self._prompt, outbox, engine)
-        self.conversations: ConversationChoice = ConversationChoice(
-            self, engine, outbox, self.turns, self.draft, self._top
-        )
+        self.finder = Finder(self.view, self._find)
+        self.turns: Turns = Turns(self)
+        self.models = ModelChoice(self)
+        self.settings = ReplySettings(self)
+        self.draft = UnsentText(self)
+        self.conversations: ConversationChoice = ConversationChoice(self)
 
     def compose(self) -> ComposeResult:
-        yield self._top
+        yield self.top
         with Horizontal(id="middle"):
             with Vertical(id="talk"):
-                yield self._first
-                yield self._conversation
-            yield self._panel
-        yield from (self._find, self._below, self._unsaved, self._waiting, self.download)
-        yield from (self._live, self._attached, self._suggestions)
+                yield self.first
+                yield self.view
+            yield self.panel
+        yield from (self._find, self._below, self._unsaved, self.waiting, self.download)
+        yield from (self.live, self._attached, self._suggestions)
         with Horizontal(id="input"):
             yield Static("❯", id="mark")
-            yield self._prompt
+            yield self.prompt
         yield KeysFooter()
 
     def on_mount(self) -> None:
-        self._prompt.focus()
-        self._prompt.remember(self._outbox.typed)
+        self.prompt.focus()
+        self.prompt.remember(self.outbox.typed)
         self.turns.show_waiting()
-        self.call_after_refresh(self._engine.begin, self.post_message)  # the first paint does not wait for it
+        self.call_after_refresh(self.engine.begin, self.post_message)  # the first paint does not wait for it
 
     async def on_resize(self) -> None:
         await self.finder.show_again()
@@ -139,7 +132,7 @@ class ChatScreen(StableLayout, Screen[None]):
     # -- typed text ---------------------------------------------------------------------------------------------------
 
     async def on_prompt_sent(self, sent: Prompt.Sent) -> None:
-        await self._conversation.forget(self._refused)
+        await self.view.forget(self._refused)
         self._refused = None
         if not self.has_class("-panel"):  # without that panel, the keys cover the reply
             await self.query(KeysPanel).remove()
@@ -151,10 +144,10 @@ class ChatScreen(StableLayout, Screen[None]):
             else:
                 prompt = await self.turns.read(line.rest)
         except LocalspecError as mistake:
-            self._prompt.give_back(sent.text)
+            self.prompt.give_back(sent.text)
             if is_command(sent.text):
-                self._prompt.select_all()  # to be changed, or replaced by typing
-            self._refused = await self._conversation.tell(str(mistake), trouble=True)
+                self.prompt.select_all()  # to be changed, or replaced by typing
+            self._refused = await self.view.tell(str(mistake), trouble=True)
             return
         if not line.command:
             await self.turns.send(prompt)
@@ -163,10 +156,10 @@ class ChatScreen(StableLayout, Screen[None]):
         self._attached.look(changed.text_area.text)
 
     def on_option_list_option_selected(self, clicked: Suggestions.OptionSelected) -> None:
-        self._prompt.complete(self._suggestions.line_of(clicked.option_index))
+        self.prompt.complete(self._suggestions.line_of(clicked.option_index))
 
     def on_first_screen_chosen(self, chosen: FirstScreen.Chosen) -> None:
-        self._prompt.put(chosen.prompt)
+        self.prompt.put(chosen.prompt)
 
     async def on_find_line_searched(self, wanted: FindLine.Searched) -> None:
         await self.finder.search(wanted)
@@ -178,7 +171,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def type_here(self) -> None:
         """Move the focus to the prompt at once, before the next typed key."""
-        self.set_focus(self._prompt)
+        self.set_focus(self.prompt)
 
     @property
     def types_elsewhere(self) -> bool:
@@ -187,7 +180,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def is_for_prompt(self, key: str) -> bool:
         """Return whether a key has an effect in the prompt."""
-        return key in self._prompt.own_keys
+        return key in self.prompt.own_keys
 
     async def _save_draft(self) -> None:
         await self.draft.save()
@@ -197,7 +190,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     async def on_chat_opened(self, opened: messages.ChatOpened) -> None:
         self.conversations.history = opened.history
-        self._prompt.remember(list(reversed(opened.prompts)))
+        self.prompt.remember(list(reversed(opened.prompts)))
         if opened.drafts is not None:
             self.draft.save_to(opened.drafts)
             self.set_interval(DRAFT_SECONDS, self._save_draft)
@@ -205,47 +198,47 @@ class ChatScreen(StableLayout, Screen[None]):
     async def on_conversation_shown(self, shown: messages.ConversationShown) -> None:
         self.settings.begin(shown.system)
         self.turns.edited = None
-        self._outbox.to_be_shown -= 1
+        self.outbox.to_be_shown -= 1
         if self.types_elsewhere:
             self.type_here()
         self.finder.leave()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
-        self._top.call(shown.title)
-        self._first.keeps(self._engine.conversation.place)
-        await self._conversation.show(answered, self._engine.traces)
-        self._first.begin(shown.last, said=bool(shown.turns or self._outbox.waiting))
+        self.top.call(shown.title)
+        self.first.keeps(self.engine.conversation.place)
+        await self.view.show(answered, self.engine.traces)
+        self.first.begin(shown.last, said=bool(shown.turns or self.outbox.waiting))
         if shown.unanswered is not None:
-            self._prompt.give_back(shown.unanswered)
+            self.prompt.give_back(shown.unanswered)
         if left := [*shown.left, *filter(None, [self.draft.take_aside(shown.number)])]:
-            self._prompt.put("\n\n".join(filter(None, (*left, self._prompt.text))))
-            self._first.offer_none()
-            await self._conversation.tell("Restored your unsent draft.")
+            self.prompt.put("\n\n".join(filter(None, (*left, self.prompt.text))))
+            self.first.offer_none()
+            await self.view.tell("Restored your unsent draft.")
         elif shown.waiting:
             where = f"“{shown.waiting}” ({self._key('chat.resume')})"
-            await self._conversation.tell(f"Your unsent draft waits in {where}.")
-        if self._outbox.files and not self._outbox.waiting:
-            await self._conversation.tell("The text of the files goes before the next prompt.")
-        if self._outbox.model_loaded:
+            await self.view.tell(f"Your unsent draft waits in {where}.")
+        if self.outbox.files and not self.outbox.waiting:
+            await self.view.tell("The text of the files goes before the next prompt.")
+        if self.outbox.model_loaded:
             self.turns.show_figures()
         await self.turns.send_waiting()
 
     def on_stage_reached(self, reached: messages.StageReached) -> None:
-        self._live.show(f"{reached.stage} …")
+        self.live.show(f"{reached.stage} …")
 
     def on_measuring(self, measuring: messages.Measuring) -> None:
-        self._waiting.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
+        self.waiting.show_activity(measuring.stage, f"{self._key('chat.stop')} skips" if measuring.stage else "")
         self.refresh_bindings()
-        if not measuring.stage and self._outbox.under_way is None:
+        if not measuring.stage and self.outbox.under_way is None:
             self.turns.show_figures()
 
     def on_model_comes(self, comes: messages.ModelComes) -> None:
-        self._first.expect(comes.name, comes.starters)
+        self.first.expect(comes.name, comes.starters)
 
     async def on_model_loaded(self, loaded: messages.ModelLoaded) -> None:
         self.models.take(loaded)
-        self._top.show_model(loaded.card.name, loaded.introduction.precision, loaded.introduction.device)
+        self.top.show_model(loaded.card.name, loaded.introduction.precision, loaded.introduction.device)
         self.settings.show()  # it may have contradicted the model
-        self._first.introduce(loaded.introduction)
+        self.first.introduce(loaded.introduction)
         self.turns.show_figures()
         await self.turns.send_waiting()
         self._prepare_replies()
@@ -255,23 +248,23 @@ class ChatScreen(StableLayout, Screen[None]):
         await import_replies()
 
     async def on_model_failed(self, failed: messages.ModelFailed) -> None:
-        self._outbox.model_loaded = False
-        self._first.leave()
-        self._live.show(f"no model is loaded: {self._key('chat.models')} chooses another")
-        self._top.show_model("no model")
-        await self._conversation.tell(failed.sentence, trouble=True)
+        self.outbox.model_loaded = False
+        self.first.leave()
+        self.live.show(f"no model is loaded: {self._key('chat.models')} chooses another")
+        self.top.show_model("no model")
+        await self.view.tell(failed.sentence, trouble=True)
 
     async def on_reply_ended(self, ended: messages.ReplyEnded) -> None:
         await self.turns.end(ended)
 
     async def on_noticed(self, noticed: messages.Noticed) -> None:
-        await self._conversation.tell(noticed.sentence, trouble=noticed.trouble)
+        await self.view.tell(noticed.sentence, trouble=noticed.trouble)
 
     def on_unsaved_turns(self, unsaved: messages.UnsavedTurns) -> None:
         self._unsaved.show_turns(unsaved.turns)
 
     def on_titled(self, titled: messages.Titled) -> None:
-        self._top.call(titled.title)
+        self.top.call(titled.title)
 
     def on_branched(self, branched: messages.Branched) -> None:
         self.conversations.notify_of_branch(branched)
@@ -283,12 +276,12 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return False for a key that would have no effect now, so that the footer does not show it."""
-        return action != "stop" or not self._outbox.empty or self._waiting.busy
+        return action != "stop" or not self.outbox.empty or self.waiting.busy
 
     def action_stop(self) -> None:
         """Stop the reply, the waiting prompts and measurements."""
-        if self._waiting.busy:
-            self._engine.model.measures = False
+        if self.waiting.busy:
+            self.engine.model.measures = False
         self.turns.stop()
 
     def action_back(self) -> None:
@@ -322,7 +315,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.call_later(self.turns.edit)  # likewise
 
     def action_editor(self) -> None:
-        edit_prompt(self.app, self._prompt)
+        edit_prompt(self.app, self.prompt)
         self.type_here()
 
     def action_find(self, words: str = "") -> None:
@@ -330,20 +323,20 @@ class ChatScreen(StableLayout, Screen[None]):
             self.notify("This conversation is empty.", markup=False)
 
     def action_walk(self, step: int) -> None:
-        if not self._conversation.walk(step):
+        if not self.view.walk(step):
             self.type_here()
 
     def action_page(self, step: int) -> None:
         """Scroll by a page: the panel if it covers the conversation, otherwise the conversation."""
         keys = self.query(KeysPanel)
-        if keys or self._panel.covers:
-            panel = keys.first() if keys else self._panel
+        if keys or self.panel.covers:
+            panel = keys.first() if keys else self.panel
             panel.scroll_relative(y=step * max(panel.size.height - 1, 1), animate=False)
         else:
-            self._conversation.page(step)
+            self.view.page(step)
 
     async def action_end(self) -> None:
-        await self._conversation.follow()
+        await self.view.follow()
 
     def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
         """Return the text nearest to a cell in the rows of a message, so that a selection ends at that text.
@@ -351,11 +344,11 @@ class ChatScreen(StableLayout, Screen[None]):
         At a cell without text, Textual would extend the selection to the beginning or the end of the message.
         """
         widget, offset = super().get_widget_and_offset_at(x, y)
-        if widget is None or self._conversation not in widget.ancestors_with_self:
+        if widget is None or self.view not in widget.ancestors_with_self:
             return widget, offset
         if widget.has_class("-textual-system") and not self._selecting:
             return widget, offset  # a press on the scrollbar selects nothing
-        for view in self._conversation.query(BlockView):
+        for view in self.view.query(BlockView):
             region = view.content_region
             if region.y <= y < region.bottom:
                 return view, view.place_at(x - region.x, y - region.y)
@@ -363,21 +356,21 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_copy_text(self) -> None:
         """Copy the selection. During a reply, a match of a search is no selection, and the key stops the reply."""
-        if self._conversation.found is not None and self.check_action("stop", ()):
+        if self.view.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()
 
     def action_copy(self) -> None:
-        if source := self._conversation.chosen_source:
+        if source := self.view.chosen_source:
             self.app.copy_to_clipboard(source)
         else:
             self.notify("There is no reply to copy yet.", markup=False)
 
     def action_code(self) -> None:
-        self._code_copies.copy(self.app, self._conversation.chosen_source)
+        self._code_copies.copy(self.app, self.view.chosen_source)
 
     def action_thoughts(self) -> None:
-        if not self._conversation.toggle_thoughts(self._conversation.chosen):
+        if not self.view.toggle_thoughts(self.view.chosen):
             self.notify("No reply has thoughts yet.", markup=False)
 
     async def action_keys(self) -> None:
@@ -387,16 +380,16 @@ class ChatScreen(StableLayout, Screen[None]):
             await self.query_one("#middle").mount(of_the_chat(self.app, self.BINDINGS))
 
     def action_panel(self) -> None:
-        self._panel.toggle()
+        self.panel.toggle()
 
     def action_xray(self) -> None:
         from localspec_tui.screens.xray import XRayScreen
 
-        chosen, replied = self._conversation.trace_of(self._conversation.chosen), self._conversation.last_reply
-        self.app.push_screen(XRayScreen(self._engine.traces, chosen, chosen is None and replied is not None))
+        chosen, replied = self.view.trace_of(self.view.chosen), self.view.last_reply
+        self.app.push_screen(XRayScreen(self.engine.traces, chosen, chosen is None and replied is not None))
 
     def action_phrases(self, words: str = "") -> None:
-        store, card = self._engine.conversation.store, self.models.card
+        store, card = self.engine.conversation.store, self.models.card
         if store is None or card is None:
             self.notify("No phrases are saved here.", markup=False)
         else:
@@ -406,10 +399,10 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_race(self, prompt: str = "") -> None:
         """Start a race outside the conversation, if no reply is running."""
-        if self._outbox.waiting or not self._outbox.ready:
+        if self.outbox.waiting or not self.outbox.ready:
             self.notify("Wait for the reply to finish, then start the race.", markup=False)
         else:
             from localspec_tui.screens.race import RaceScreen
 
-            turn = self._conversation.turn_of(None)
-            self.app.push_screen(RaceScreen(self._engine, prompt, turn[1].typed if turn else ""))
+            turn = self.view.turn_of(None)
+            self.app.push_screen(RaceScreen(self.engine, prompt, turn[1].typed if turn else ""))

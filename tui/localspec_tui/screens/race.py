@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from os import terminal_size
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -11,8 +12,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 from textual.widgets import Input, Static
 
-from localspec.bench.race import Lane
-from localspec.bench.race_view import AROUND, PAUSE, Size, ends, frame
+from localspec.bench.race import AROUND, PAUSE, Lane, ends, frame
 from localspec.text import one_line
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.messages import RaceEnded, RaceStarted
@@ -154,7 +154,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
 
     def _draw(self, seconds: float | None = None) -> None:
         self._drawn = seconds
-        size = Size(columns=self.size.width - 2, lines=max(self.size.height - LEFT, 1) + AROUND - 6)
+        size = terminal_size((self.size.width - 2, max(self.size.height - LEFT, 1) + AROUND - 6))
         self.query_one("#course", Static).update("\n".join(frame(self._lanes, size, seconds)))
 
     def _tell(self) -> None:

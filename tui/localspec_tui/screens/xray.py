@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 from localspec.chat.trace import NO_TRACE, UNTOLD, Pieces, Trace, about, overview
 from localspec.text import one_line
-from localspec_tui.reply_buffer import Pace
+from localspec_tui.messages import Pace
 from localspec_tui.screens.dialogs import DIALOG_KEYS, ClosesOnce
 from localspec_tui.widgets.keys_panel import KeysFooter
 from localspec_tui.widgets.status_line import cut

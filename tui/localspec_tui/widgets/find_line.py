@@ -1,6 +1,7 @@
 """The search in a conversation, and the line in which its words are typed."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import events
@@ -66,20 +67,19 @@ class _FindField(OneLine):
 class FindLine(Horizontal):
     """A line in which the user types the words of a search in the conversation. It takes no room while it is closed."""
 
+    @dataclass
     class Searched(Message):
         """A request for a message with these words. `step` is 0 for the newest, 1 for the next older, -1 for the next
         newer, and None for only a count."""
 
-        def __init__(self, words: str, step: int | None) -> None:
-            super().__init__()
-            self.words, self.step = words, step
+        words: str
+        step: int | None
 
+    @dataclass
     class Closed(Message):
         """The search has ended. `back` is True if the user wants to return to the place before the search."""
 
-        def __init__(self, back: bool) -> None:
-            super().__init__()
-            self.back = back
+        back: bool
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
 class FirstScreen(Vertical):
     """A view that disappears with the first prompt, and returns in a new conversation."""
 
+    @dataclass
     class Chosen(Message):
         """A suggested prompt was clicked."""
 
-        def __init__(self, prompt: str) -> None:
-            super().__init__()
-            self.prompt = prompt
+        prompt: str
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual import events
@@ -61,12 +61,11 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         *(replace(one, tooltip=_TIPS[one.id]) for one in BINDINGS if isinstance(one, Binding) and one.id in _TIPS),
     ]
 
+    @dataclass
     class Sent(Message):
         """The user pressed Enter to send this text."""
 
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        text: str
 
     def __init__(self, suggestions: Suggestions, starter: Callable[[str], str | None]) -> None:
         """Begin empty. `starter` returns the suggested prompt that a key chooses; None if the key chooses no prompt."""

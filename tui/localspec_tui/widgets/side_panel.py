@@ -8,8 +8,7 @@ from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
-from localspec.chat.figures import Figures
-from localspec.chat.wording import SAMENESS, drafting_off, seconds_words, shares, thought, tokens_a_step
+from localspec.chat.figures import SAMENESS, Figures, drafting_off, seconds_words, shares, thought, tokens_a_step
 from localspec.marks import EIGHTHS, bar, means, wrapped
 from localspec.quantities import counted, short_pace, size, speedup
 from localspec.text import one_line
@@ -169,8 +168,8 @@ def _depths(chances: Sequence[float]) -> Iterator[Line]:
 def _memory(figures: Figures, width: int) -> Iterator[Line]:
     held = figures.memory
     parts = [("weights", held.target), ("drafter", held.drafter), ("cache", held.cache)]
-    if held.free is not None:
-        parts.append(("free", held.free))
+    if figures.free is not None:
+        parts.append(("free", figures.free))
     total, room = sum(amount for _, amount in parts), max(width - 18, 1)
     for name, amount in parts:
         if amount:

@@ -11,10 +11,9 @@ from textual.timer import Timer
 from textual.widget import Widget
 
 from localspec.chat.attachments import is_long
-from localspec.chat.figures import Figures
-from localspec.chat.wording import context_share, gain, tokens_a_step
+from localspec.chat.figures import Figures, context_share, gain, tokens_a_step
 from localspec.quantities import counted, short_pace
-from localspec.store.titles import title_of
+from localspec.store.conversations import title_of
 from localspec.text import one_line
 from localspec_tui import keymap
 

@@ -1,11 +1,11 @@
 from collections.abc import Generator
+from importlib import import_module
 
 import pytest
+from command import ROOT
 from reply_statistics import said
 
 from localspec import Done, Event, Prefill, Text
-from localspec.bench import turns as module
-from localspec.bench.turns import side_by_side
 
 
 class Machine:
@@ -13,6 +13,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.now, self.worked = 0.0, list[str]()
+        self.side_by_side = import_module("side_by_side").side_by_side
 
     def reply(self, name: str, step: float, tokens: int, most: int) -> Generator[Event, None, None]:
         """Yield the events of a reply of `most` tokens, `tokens` of them a step."""
@@ -27,18 +28,19 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
+    monkeypatch.syspath_prepend(ROOT / "research")
     made = Machine()
-    monkeypatch.setattr(module.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr("side_by_side.time.perf_counter", lambda: made.now)
     return made
 
 
 def test_who_has_the_fewest_tokens_works_next(machine):
     replies = {"plain": machine.reply("plain", 1.0, 1, 8), "fast": machine.reply("fast", 1.5, 4, 8)}
-    measured = side_by_side(replies, turn=1.0)
+    measured = machine.side_by_side(replies, turn=1.0)
     assert "".join(name[0] for name in machine.worked) == "pf" + "pppp" + "f" + "ppp"
     assert {name: len(one.token_ids) for name, one in measured.items()} == {"plain": 8, "fast": 8}
 
 
 def test_a_turn_lasts_until_its_time_is_over(machine):
-    side_by_side({"a": machine.reply("a", 1.0, 1, 6), "b": machine.reply("b", 1.0, 1, 6)}, turn=3.0)
+    machine.side_by_side({"a": machine.reply("a", 1.0, 1, 6), "b": machine.reply("b", 1.0, 1, 6)}, turn=3.0)
     assert "".join(machine.worked) == "a" + "b" + "aaa" + "bbb" + "aa" + "bb"

@@ -1,34 +1,12 @@
-"""Turns: compared rows take turns, so that disturbances affect all of them."""
+"""Replies that take turns by their tokens, so that a change of the machine's speed affects the same part of each."""
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, TypeVar
 
 from localspec.events import Done, Event, Statistics, Text
 
-if TYPE_CHECKING:
-    from localspec.decoding.session import Session
-
-T = TypeVar("T")
 TURN = 0.05  # seconds of work: a step or two of a large model, the whole reply of one that fits into caches
-
-
-def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Yield every contender once per turn, with the number of the turn. Each turn begins with the next contender."""
-    for turn in range(turns):
-        first = turn % len(contenders)
-        for contender in (*contenders[first:], *contenders[:first]):
-            yield turn, contender
-
-
-def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -> Generator[Event, None, None]:
-    """Yield the events of a session's reply. The session's clock stands still while other replies have their turns."""
-    with closing(events):
-        for event in events:
-            left = time.perf_counter()
-            yield event
-            session.rest(time.perf_counter() - left)
 
 
 def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: float = TURN) -> dict[str, Statistics]:
@@ -52,8 +30,3 @@ def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: floa
                 if time.perf_counter() - began >= turn:
                     break
     return done
-
-
-def remaining_words(seconds: float) -> str:
-    """Return the remaining time in words: `12 s left`."""
-    return f"{seconds:.0f} s left" if seconds <= 90 else f"{seconds / 60:.0f} min left"
