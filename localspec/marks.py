@@ -23,7 +23,7 @@ def no_room(heads: Sequence[str]) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return lines of at most `width` columns, broken between words if there are any."""
+    """Return a text as lines of at most `width` columns, broken between words. Longer words are cut."""
     lines: list[str] = []
     for paragraph in text.expandtabs(4).split("\n"):
         line = ""
@@ -47,8 +47,8 @@ def means(values: Sequence[float], most: int) -> list[float]:
 
 
 def curve(values: Sequence[float], height: int) -> list[str]:
-    """Return a chart as lines, the top line first: one column per value, whose height is the value minus the
-    smallest value."""
+    """Return a chart of values as `height` lines, the top line first. Each value is one column: the largest value has
+    the full height, and the smallest the least."""
     low, high = min(values), max(values)
     levels = [1 + round((8 * height - 1) * (value - low) / (high - low)) if high > low else 1 for value in values]
     return [

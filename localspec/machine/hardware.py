@@ -104,7 +104,7 @@ def _processors() -> int:
 
 
 def _quota() -> int:
-    """Return the number of cores whose time a container may use, at least 1; `sys.maxsize` without a limit."""
+    """Return the number of cores that the container's CPU quota allows, at least 1; `sys.maxsize` without a quota."""
     for files in _QUOTAS:
         with suppress(OSError, ValueError):  # another system, the root group, or "max"
             time_given, period = " ".join((CONTAINER / file).read_text() for file in files).split()
@@ -126,7 +126,7 @@ class IdleCores:
     def __call__(self) -> int:
         """Return the number of idle cores, at least 1.
 
-        This process's own work counts as idle, because it would use those cores.
+        The cores that this process uses count as idle, too: its models can have them.
         """
         if self._held:
             return self._found
@@ -227,8 +227,8 @@ def devices() -> list[str]:
 
 
 def gpu_expected() -> bool:
-    """Return whether there are signs of a GPU that the installed torch was built for. Only torch can say whether it
-    works."""
+    """Return whether this machine seems to have a GPU that the installed torch was built for. Only a test with torch
+    shows whether the GPU works."""
     build = torch_build()
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
@@ -315,7 +315,7 @@ def _read_of_gpu(size: int, device: str) -> Callable[[], float]:
 
 
 def wait_for(device: str) -> None:
-    """Wait until a GPU has finished its work. Python itself does not wait for that."""
+    """Wait until a GPU has finished its work; calls of torch return earlier. Do nothing for another `device`."""
     if device == "cpu":
         return
     import torch
@@ -336,7 +336,7 @@ _TEXT = 96  # bytes, enough for any version
 
 @dataclass(frozen=True)
 class NvidiaDriver:
-    """The driver's version, such as 580.65.06; empty if unknown."""
+    """An NVIDIA driver. Its `version` is a text such as 580.65.06; empty if unknown."""
 
     version: str
 

@@ -1,6 +1,6 @@
 """The compiled library in Python: its structures and functions, and its errors as exceptions.
 
-Names and order are those of `native/src/localspec.h`. Arrays are passed by address; the caller must keep them alive.
+Their names and order are as in `native/src/localspec.h`. Arrays are passed by address; callers must keep them alive.
 """
 
 import ctypes
@@ -224,7 +224,7 @@ def check(code: int) -> None:
 
 
 def made(handle: int | None) -> int:
-    """Return the handle of an object that the library made. If there is none, raise the error as `check` does."""
+    """Return the handle of an object that the library made; raise the library's error if the handle is null."""
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)
     return handle

@@ -52,8 +52,8 @@ _CUDA_BUILDS = ((580, "cu130"), (570, "cu128"), (525, "cu126"))
 class Device:
     """A device: its memory in bytes, and the formats that it computes in, the best first.
 
-    `missing` says, for each packing that cannot be used, what it needs here. `bandwidth` is the bytes per second that
-    can be read from its memory; None if not measured.
+    `missing` maps each packing that cannot be used on the device to what this packing needs. `bandwidth` is the bytes
+    per second that can be read from its memory; None if not measured.
     """
 
     name: str
@@ -98,15 +98,15 @@ class Machine:
     cores: int
 
     def device(self, name: str) -> Device | None:
-        """Return the device of this name; None if there is none. The name `cuda` means the first of several."""
+        """Return the device with this name; None if there is no such device. `cuda` means the first CUDA device."""
         name = "cuda:0" if name == "cuda" else name
         return next((device for device in self.devices if device.name == name), None)
 
     def as_torch_has_it(self) -> "Machine":
-        """Return the machine with its CPU as a device of torch.
+        """Return this machine with torch, not the compiled library, as the engine of its CPU.
 
-        Training needs that, because the compiled library has no gradients. On such a CPU, packed weights keep the
-        library's form, and torch makes them dense for each product.
+        Training needs torch, because the compiled library has no gradients. Packed weights keep the library's form, and
+        torch makes them dense for each product.
         """
         return replace(self, devices=tuple(device.as_torch_has_it() for device in self.devices))
 

@@ -31,9 +31,9 @@ def render_template(
 ) -> str:
     """Return the text that a template makes of a conversation. `special_tokens` has tokens by name, such as bos_token.
 
-    `switches` are variables that only this template uses, such as enable_thinking. Templates see the variables of
-    transformers, and render the same text. Raises the errors of the template, TimeoutError after 5 seconds, and
-    MemoryError for more than 268 million characters plus 64 per character of the conversation.
+    `switches` are variables of this template only, such as enable_thinking. A template has the same variables as in
+    transformers, and renders the same text as there. Raises the errors of the template, TimeoutError after 5 seconds,
+    and MemoryError for more than 268 million characters plus 64 per character of the conversation.
     """
 
     def render() -> str:

@@ -192,7 +192,7 @@ class ChatTokenizer:
         return {"text": text}
 
     def _in_text(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
-        """Return the indices of the messages whose text the template includes."""
+        """Return the indices of the system messages that the template includes; the other arguments are `_answer`'s."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
             written = set()
@@ -359,7 +359,7 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 
 def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
-    """Return a conversation whose system messages `systems` are put before the user's next message, if there is one."""
+    """Return a conversation that joins its system messages at `systems` to the user's next message, if there is one."""
     found: list[Message] = []
     waiting: list[Message] = []
     for at, message in enumerate(messages):

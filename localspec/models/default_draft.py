@@ -39,8 +39,8 @@ def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = Non
 
     The result is the first of these models that is here and has the target's tokens: the model that models.toml names;
     the model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose
-    step reads at most half as many bytes. If none is here, the result is the model that models.toml names, which must
-    be fetched. Only headers are read. `every` is a recent result of `known`, for callers that ask about many models.
+    step reads at most half of the target's bytes. If none is here, the result is the model named in models.toml, to be
+    fetched. Only headers are read. `every` is a recent result of `registry.known`, for callers with many models.
     """
     named: DefaultDraft | None = None
     if card.draft:
@@ -93,8 +93,8 @@ def _candidates(
 
 
 def _installed(card: TargetCard, every: Mapping[str, TargetCard], share: float) -> TargetCard | None:
-    """Return the smallest model here with the target's tokenizer.json whose step reads at most this share of the
-    target's bytes."""
+    """Return the smallest model in `every` that is here, has the target's tokenizer.json, and reads per step at most
+    the given share of the target's bytes."""
     most = share * step_bytes(card.path)
     found: list[tuple[float, TargetCard]] = []
     for other in every.values():
@@ -122,11 +122,11 @@ FILE = "tokenizer.json"
 def compare(
     small: Mapping[int, str], vocabulary: int, target: Mapping[int, str], special: Collection[int], path: Path
 ) -> None:
-    """Raise UsageMistake if the ids of a token differ. Ids that only pad a vocabulary may differ.
+    """Raise UsageMistake unless two models have the same ids of tokens. Ids that only pad a vocabulary may differ.
 
     `small` and `target` are tokens by id, and `special` are the target's ids that occur in no text. The small model in
     `path` has `vocabulary` ids. Its tokenizer may list special tokens with higher ids, such as the token for images in
-    Gemma 3's text models. Drafters give the small model other ids for these tokens.
+    Gemma 3's text models. Drafters give the small model other ids instead.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:
@@ -154,7 +154,7 @@ def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary
 
 
 def same_file(one: Path, other: Path) -> bool:
-    """Return whether two models have the same tokenizer.json, byte for byte. Raises LocalspecError if one has none."""
+    """Return whether two models have the same bytes in tokenizer.json. Raises LocalspecError if a file is missing."""
     return _size(one) == _size(other) and _content(one) == _content(other)
 
 

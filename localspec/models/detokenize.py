@@ -100,9 +100,9 @@ class Transcript:
         return self._take(self._detokenizer.add(token))
 
     def finish(self, cut: bool = False) -> bool:
-        """Release the text that was held back: no more tokens follow. Return whether the text contains a stop string.
+        """Release held-back text at the end of a reply. Return whether the text contains a stop string.
 
-        If a limit `cut` the reply within a character, the bytes of that character are dropped.
+        With `cut`, a limit ended the reply within a character: the bytes of that character are dropped.
         """
         if not cut:
             return self._take(self._detokenizer.flush(), whole=True)

@@ -137,7 +137,7 @@ def remedy(file: Path) -> str:
 
 
 def stored_shape(header: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a drafter's tensor by its header. A row in int4 has twice as many weights as stored bytes."""
+    """Return a tensor's shape from its `header` in a drafter. An int4 row has twice as many weights as stored bytes."""
     shape = tuple(header["shape"])
     return (*shape[:-1], 2 * shape[-1]) if header["dtype"] == INT4 and shape else shape
 
@@ -266,10 +266,10 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
 
 
 def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
-    """Return whether a drafter that came with localspec is for the registered model of `card`, in any of its published
-    forms.
+    """Return whether a drafter came with localspec and is for the registered model of `card`.
 
-    Other forms round the weights differently, and how often the drafter is right with them was not measured.
+    The model may be here in any published form. Forms round the weights differently, and how often the drafter is right
+    was not measured with all of them.
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")
@@ -278,8 +278,8 @@ def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> 
 def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     """Describe the drafter in a directory that `train` wrote, or in its subdirectory `drafter`.
 
-    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere if there is no
-    drafter, with the kinds that the model of `card` accepts, and LocalspecError if it is damaged.
+    A small language model whose config.json names a mask token is a drafter too (PARD). Raises NotHere, with the kinds
+    that the model of `card` accepts, if there is no drafter, and LocalspecError if the drafter is damaged.
     """
     if not (path / "drafter.json").is_file() and (path / "config.json").is_file():
         config = read_config(path)
@@ -336,9 +336,9 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
 
 
 def mtp_layer(path: Path, target: str = "") -> DrafterCard:
-    """Describe the MTP layer in the files of a model with the name `target`.
+    """Describe the layer for multi-token prediction (MTP) in a model's files. `target` is the model's name.
 
-    Raises NotHere if there is none, and LocalspecError for one with unknown arithmetic.
+    Raises NotHere if the files have no such layer, and LocalspecError if the layer's arithmetic is unknown.
     """
     if is_packed(path):
         parts = [part for some in read(path).header.ahead.values() for part in some]
@@ -436,9 +436,9 @@ class TargetMap:
 
 
 def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
-    """Return the map in a config.json and the header of its file; None for a model without such a map.
+    """Return the map of the target's states that a drafter's config.json describes; None without a map.
 
-    Raises NotHere if the file is missing, and LocalspecError for invalid content.
+    Raises NotHere if the map's file in `path` is missing, and LocalspecError for invalid content.
     """
     if not (config.get("pard2") or config.get("spd_type") == "pard2"):
         return None

@@ -3,8 +3,8 @@
 A new kind is one row here and one file, `localspec/drafters/<name>.py`. The file of a kind with weights defines the
 class `Drafter`, a `TrainedDrafter`. If localspec can train it, `localspec/training/drafters/<name>.py` has the class
 `Trainable`, a `TrainableDrafter`. That file is loaded only for training. The file of any other kind has a function
-`build`. For a kind that takes a draft model, `build` returns a `DraftModel`, perhaps wrapped in `WithPhrases`. A kind
-that takes a probe has no `build`.
+`build`. For a kind that takes a draft model, `build` returns a `DraftModel`, perhaps wrapped in `WithPhrases`. The kind
+`layers`, which takes a probe of the target, has no `build`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -104,14 +104,14 @@ class DrafterKind:
     `takes` says what a kind needs. Of the kinds that take nothing, `auto` chooses `phrases` and plain decoding; others
     must be named. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies
     showed that they pay, because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are
-    lengthened by phrases without `+phrases`. `parts` names the setting that lists its active parts, and
-    `searched(parts)` the hyperparameters that are searched for a pair of models.
+    lengthened by phrases without `+phrases`. `parts` is the setting that lists the method's active parts.
+    `searched(parts)` returns the hyperparameters that are searched for a target and its draft model.
 
     `mask_key`: a small language model whose config.json has this key is a drafter of this kind. `by_shapes`: published
     files become a drafter without any weight of the target, so the target may be in a GGUF file. `states_in` is the
     matrix that reads states of the target's inner layers, and has one column per channel of these states. `on_chains`:
-    it also drafts for a target with recurrent layers, with chains, and can be trained for it. `with_experts`: it also
-    drafts for a mixture of experts, because it has no layer like those of the target.
+    the kind also drafts chains for a target with recurrent layers, and can be trained for it. `with_experts`: the kind
+    also drafts for a mixture of experts, because its drafters have no layer like the target's.
     """
 
     name: str
@@ -351,7 +351,7 @@ TABLE = [
 
 
 def kinds(*takes: Takes) -> tuple[str, ...]:
-    """Return the names of all kinds, or of those that take one of `takes`, such as "weights"."""
+    """Return the names of all kinds, or only of the kinds that take one of the arguments, such as "weights"."""
     return tuple(kind.name for kind in TABLE if not takes or kind.takes in takes)
 
 

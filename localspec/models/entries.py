@@ -70,9 +70,9 @@ class Entry:
     """The entry of a model, in a directory (`path`) or from a repository (`source`).
 
     `quality` orders models; the best has the highest number. `verified` says that a pull of the model is known to have
-    worked. `forms` are published forms other than `source`, which is the publisher's own. `sha256` are the digests of
-    GGUF files of this model, including every part of a split file, and `fingerprints` the fingerprints of the same
-    files. `bytes` is the size of the download if `source` is GGUF files.
+    worked. `source` is the publisher's own form of the model; `forms` are other published forms. `sha256` are the
+    digests of GGUF files of this model, including every part of a split file, and `fingerprints` the fingerprints of
+    the same files. `bytes` is the size of the download if `source` is GGUF files.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The input of a choice: a model's card, its sizes, and the drafters that are here."""
+"""The model for which a packing and a drafter are chosen: its card, its sizes, and the drafters that are here."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,10 +35,10 @@ class Model:
 
     `small_here` says whether the draft model is on this machine, and `small_named` whether models.toml names it.
     `passed_over` says which small model and which damaged drafters are not used, and why; it may be empty. `packed` are
-    the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of its
-    weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and those of all
-    experts, of which a token reads some. `temperature` is the maker's recommendation. It is 0, greedy, for a model that
-    is not here, because published figures belong to greedy replies.
+    the packings of a target whose original weights are not here, the default first. `block_bytes` are the bytes of the
+    target's weights in blocks of GGUF files. `block_reads` is a pair: the bytes of blocks that each step reads, and the
+    bytes of all experts, although a token reads only some experts. `temperature` is the maker's recommendation. It is
+    0, greedy, for a model that is not here, because published figures belong to greedy replies.
     """
 
     card: TargetCard
@@ -59,7 +59,7 @@ class Model:
 
         A model whose original weights are here can have any packing. Otherwise a CPU loads it in one of its `packed`
         forms. A GPU loads it only from GGUF files, as dense weights (without loss) or int8; NF4 and int4 would round
-        few bits a second time and lose too much.
+        weights of few bits a second time and lose too much.
         """
         if not self.packed or backend in ("native", "cpu"):
             return not self.packed or quantize in self.packed
@@ -72,10 +72,10 @@ class Model:
 
 
 def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> Model:
-    """Describe a model and its drafters. The model is here, or registered with its sizes.
+    """Describe a model and its drafters. The model must be here, or registered with its sizes.
 
-    `every` is a recent result of `known`, for a caller that describes many models. Raises the errors of `inspect`, and
-    LocalspecError if its sizes are unknown.
+    `every` is a recent result of `registry.known`, from a caller that describes many models. Raises the errors of
+    `inspect`, and LocalspecError if the model's sizes are unknown.
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card))
@@ -96,7 +96,7 @@ def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) ->
 
 
 def default_sampling_of(card: TargetCard) -> DefaultSampling:
-    """Return the default sampling of a model that is here, by its files. Raises LocalspecError."""
+    """Return the default sampling of a model that is here, from its files. Raises LocalspecError for damaged files."""
     return default_sampling(recommended_sampling(card.path), card.names)
 
 
@@ -139,7 +139,7 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
-    """Return `block_reads` of a file that is not here; None if the bits of weights outside of experts are unknown."""
+    """Return `block_reads` of a model that is not here; None without experts, or if other weights have unknown bits."""
     if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8

@@ -37,7 +37,7 @@ class Present(NamedTuple):
 
 
 def saved_choice(paths: Paths) -> SavedChoice | None:
-    """Return the saved choice; None if there is none or it cannot be read."""
+    """Return the saved choice of a model; None if no choice is saved, or if its file cannot be read."""
     with suppress(OSError, ValueError):
         found = parse_json(read_bytes(paths.choice))
         if isinstance(found, dict) and isinstance(found.get("model"), str) and found.get("by") in get_args(By):

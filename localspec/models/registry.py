@@ -58,8 +58,8 @@ class TargetCard:
 def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     """Return every registered model by name, fetched or not, and all imported models.
 
-    The user's own entries replace entries of the same name. If an entry lists the file of an import, the import is the
-    model of that entry. Any other import has the name in its packed file.
+    The user's own entries replace entries of the same name. If an entry lists the file of an imported model, the
+    imported model is the model of that entry. Any other imported model has the name in its packed file.
 
     Raises UsageMistake for an invalid entry.
     """
@@ -84,10 +84,10 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
 def _listed_imports(
     every: Mapping[str, PackedFile], found: Mapping[str, TargetCard], paths: Paths
 ) -> dict[str, PackedFile]:
-    """Return the imports whose GGUF files a registered entry lists, by the name of that entry.
+    """Return the imported models whose GGUF files a registered entry lists, by the entry's name.
 
-    Of several imports, take the one with the entry's name, else the first. An import with another name is left out if
-    the model of the entry is here in another form.
+    Of several models for an entry, take the model with the entry's name, else the first. A model with another name is
+    left out if the entry's model is here in another form.
     """
     entries = {name: card.entry for name, card in found.items() if card.entry}
     by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
@@ -105,7 +105,7 @@ def _listed_imports(
 
 
 def listed_as(digests: Collection[str], paths: Paths) -> str:
-    """Return the name of the entry that lists these GGUF files; empty if there is none, or if its model is already
+    """Return the name of the entry that lists these GGUF files; empty if no entry does, or if the entry's model is
     here.
 
     `digests` is a result of `file_digests`.
@@ -193,7 +193,7 @@ def _is_model(source: Source, paths: Paths) -> bool:
 
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:
-    """Return the directory of a fetched repository, or of what its pickles were split into; None if it is not here."""
+    """Return the directory of a fetched repository, or of the parts of its split pickles; None if neither is here."""
     path = find_snapshot(source, paths)
     if path is None or not (path / PICKLED_INDEX).is_file():
         return path
@@ -208,14 +208,14 @@ def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> Targe
 
 
 def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Path | None:
-    """Return the place of a fetched model: its directory, or its packed file if there is nothing else."""
+    """Return the directory of a fetched model, or its packed file if it has no directory; None if it is not here."""
     alone = packed.get(str(source))
     return _unpickled(source, paths) or (alone.path if alone else None)
 
 
 def source_here(entry: Entry) -> Source | None:
-    """Return the form in which a registered model is here, the publisher's own before others; None if it is not
-    here."""
+    """Return the source of a registered model's form that is here, the publisher's own before others; None if no form
+    is here."""
     packed = packed_sources(paths := Paths(home()))
     return next((source for source in entry.sources if _place(source, paths, packed)), None)
 
@@ -394,7 +394,7 @@ def full_name(name: str) -> str:
 
 
 def exact_name(name: str) -> str | None:
-    """Return the name of the model here that equals `name` except for case; None unless there is exactly one.
+    """Return the one name of a model here that equals `name` except for case; None if no name or several do.
 
     A registered name in its exact spelling is returned even if the model is not here.
     """
@@ -438,10 +438,10 @@ def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
 
 
 def sources_of(name: str, here: bool = False) -> list[Source]:
-    """Return all repositories that may have been fetched for a name: the model in any of its forms, and its drafters.
+    """Return all repositories that may have been fetched for a model: the model in any of its forms, and its drafters.
 
-    With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for a name
-    that is not registered, and UsageMistake for a name that cannot be a repository either.
+    With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for an
+    unregistered name without a slash, and UsageMistake for a GGUF file or an invalid repository.
     """
     every = cards()
     if name in every:

@@ -112,10 +112,10 @@ def improvement(gamma: int, beta: float, constants: Constants) -> float:
 
 
 def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start: Constants | None = None) -> Constants:
-    """Return the constants nearest to the measurements, by least squares; without measurements, those of `start`.
+    """Return the constants nearest to the measurements, by least squares; without measurements, return `start`.
 
-    The constant δ includes all costs of an iteration beyond the paper's (β + 1) plain steps, such as verifying many
-    rows.
+    The constant δ includes all costs of an iteration beyond the (β + 1) plain steps in the S3D paper, such as verifying
+    many rows.
     """
     start = start or Constants()
     u, discount, delta = start.u, start.discount, start.delta

@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def layers_alone(self) -> bool:
-        """Whether some layers can draft without the others, as `TransformerConfig.need_layers_alone` requires."""
+        """Whether some layers can draft without the others: `TransformerConfig.need_layers_alone` raises no error."""
         return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layer_sizes)
 
     @property
@@ -179,7 +179,7 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """The number of weights of the input embedding. A head has as many."""
+        """The number of weights of the input embedding, and of a head."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -255,16 +255,16 @@ TABLE_KEYS = dict(
 )
 
 
-def _by_family(family: Family, said: Mapping[str, Any]) -> dict[str, Any]:
+def _by_family(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields in which layers differ. Errors in them are reported when the model is loaded."""
     try:
-        found = family.read(said)
+        found = family.read(config)
     except (ValueError, TypeError, AttributeError, KeyError):
         return {}
     shape = {ours: found[theirs] for ours, theirs in _OF_LAYERS.items() if theirs in found}
     delta, sizes = shape.get("delta"), shape.get("layer_sizes", ())
-    wrong = (delta and len(delta.layers) != said["num_hidden_layers"]) or (
-        sizes and len(sizes) != said["num_hidden_layers"]
+    wrong = (delta and len(delta.layers) != config["num_hidden_layers"]) or (
+        sizes and len(sizes) != config["num_hidden_layers"]
     )
     return {} if wrong else shape
 
