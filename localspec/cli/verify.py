@@ -111,17 +111,17 @@ def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False
     with _reading(name) as show:
         found = look(files, marks, paths, show)
     for file, one in found.items():
-        if one.unseen:
+        if one.hidden_change:
             typer.echo(one_line(f"{name}: {file} has changed, although its size and fingerprint have not."))
         if listed:
             typer.echo(one_line(f"{name}: {file} has sha256 {one.digest}, fingerprint {marks[file]}."))
-    if not any(one.unseen for one in found.values()):
+    if not any(one.hidden_change for one in found.values()):
         what = counted(len(found), "file")
         if all(one.before == one.digest for one in found.values()):
             typer.echo(one_line(f"{name}: {what} read, with the same content as last time."))
         else:
             typer.echo(one_line(f"{name}: {what} read and recorded: `verify` now notices every changed byte."))
-    return [file for file, one in found.items() if one.unseen]
+    return [file for file, one in found.items() if one.hidden_change]
 
 
 def _verify_packed(name: str, sources: list[Source], model: Source | None) -> list[str]:

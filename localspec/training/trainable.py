@@ -197,7 +197,7 @@ class TrainableDrafter(nn.Module):
 
         A training step on saved outputs compares the likeliest tokens of each place and the most frequent tokens, if
         they can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the step
-        compares the whole draft vocabulary, and returns no columns, and no ids if all tokens can be drafted.
+        compares the whole draft vocabulary: columns are then None, as are ids if all tokens can be drafted.
         """
         if not self.training or not isinstance(labels, Likeliest):
             return self.shared, self.kept, None

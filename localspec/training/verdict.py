@@ -90,9 +90,9 @@ def judge(
 ) -> Verdict:
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    After the first `FEWEST` prompts, no prompt is begun that would end after `seconds`. Costs and replies are saved in
-    `store`, for later choices of a drafter. Raises the errors of loading, and UsageMistake if no prompt leaves room
-    for a reply.
+    After the first `FEWEST` prompts, the bench ends when the next prompt would take it beyond `seconds`. Costs and
+    replies are saved in `store`, for later choices of a drafter. Raises the errors of loading, and UsageMistake if no
+    prompt leaves room for a reply.
     """
     began = time.monotonic()
     greedy = replace(

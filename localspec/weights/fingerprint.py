@@ -83,12 +83,12 @@ def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Map
 
 
 @dataclass(frozen=True)
-class Looked:
+class FileReading:
     """The result of reading a whole file."""
 
     digest: str  # its SHA-256
     before: str  # its SHA-256 when it was last read; empty if it never was
-    unseen: bool  # it differs from the last reading although its stamp or fingerprint does not
+    hidden_change: bool  # it differs from the last reading although its stamp or fingerprint does not
 
 
 def look(
@@ -96,7 +96,7 @@ def look(
     fingerprints: Mapping[str, str],
     paths: Paths,
     progress: Progress = lambda done, total: None,
-) -> dict[str, Looked]:
+) -> dict[str, FileReading]:
     """Read all files, and compare each SHA-256 with the result of the last reading. Return the results by file name.
 
     A change is hidden if the SHA-256 differs although size, times and inode, or the fingerprint, stayed the same. The
@@ -111,9 +111,9 @@ def look(
         noted = [known[one] for one in (place, mark) if one in known]
         same = [then for stamp, then, former in noted if stamp == now[file.name] or former == mark]
         others = [one for one in same if one not in ("", digest)]
-        before, unseen = others[0] if others else noted[0][1] if noted else "", bool(others)
-        found[file.name] = Looked(digest, before, unseen)
-        if not unseen:
+        before, hidden = others[0] if others else noted[0][1] if noted else "", bool(others)
+        found[file.name] = FileReading(digest, before, hidden)
+        if not hidden:
             learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
     _remember(learned, paths)
     return found

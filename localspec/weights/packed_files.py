@@ -311,7 +311,7 @@ def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, call
     """Return the name of a model that is imported from a file: the name of the file, or `called`.
 
     If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
-    that has changed since its import is another model, because a packed file may be the only copy of the former one.
+    that has changed since its import is another model: a packed file may be the only copy of the former model.
     """
     numbered = _PART.fullmatch(path.name)
     stem = numbered[1] if numbered else called or path.stem

@@ -18,7 +18,7 @@ class Recipe:
     """The packing of a model's tensors: int8, int4, bf16, fp32 or blocks.
 
     In int4, `block_type` chooses the types of blocks. In blocks, matrices keep the types in their file, except for
-    types without kernels, which get stand-ins. A matrix is in int8 if its width is no multiple of any block's. In int8,
+    types without kernels, which get stand-ins. A matrix is in int8 if no type's block size divides its width. In int8,
     `narrow` names the matrices with groups of 32 inputs. With `drafts` blocks are coarser, except in `TABLES`.
     """
 

@@ -188,16 +188,18 @@ def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(mode
         return found
 
     first = looked()
-    assert not first.before and not first.unseen
-    assert looked() == module.Looked(first.digest, first.digest, False)
+    assert not first.before and not first.hidden_change
+    assert looked() == module.FileReading(first.digest, first.digest, False)
     change_unseen(model, monkeypatch, times)
     now = looked()
-    assert now.unseen and now.before == first.digest != now.digest == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert looked().unseen, "it is damage until it is forgotten"
+    assert (
+        now.hidden_change and now.before == first.digest != now.digest == hashlib.sha256(file.read_bytes()).hexdigest()
+    )
+    assert looked().hidden_change, "it is damage until it is forgotten"
     forget([file], [file_fingerprint(file)], paths)
     assert not looked().before
     file.write_bytes(file.read_bytes()[:-64] + bytes(64))
-    assert not looked().unseen and looked().digest != now.digest, "its fingerprint says it"
+    assert not looked().hidden_change and looked().digest != now.digest, "its fingerprint says it"
 
 
 @pytest.mark.parametrize("forgotten", ["moved", "read by another command"])
@@ -215,7 +217,7 @@ def test_a_change_is_unseen_wherever_the_file_was_when_it_was_read(model, paths,
     else:
         weight_digests([file], paths)  # record the present SHA-256, without a fingerprint
     for _ in range(2):
-        assert looked().unseen and looked().before == first.digest
+        assert looked().hidden_change and looked().before == first.digest
 
 
 def test_a_digest_of_an_earlier_version_is_compared_by_the_times_of_its_file(model, paths):
@@ -226,7 +228,7 @@ def test_a_digest_of_an_earlier_version_is_compared_by_the_times_of_its_file(mod
     change(model)
     known[place] = [module.stamps([file])[file.name], known[place][1]]  # two values, as they were written then
     (paths.packed / "digests.json").write_text(json.dumps(known))
-    assert look([file], {file.name: "a" * 40}, paths)[file.name].unseen
+    assert look([file], {file.name: "a" * 40}, paths)[file.name].hidden_change
 
 
 @each("content", [b"", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff", b"[" * 100_000])

@@ -241,7 +241,7 @@ class Trainable(TrainableDrafter):
         return not (self.options.joint or self.options.first)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
-        """Return the mean loss of the target's own predictions. Its `states` were computed with adapters.
+        """Return the mean loss of the target's own predictions from `states`, computed with adapters.
 
         With `distill` the labels are the distributions of the target without adapters.
         """
