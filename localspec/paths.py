@@ -129,7 +129,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _writer_is_gone(writer: str) -> bool:
-    """Return whether the process whose id begins the name `writer` has ended."""
+    """Return whether a process has ended. The name `writer` begins with the process's id."""
     import psutil  # seldom needed
 
     process = writer.partition("-")[0]
@@ -151,7 +151,7 @@ def without_rights(bits: int) -> Iterator[None]:
 
 
 def disk_of(place: Path) -> Path:
-    """Return the place itself if it exists, or else the nearest directory above it that does."""
+    """Return the place itself if it exists, or else the nearest existing directory above it."""
     return next(parent for parent in (place, *place.absolute().parents) if parent.exists())
 
 

@@ -25,8 +25,8 @@ _CODE = re.compile(r"[|{}\[\];=<>]")
 def goes_round(reply: str) -> bool:
     """Return whether the end of a reply repeats one phrase too often to be intended. List numbers are ignored.
 
-    Only the end is examined, so the cost does not grow with the reply. This is for warnings, so its limits are lower
-    than those of `is_loop`, which ends a reply.
+    Only the end is examined, so the cost does not grow with the reply. This function is for warnings, so its limits are
+    lower than those of `is_loop`, which ends a reply.
     """
     tail = _NUMBERED.sub("\n", reply[-TAIL:])
     period = _period(tail, LEAST)
@@ -86,9 +86,9 @@ REPEATED, PERIOD = 3, 24
 
 
 def until_it_goes_round(tokens: Sequence[int]) -> int:
-    """Return the number of tokens before a part that is repeated again and again.
+    """Return the number of tokens before a part begins to be repeated again and again.
 
-    Use this for measurements: even a short repetition distorts them. The other functions here take text, not tokens.
+    Use it for measurements: even a short repetition distorts them. The other functions in this file take text.
     """
     for end in range(len(tokens)):
         for period in range(1, PERIOD + 1):

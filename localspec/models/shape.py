@@ -193,9 +193,9 @@ class Shape:
         return 3 * self.num_layers * self.hidden_size * self.experts.count * self.experts.size if self.experts else 0
 
     def chosen(self, rows: int) -> float:
-        """Return the share of the experts that any of this many rows chooses; 1 without experts.
+        """Return an upper bound of the share of experts that `rows` rows choose together; 1 without experts.
 
-        Rows are assumed to choose independently, so the result is an upper bound of the expectation.
+        The bound is the expected share if rows choose independently.
         """
         return 1.0 if self.experts is None else 1 - (1 - self.experts.used / self.experts.count) ** rows
 
@@ -231,7 +231,7 @@ class Shape:
         return every - recurrent * self.num_kv_heads * self.head_dim
 
     def cached_in_last(self, cached: int) -> int:
-        """Return the bytes of keys and values of one more layer like the last, for a model whose cache has `cached`
+        """Return the bytes of keys and values that one more layer like the last would add to a cache of `cached`
         bytes."""
         return cached * self.num_kv_heads * self.head_dim // max(self._key_channels, 1)
 
@@ -256,7 +256,7 @@ TABLE_KEYS = dict(
 
 
 def _by_family(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in which layers differ. Errors in them are reported when the model is loaded."""
+    """Return the fields in `_OF_LAYERS` as the family reads them; empty if one is invalid (reported at loading)."""
     try:
         found = family.read(config)
     except (ValueError, TypeError, AttributeError, KeyError):

@@ -95,7 +95,7 @@ class AdaptedPart:
 
 
 def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) -> Iterator[AdaptedPart]:
-    """List the adapted projections by layer, in the order of localspec's linear layers and of their rows.
+    """Yield the adapted projections by layer, then by localspec's linear layer, then by row.
 
     Raises UsageMistake for recurrent layers and for experts, whose matrices have no adapters.
     """

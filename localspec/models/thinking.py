@@ -18,8 +18,8 @@ _TAIL = 64  # tokens at the end of a prompt that may include the mark
 class Marks(NamedTuple):
     """The texts before and after thoughts, such as <think> and </think>.
 
-    `around` are marks that some families put around the answer as well. `direct` precedes an answer without thoughts,
-    in families that mark such answers too.
+    `around` are the marks before and after an answer, in families that also mark answers. `direct` precedes an answer
+    without thoughts, in families that mark such answers.
     """
 
     opening: str
@@ -142,7 +142,7 @@ class Parting:
             self._begin_answer(end)
 
     def _part(self, thinks: bool, start: int, closing: str) -> int | None:
-        """Add a part that ends before the mark `closing`. Return where the mark ends; None if it is not there yet."""
+        """Add a part from `start` to the mark `closing`. Return where the mark ends; None if it has not come yet."""
         found = self.text.find(closing, start)
         end = found if found >= 0 else len(self.text) - (0 if self._whole else possible(self.text, (closing,)))
         while end > start and self.text[end - 1].isspace():
@@ -162,7 +162,7 @@ class Parting:
         return not self._whole and mark.startswith(self.text[place : place + len(mark)])
 
     def _skipped(self, place: int) -> int:
-        """Return the position of the first character from here on that is not white space."""
+        """Return the position of the first character from `place` on that is not white space."""
         while place < len(self.text) and self.text[place].isspace():
             place += 1
         return place

@@ -22,7 +22,7 @@ _handed_on: "list[Tokenizer]" = []  # at most one
 
 
 class Tokenizer:
-    """A tokenizer of the library tokenizers, with the special tokens and the template of its config.
+    """A tokenizer that the `tokenizers` library computes, with special tokens and a template from the model's files.
 
     It returns the same ids as transformers. `special_tokens` are the tokens with a name, such as eos_token;
     `chat_template` is None if the model has none.
@@ -67,8 +67,7 @@ class Tokenizer:
 
     @classmethod
     def decoded(cls, files: Mapping[str, bytes], path: Path, share_with: Self | None = None) -> Self:
-        """Read the tokenizer in `files`, contents by name; share the vocabulary of `share_with` if it has the same
-        files.
+        """Read the tokenizer in `files`, contents by name. If `share_with` has the same files, share its vocabulary.
 
         Raises the errors of the constructor.
         """
@@ -82,7 +81,7 @@ class Tokenizer:
         return next(filter(None, found), None) or cls(texts, path)
 
     def hand_on(self) -> None:
-        """Let the next tokenizer share the vocabulary of this one, if it is read from the same files."""
+        """Let the next tokenizer share the vocabulary of this one, if both are read from the same files."""
         _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
@@ -147,7 +146,7 @@ class Tokenizer:
         return text
 
     def token_to_id(self, token: str) -> int | None:
-        """Return the id of a token in the spelling of the vocabulary; None if there is none."""
+        """Return the id of a token in the spelling of the vocabulary; None if the vocabulary lacks the token."""
         found: int | None = self.backend.token_to_id(token)
         return found
 

@@ -120,7 +120,7 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's answers about the tokenizer and the template; an error if one of them crashed the child."""
+    """Return the child's answers about the tokenizer and the template. An error follows, for a missing answer."""
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
     said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])

@@ -133,9 +133,9 @@ def replace(made: Path, place: Path) -> None:
 
 
 def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels: str = "") -> Path:
-    """Return the object file of a source, or of its `kernels` for an instruction set.
+    """Return the object file of a source, or of the source's `kernels` for an instruction set.
 
-    Compile the source unless there is an object file of the same text, headers, flags and compiler.
+    Compile with `using`, unless `folder` has an object file of the same text, headers, flags and compiler.
     """
     flags = (*COMPILE, f"-DLS_KERNELS_{kernels}") if kernels else COMPILE
     name = f"{source.stem}_{kernels.lower()}" if kernels else source.stem

@@ -83,7 +83,7 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Return False: the other cache needs no copy, because it can be used as it is."""
+        """Return False, for nothing was copied: the other cache can be used as it is."""
         return False
 
     def assume(self, length: int) -> None:

@@ -69,7 +69,7 @@ class NativeCompute:
         return NativeHeads(self.target, blocks, path, by_head(weights.vocabulary), head, change)
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> NativeModel:
-        """Return a small transformer, with matrices packed like those of other layers."""
+        """Return a small transformer. Its matrices are packed like a drafter's linear layers."""
         packed: dict[str, Array | PackedMatrix] = {}
         for name in weight_map(sizes):
             if name.endswith(".weight"):

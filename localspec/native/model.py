@@ -80,8 +80,8 @@ class NativeModel:
         """Build the model. `weights` have the names of `weight_map`; a model without tokens has neither embedding nor
         head.
 
-        A `short` head replaces the one in the weights. If some experts are `on_disk`, in a mapped file, those that a
-        forward chooses are read in advance. Raises LocalspecError for weights that do not fit the sizes.
+        The head `short` replaces the head in `weights`. With `on_disk`, some experts are in a mapped file, and the
+        experts that a forward chooses are read in advance. Raises LocalspecError for weights that do not fit the sizes.
         """
         weights = weights if short is None else {**weights, "lm_head.weight": short.stack}
         self.sizes, self.rope, self.threads, self.weights, self.short = sizes, rope, threads, weights, short
@@ -200,7 +200,7 @@ class NativeModel:
         return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
-        """Return a vector; None if there is none. Raises LocalspecError if it is shorter than the library reads."""
+        """Return the vector `name`; None without it. Raises LocalspecError if it is shorter than the library reads."""
         found = self.weights.get(name)
         return None if found is None else self._checked(name, found, size)
 
@@ -231,13 +231,13 @@ class NativeModel:
         logits_from: int = 0,
         inner: Sequence[int] = (),
     ) -> tuple[NativeLogits, Floats, Floats | None]:
-        """Read rows of tokens after the committed ones. Return logits from row `logits_from` on, and the states of all
-        rows.
+        """Read rows of tokens after the committed tokens. Return logits from row `logits_from` on, and all rows'
+        states.
 
         Each row sees the committed tokens and its ancestors by `parents`, where -1 is the last committed token. Without
         `parents` rows are a chain. The cache grows if it has no room. With `inner` also return states [rows, len(inner)
-        * hidden_size]: the number of a layer requests the states before it, and the number of layers those after the
-        final norm. Raises LocalspecError for impossible ids, parents and layers, and MemoryError if memory runs out.
+        * hidden_size]: before a layer by its number, and after the final norm by the number of layers. Raises
+        LocalspecError for impossible ids, parents and layers, and MemoryError if memory runs out.
         """
         count, ids = len(tokens), int32(tokens)
         columns = self.sizes.vocab_size if self.short is None else self.short.matrix.out

@@ -64,7 +64,7 @@ class StoredMatrix(NDArrayOperatorsMixin):
 def packed_tensors(
     file: Path, tensors: Mapping[str, Array], of: str, group: int, threads: int, reporter: Reporter
 ) -> Mapping[str, Array]:
-    """Return the `tensors` of a drafter's file, packed on disk in int8 by `group` if that pays.
+    """Return a drafter's `tensors`, packed on disk in int8 if that pays, with a scale for each `group` inputs.
 
     The packed file is made once. `of` is the revision of the drafter's target: the file is deleted with the target's
     packed forms. If there is no room or permission to write, a notice says so, and the tensors are packed at each load.

@@ -1,5 +1,5 @@
-"""The head of a draft model with logits of only some tokens: the first ids, those that end a reply, and those that the
-model read."""
+"""The head of a draft model, with logits only of some tokens: the first ids, tokens that end a reply, and tokens that
+the model has read."""
 
 from collections.abc import Collection, Iterable, Sequence
 

@@ -69,12 +69,12 @@ class NativeTarget:
         drafts: bool = False,
         on_disk: bool = False,
     ) -> "NativeTarget":
-        """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if that was never done.
+        """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if there is no packed form.
 
         `threads` may be shared with a draft model; by default there is one per core. A given `tokenizer` from the same
-        files shares its vocabulary with this model. `context` is the model's own by default. With `drafts`, weights may
-        be rounded more coarsely, and a model with many tokens gets a short head. `on_disk` says that memory has no room
-        for some of the experts in a mapped file. Raises the errors of `opening.load`, LocalspecError for a tokenizer or
+        files shares its vocabulary with this model. The model states the default of `context`. With `drafts`, a draft
+        model is opened: weights may be rounded more coarsely, and a large vocabulary gets a short head. With `on_disk`,
+        some experts stay in a mapped file. Raises the errors of `opening.load`, LocalspecError for a tokenizer or
         settings that cannot be used, and UsageMistake for a context that the model cannot hold.
         """
         threads = threads or Threads(physical_cores())
@@ -107,18 +107,18 @@ class NativeTarget:
     ) -> ForwardOutput:
         """Read the nodes of a tree, each of which sees the committed tokens and its ancestors; a prompt is a chain.
 
-        With `last` return logits only of the last row, which is enough for prefill. With `inner` also return the hidden
-        states of these indices. Raises LocalspecError for ids and layers that the model does not have.
+        With `last` return logits only of the last row: prefill needs no others. With `inner` also return hidden states,
+        numbered as in `NativeModel.forward`. Raises LocalspecError for ids and layers that the model does not have.
         """
         parents = None if isinstance(tree.parents, range) else tree.parents  # None is a chain
         logits, hidden, states = self.model.forward(tree.tokens, parents, cache, tree.size - 1 if last else 0, inner)
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
-        """Read one token after each cache. There may be up to `MOST_TEXTS` caches.
+        """Read one token of up to `MOST_TEXTS` texts, each after its own cache. Return one row per text.
 
-        Each row is bit-identical to the row of a forward over its cache only. Models with recurrent layers read one
-        text after the other. Raises LocalspecError for ids that the model does not have.
+        Each row is bit-identical to the row of a forward over that text's cache only. Models with recurrent layers read
+        one text after the other. Raises LocalspecError for ids that the model does not have.
         """
         if self.branches:
             logits, hidden = self.model.forward_each(tokens, caches)
@@ -158,7 +158,7 @@ class NativeTarget:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the weights, including those of a mapped file, which other processes share."""
+        """The bytes of the weights, including mapped files, although other processes may share these."""
         return self.model.nbytes
 
     @property

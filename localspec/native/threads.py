@@ -1,5 +1,5 @@
-"""The threads that models compute with: one pool for a target and its draft model, which never compute at the same
-time."""
+"""The threads that models compute with: one pool for a target and its draft model, because these never compute at the
+same time."""
 
 from localspec.machine.library import free_with, library, made
 

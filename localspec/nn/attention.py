@@ -39,9 +39,9 @@ def invariant(
 ) -> torch.Tensor:
     """Compute attention so that a row's result has the same bits in any tree, whatever slots its ancestors have.
 
-    Two fp32 matrix products add up slot after slot, so masked slots add exact zeros wherever they are. The sum of the
-    weights must be taken in the same order, so it is a third product, with ones. localspec's own kernels sum within
-    pages, and then add the sums of the pages. Every ancestor must then be in the same page as in plain decoding
+    Both products of attention add up slot after slot in fp32, so masked slots add exact zeros wherever they are. A
+    third product, with ones, sums the weights in the same order. localspec's own kernels, if used, sum within pages,
+    and then add the sums of the pages: every ancestor must be in the same page as in plain decoding
     (`DraftTree.aligned`).
     """
     if kernel_checks.serve(keys, queries, values) and row_kernels.attends(queries, keys, values):
@@ -66,10 +66,10 @@ def with_sinks(
     scale: float | None,
     sinks: torch.Tensor,
 ) -> torch.Tensor:
-    """Compute attention with one more score per query, `sinks` [num_kv_heads, rows], which counts only in the sum of
-    the softmax.
+    """Compute attention with one more score per query, `sinks` [num_kv_heads, rows], that has no value: a sink counts
+    only in the sum of the softmax.
 
-    Rows are as independent as those of `invariant`.
+    Rows do not affect each other, as in `invariant`.
     """
     rows = queries.shape[2]
     scaled = queries.float() * (queries.shape[-1] ** -0.5 if scale is None else scale)

@@ -182,7 +182,7 @@ class LentKeys:
         return self.length
 
     def of_layer(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values of a layer of the other model, each [1, num_kv_heads, tokens, head_dim]."""
+        """Return the cached keys and values of the other model's `layer`, each [1, num_kv_heads, tokens, head_dim]."""
         keys, values = self._cache.slots_of(layer)[:, None, :, : self.length]
         return keys, values
 

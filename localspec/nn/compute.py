@@ -207,7 +207,7 @@ class TorchCompute:
         """Return draft heads that compute on the device."""
 
         def stacked(weight: Array, bias: Array, silu: bool = False) -> TorchLinear | FrozenLayer:
-            """Return the layers of all heads as one layer.
+            """Return all heads' layers, with stacked weights and biases, as one layer.
 
             Its outputs are those of the first head, then of the second, ….
             """

@@ -1,4 +1,4 @@
-"""Compiles the sources in `cuda/` for an NVIDIA GPU on first use, caches them, and starts kernels.
+"""Compiles the sources in `cuda/` for an NVIDIA GPU on first use, caches the binaries, and starts kernels.
 
 The compiler is NVRTC, which comes with torch's packages for CUDA, so no toolkit is needed. Compiling a function takes a
 few tenths of a second, once.
@@ -162,7 +162,7 @@ SUFFIX = ".cubin"
 
 
 def cached_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
-    """Return the cached result for these texts. If there is none, compile it, and cache it if possible.
+    """Return the binary made of these texts. If it is not cached, compile it, and cache it if possible.
 
     Raises the errors of `compile_`.
     """

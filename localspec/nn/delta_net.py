@@ -99,7 +99,7 @@ class GatedDeltaNet(nn.Module):
         """Return queries, keys [n, value heads, key_dim], values [n, value heads, value_dim], log α and β [n, value
         heads].
 
-        `window` [taps - 1 + n, channels] are the rows before the convolution, including those before the first.
+        `window` [taps - 1 + n, channels] is the input of the convolution; it begins with `taps - 1` earlier rows.
         """
         sizes, count, taps = self.sizes, len(beta), self.conv[:, 0].float()
         mixed = sum(window[tap : tap + count].float() * taps[:, tap] for tap in range(sizes.taps))
@@ -131,7 +131,7 @@ def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same rule by matrix products (Yang et al. 2024, §3.3).
+    """Compute the rule at the top of this file chunk by chunk, by matrix products (Yang et al. 2024, §3.3).
 
     The changes that the rows of a chunk make to the state solve one triangular system.
     """

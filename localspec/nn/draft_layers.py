@@ -80,9 +80,9 @@ class FrozenLayers:
 class TorchHeads:
     """Draft heads that read one row.
 
-    `first` and `path` compute the layers of all heads at once, because all read the same row. `blocks`, the blocks
-    after the first, and `vocabulary` apply a separate layer to the row of each head. `change` has `down` and `up` of
-    all heads as one layer each, and a mask [heads, heads * rank] that sets the products with other heads to zero.
+    `first`, the first block, and `path` compute all heads at once, because all heads read the same row. `blocks`, the
+    later blocks, and `vocabulary` have a separate layer for each head's row. `change` is a layer of all heads' `down`,
+    a layer of all heads' `up`, and a mask [heads, heads * rank] that removes products of one head with another.
     """
 
     compute: "TorchCompute"

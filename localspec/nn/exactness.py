@@ -30,8 +30,8 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     """Compare trees with plain decoding, row by row. Set `target.row_multiple` to the padding that gives equal bits.
 
     In the invariant form (`exact`) rows are filled up to a multiple of the smallest number for which all bits are
-    equal. This number does not depend on the width of a run, because plain and speculative runs must use the same
-    number. The fastest form is not padded.
+    equal. This number does not depend on `widest`, because plain and speculative decoding must use the same number. The
+    fastest form is not padded.
     """
     always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
     widths = sorted({*range(1, widest + 1), *always})

@@ -145,8 +145,8 @@ LayerClass = type[Linear] | type[QuantizedLinear]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A product with a packed weight. The backward pass is here because the kernels compute no gradient, and report no
-    error."""
+    """A product with a packed weight. It has its own backward pass, because the kernels compute no gradient and raise
+    no error."""
 
     @staticmethod
     def forward(context: Any, x: torch.Tensor, layer: QuantizedLinear) -> torch.Tensor:

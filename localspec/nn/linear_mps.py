@@ -1,6 +1,6 @@
 """Quantized linear layers for Apple's GPUs: weights in eight or four bits, activations unchanged.
 
-The operators are torch's. A CPU has them too, with another packing, so the same layers run there.
+The operators are torch's. They also run on a CPU, with another packing, and so do these layers.
 """
 
 from abc import abstractmethod

@@ -107,8 +107,7 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
 
 
 def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Return the indices of the likeliest tokens whose chances together reach `top_p`, including the one that
-    reaches it."""
+    """Return the indices of the fewest tokens whose chances add up to `top_p` or more, the likeliest first."""
     total = scores.logsumexp(0)
     for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many forwards
         best, order = scores.topk(min(count, len(scores)))

@@ -81,12 +81,12 @@ def cross_entropy(
 def cross_entropies(
     guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, kept: torch.Tensor | None = None
 ) -> list[DepthLoss]:
-    """Compare predictions of several depths with the same labels. The teacher's logits are computed only once.
+    """Return the loss of each depth's predictions for the same labels. The teacher's logits are computed only once.
 
     Labels are token ids [n], states [n, hidden_size] or `Likeliest` tokens. For states, `teacher` is the target's head:
-    its whole distribution is the label, and ranks are those of its likeliest token. `Likeliest` tokens count as if
-    there were no other tokens. `kept` are the ids of a truncated vocabulary, in the order of the head's rows. The rest
-    of a label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
+    the label is its whole distribution, and ranks are its likeliest token's. `Likeliest` tokens count as if there were
+    no other tokens. `kept` are the ids of a truncated vocabulary, in the order of the head's rows. The rest of a
+    label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]
     guesses = [

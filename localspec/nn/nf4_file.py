@@ -99,7 +99,7 @@ def damage(file: Path) -> str | None:
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:
-    """Return earlier files in the same directory, made of other weights from the same place."""
+    """Return earlier files next to `file`, made of other weights (not `made_of`) from the model directory `where`."""
     found = []
     for other in file.parent.glob(f"*{file.suffix}"):
         with suppress(SafetensorError, OSError):

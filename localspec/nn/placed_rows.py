@@ -13,8 +13,8 @@ from localspec.nn.states import Advance, HeldStates
 class PlacedRows:
     """The part of a cache that a forward of static shape reads and writes.
 
-    The operations are the same for texts of any length. Rows see the committed tokens, and the new rows in `bits`
-    [rows], an int64 per row:
+    The operations are the same for texts of any length. Every row sees all committed tokens. Its int64 in `bits` [rows]
+    says which new rows it sees:
 
         slots   p p p p│0 1 2 3│. . . .     length 4, four rows, twelve visible slots
         bits    0001 0011 0101 1101         row 3 sees rows 0, 2 and itself
@@ -55,14 +55,14 @@ class PlacedChain(PlacedRows):
     def __init__(
         self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, held: HeldStates
     ) -> None:
-        """Prepare the places. `real`, an int64 scalar tensor, is the number of real rows; the states after them go
-        to `held`."""
+        """Prepare the places. `real`, an int64 scalar tensor, is the number of rows before padding. The states after
+        these rows go to `held`."""
         super().__init__(cache, visible, length, rows)
         self._real, self._held, self._layers = real, held, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] after the state of a recurrent layer, one layer after the other. Return their
-        output."""
+        """Read rows [n, numbers] after a recurrent layer's state, and return the outputs. Call this for all layers in
+        order."""
         place = next(self._layers)
         self._held.rows[place, : len(rows)].copy_(rows)
         return self._held.read(place, len(rows), advance, self._real)

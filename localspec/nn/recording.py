@@ -1,6 +1,6 @@
 """CUDA graphs: a function of tensors is recorded once, and replayed with other numbers at the same addresses.
 
-If steps are recorded, one call to the GPU computes a function of rows, for drafters and for the search for picks.
+Where steps are recorded, drafters and the search for picks also compute each function of rows by one call to the GPU.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,11 +23,11 @@ Function = Callable[..., tuple[torch.Tensor, ...]]
 
 
 class Recording:
-    """A recorded function of tensors on a GPU, without control flow that depends on their values.
+    """A recorded function of tensors on a GPU. Its control flow must not depend on values of tensors.
 
-    Raises RuntimeError if CUDA cannot record it, or if its replay gives other bits. `results` are ordinary tensors.
-    They are valid until the next replay of a recording that shares them. All recordings on a device use the same memory
-    for intermediate values, because only one runs at a time.
+    Raises RuntimeError if CUDA cannot record the function, or if a replay gives other bits than the function. `results`
+    are ordinary tensors. They are valid until the next replay of a recording that shares them. All recordings on a
+    device use the same memory for intermediate values, because only one runs at a time.
     """
 
     def __init__(

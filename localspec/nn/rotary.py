@@ -28,7 +28,7 @@ class RotaryEmbedding:
         return self if self.local is None or not config.is_local(layer) else self.local
 
     def query_factors(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Return the factors of queries, [(batch,) n, 1, 1]; None if there are none."""
+        """Return the factors that scale queries by position, [(batch,) n, 1, 1]; None if queries are not scaled."""
         if self._query_factors is None:
             return None
         turns = (positions // self._query_period).clamp(max=len(self._query_factors) - 1)
@@ -50,7 +50,7 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def apply_interleaved_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate pairs of neighbouring channels, as GLM-4 does. Cosines and signed sines are those of `apply_rope`."""
+    """Rotate pairs of neighbouring channels, as GLM-4 does. `cos` and the signed `sin` are as in `apply_rope`."""
     rotary_dim = cos.shape[-1]
     first, second = x[..., :rotary_dim:2], x[..., 1:rotary_dim:2]
     cos, sin = cos[..., : rotary_dim // 2], sin[..., rotary_dim // 2 :]

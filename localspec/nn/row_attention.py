@@ -47,9 +47,9 @@ class TorchAttention:
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make room for rows. Return positions and slots, int64 [rows, 2], and visibility, bool [rows, slots].
+        """Make room for rows. Return their positions and slots, int64 [rows, 2], and what they see, bool [rows, slots].
 
-        Rows that pad a static shape come last, and each sees itself.
+        Rows that pad a static shape come last, and each sees only itself.
         """
         rows, first = len(positions), self.length
         filled, slots = rows, first + rows

@@ -111,8 +111,7 @@ def attention(
 ) -> torch.Tensor:
     """Compute `attention.invariant` in the precision of the keys, with all sums in fp32.
 
-    The cache is read in pages of `PAGE` slots. Each ancestor of a row must be in the page in which plain decoding has
-    it.
+    The cache is read in pages of `PAGE` slots. A row's ancestors must be in the same pages as in plain decoding.
     """
     (heads, rows, width), slots, device = queries.shape[1:], keys.shape[2], keys.device
     queries, mask, pages = queries.to(keys.dtype).contiguous(), mask.to(keys.dtype).contiguous(), -(-slots // PAGE)
@@ -203,7 +202,7 @@ def fits(x: torch.Tensor) -> bool:
 def add_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus `given`, if there is one, and the norm of that sum (RMSNorm, with `offset` added to the weight)."""
+    """Return x plus `given`, if not None, and the norm of this sum (RMSNorm, with `offset` added to the weight)."""
     # A single row of heads among others is contiguous, and the norm of a row must not depend on that.
     x, given, parts = x.contiguous(), None if given is None else given.contiguous(), x.shape[-1] // SMALL[x.dtype]
     total, normed = x if given is None else torch.empty_like(x), torch.empty_like(x)

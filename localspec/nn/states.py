@@ -67,9 +67,9 @@ class LayerStates:
     """The states of one layer: the present state and earlier states, which are rarer the further back they are.
 
         states   │         │       │   │ ││
-        rows                       aaaaaaaa     rows after the first state from which one can return in small steps
+        rows                       aaaaaaaa     stored rows: a text can be cut after any of them
 
-    Before those rows, one can return only to the states themselves.
+    Before the stored rows, a text can be cut only at a stored state.
     """
 
     def __init__(self, nothing: State) -> None:
@@ -146,7 +146,7 @@ class LayerStates:
         self._states = [*(one for one in self._states if one.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
-        """Store rows that were read after `length` tokens. If there is no room, drop the oldest rows."""
+        """Store rows read after `length` tokens. If there is no room, `advance` past the oldest rows and drop them."""
         room = KEPT + AT_ONCE
         if not len(self._rows):
             self._rows = rows.new_empty(room, rows.shape[1])
@@ -159,8 +159,8 @@ class LayerStates:
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """Drop states while there are too many, first the state that leaves the smallest gap for its distance from the
-        end.
+        """While there are too many states, drop the state that leaves the smallest gap in proportion to its distance
+        from the end.
 
         The first state, the last two, and the state before the stored rows stay.
         """
@@ -205,9 +205,9 @@ class StateCache(KVCache):
         return self._states[layer].read(self.length, rows, advance)
 
     def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
-        """Copy the states after the committed tokens to the addresses at which a forward of static shape reads them.
+        """Return the states after the committed tokens, copied to where a forward of static shape reads them.
 
-        `advances` are by layer. `again(held, count)` reads the first `count` rows of the last forward again.
+        `advances` are one per layer. `again(held, count)` reads the first `count` rows of the last forward again.
         """
         held = self._held = self._held or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
@@ -275,7 +275,7 @@ class StateCache(KVCache):
         return True
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed, and use the latest states as those after them."""
+        """Count the first `length` slots as committed, and the latest states as the states after these slots."""
         super().assume(length)
         self._read = 0
         for one in self._states.values():

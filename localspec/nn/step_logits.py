@@ -1,8 +1,8 @@
 """Logits and states of a step of static shape. Everything that decoding needs comes to main memory in one copy.
 
 A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits between
-devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between them, with the same
-result as for all ids. If that is uncertain, the result says so.
+devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between the contenders, as it
+would between all ids. If the pick is still uncertain, it is None.
 """
 
 import math

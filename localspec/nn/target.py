@@ -80,13 +80,13 @@ class Target:
         each: Callable[[nn.Module], None] = lambda layer: None,
         kept: Mapping[str, Any] | None = None,
     ) -> "Target":
-        """Read a model's directory, or the GGUF files of a registered model; `context` is the model's own by default.
+        """Read a model's directory, or the GGUF files of a registered model; the model states the default of `context`.
 
         `quantize` is `none`, int8, int4 or nf4, if the device supports it. `exact` selects the form whose rows never
-        depend on each other; `threshold` is LLM.int8's on CUDA. `each` is called with every layer after it is read.
-        `kept` are the directory's weights as they were packed earlier. On the device "meta" a model has only shapes.
-        Raises LocalspecError for broken, missing or unsupported files, NotHere for a model that is here only packed,
-        and UsageMistake for a context that the model cannot hold.
+        depend on each other; `threshold` is as in `LLMInt8Linear`, for CUDA. `each` is called with every layer after it
+        is read. `kept` are the model's weights, packed earlier, for use instead of the directory's. On the device
+        "meta" a model has only shapes. Raises LocalspecError for broken, missing or unsupported files, NotHere for a
+        model that is here only packed, and UsageMistake for a context that the model cannot hold.
         """
         source = source_of(path)
         if not source.made_of and device != "meta":
@@ -138,10 +138,10 @@ class Target:
         last: bool = False,
         inner: Sequence[int] = (),
     ) -> TensorOutput:
-        """Read new rows: tokens [n] (or [batch, n] without a cache), positions [n], mask bool [n, n].
+        """Return logits and states of rows: tokens [n] ([batch, n] without a cache), positions [n], bool mask [n, n].
 
-        Gradients flow if there is no cache. With `last` return logits only of the last row. `inner` are the indices of
-        requested hidden states. Raises LocalspecError for an index that does not exist.
+        Gradients flow if there is no cache. With `last` return logits only of the last row. `inner` are the numbers of
+        requested hidden states, as in `Transformer.forward`. Raises LocalspecError for an index that does not exist.
         """
         rows = len(positions)
         padding = 0 if cache is None else -rows % self.row_multiple

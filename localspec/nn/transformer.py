@@ -138,10 +138,10 @@ class Transformer(nn.Module):
         `tokens` [batch, n] may also be embeddings [batch, n, hidden_size]. positions [n]; mask bool [n, n], True where
         a row may see another new row.
 
-        With a KVCache (batch 1) every row also sees all committed tokens, and keys and values are written after them.
-        With PlacedRows the mask is bits [n]. A TextPrefix has one text per element of the batch. The mask may then be
-        [batch, n, committed + n], which also says which tokens of the text each row sees, and positions may be [batch,
-        n]. Without a cache gradients flow, for training.
+        With a KVCache (batch 1) every row also sees all committed tokens, and its keys and values are stored. With
+        PlacedRows the mask is bits [n]. A TextPrefix has one text per element of the batch. The mask may then be
+        [batch, n, committed + n], to say also which tokens of the text each row sees, and positions may be [batch, n].
+        Without a cache gradients flow, for training.
 
         `layers` selects the layers to run. `adapters` act in this forward only, by layer and by the name of the linear
         layer. The keys of `inner` are layer numbers. `inner` receives the states [batch, n, hidden_size] before each of

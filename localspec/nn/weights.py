@@ -88,10 +88,10 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) 
 
 
 class Weights(LazyTensors):
-    """localspec's parameters by name. Each is built from tensors in files when it is accessed, and not stored here.
+    """localspec's parameters by name. Each is built from tensors in files when it is accessed, and is not stored.
 
     So a model that is quantized while it is read is never in memory as a whole, and no other model is in memory twice.
-    On torch's meta device nothing is read, and `made_of` may be empty.
+    On torch's meta device nothing is read, so the stored tensors (`made_of`) may be missing.
     """
 
     def __init__(

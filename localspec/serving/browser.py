@@ -196,7 +196,7 @@ class Tabs:
 
     @property
     def full(self) -> bool:
-        """Whether as many tabs are open as are allowed."""
+        """Whether the greatest permitted number of tabs is open."""
         return self._open >= MOST_TABS
 
     @contextmanager

@@ -34,9 +34,9 @@ FOREIGN_ORIGIN = "'Origin' names another site, whose pages may not send requests
 class Guard:
     """A guard in front of an ASGI application.
 
-    Requests through the user's own socket need no key, because its file mode protects it. Without a `key` only these
-    requests are accepted. A web page can send requests to this machine. A domain name that points here makes them look
-    like requests to its own site (DNS rebinding). So the headers `Host` and `Origin` must name this machine.
+    Requests through the user's own socket need no key, because the socket's file mode protects it. Without a `key` no
+    others are accepted. A web page can send requests to this machine. If its domain name points here, these look like
+    requests to the page's own site (DNS rebinding). So the headers `Host` and `Origin` must name this machine.
     """
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:

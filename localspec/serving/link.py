@@ -106,7 +106,7 @@ class Head(NamedTuple):
 class Link:
     """A request that runs in its own thread, so that the caller can stop waiting at any moment, even during TLS.
 
-    Proxies and redirects are not used: the text goes only to this server.
+    Proxies and redirects are not used: the text goes only to the server at `address`.
     """
 
     def __init__(

@@ -126,7 +126,7 @@ def serve(
 def _ending_cleanly() -> Iterator[None]:
     """Make SIGTERM and a closed terminal end the server in the same way as Ctrl+C.
 
-    After uvicorn has ended, it sends the same signal to the process again. That second signal is ignored here.
+    When uvicorn has ended, it sends the signal to the process once more. The second signal is ignored.
     """
     quiet = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
     before = {number: signal.signal(number, handler) for number, handler in quiet.items()}

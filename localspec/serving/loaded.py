@@ -69,7 +69,7 @@ class ServedChoice:
     context: int
 
     def agrees(self, name: str, settings: Settings) -> bool:
-        """Return whether the setting `name` has the same value in `settings`.
+        """Return whether the setting `name` has the same value in `settings` as in this choice.
 
         Raises the errors of `requested_drafter`.
         """

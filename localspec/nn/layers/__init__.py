@@ -1,1 +1,1 @@
-"""Layers of transformers: Llama's, and those with other arithmetic."""
+"""Layers of transformers: Llama's layers, and other families' layers with different arithmetic."""

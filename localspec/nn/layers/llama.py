@@ -31,7 +31,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> to
 def added_norm(
     x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus `given`, if there is one, and the norm of that sum."""
+    """Return x plus `given` (only x if `given` is None), and the norm of this sum."""
     others = (weight,) if given is None else (weight, given)
     same_dtype = all(one.dtype == x.dtype for one in others) and row_kernels.fits(x)
     if kernel_checks.serve(x, *others) and same_dtype:
@@ -201,7 +201,7 @@ class LlamaLayer(nn.Module):
     def with_cached(
         self, k: torch.Tensor, v: torch.Tensor, cache: CacheLike | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store keys and values of rows. Return those of all tokens, [batch, kv_heads, slots, head_dim]."""
+        """Store `k` and `v`. Return keys and values of all tokens, [batch, kv_heads, slots, head_dim]."""
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         if isinstance(cache, TextPrefix):
             return cache.extended(self.index, k, v)
@@ -219,9 +219,9 @@ class LlamaLayer(nn.Module):
         return by_head.reshape(batch, kv_heads, group * n, head_dim)
 
     def attend(self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: LayerRows) -> torch.Tensor:
-        """Return the attention output of queries, [batch, n, heads * head_dim].
+        """Return the attention output of the queries `grouped` by key head, as [batch, n, heads * head_dim].
 
-        Training needs gradients, not exact bits. Prefill reads the same rows with and without speculation, so it may
+        Training needs gradients, not exact bits. Prefill reads the same rows with and without speculation. So both may
         use the fastest form.
         """
         batch, kv_heads, rows, head_dim = grouped.shape
