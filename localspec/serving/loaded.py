@@ -196,8 +196,8 @@ class LoadedModels:
     def exactly(self, name: str, path: str) -> tuple[Loaded, float]:
         """Return the engine of the model `name` at `path`, and the seconds for loading it.
 
-        Commands of this user send the name and the path. Raises the errors of `get`, and NotHere if the name means
-        another directory here.
+        Commands of the server's own user send the name and the path. Raises the errors of `get`, and NotHere if the
+        name means another directory to this server.
         """
         card = self._exact_card(name, path)
         began = time.monotonic()
@@ -277,8 +277,8 @@ class LoadedModels:
     def rest(self, client_waits: Callable[[], bool] = lambda: False) -> float | None:
         """Work while no request waits: unload each unused model, or measure a used model and reconsider its drafter.
 
-        Measuring pauses when `client_waits` returns True. Return the seconds until there is more to do; None if there
-        will be nothing.
+        Measuring pauses when `client_waits` returns True. Return the seconds until there is more to do; None if no
+        model is loaded.
         """
         now = time.monotonic()
         for name, one in [*self._loaded.items()]:

@@ -64,7 +64,7 @@ def stop_it(place: Path) -> str:
 
 
 def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """Yield the lines of the server's answer, and None after each `LOOK` in which nothing came. Raises NoServer."""
+    """Yield the lines that the server at `place` answers, and None after each `LOOK` without data. Raises NoServer."""
     content = json.dumps(body).encode()
     # HTTP/1.0: the answer is not chunked, and ends with the connection.
     head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -186,7 +186,7 @@ class EngineRoom(threading.Thread):
 
     @property
     def ahead(self) -> int:
-        """Return how many requests would be answered before a new request, if all are from the same client."""
+        """The number of requests that would be answered before a new request, if all came from the same client."""
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:

@@ -70,7 +70,7 @@ class ServerEngine:
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str] | None:
-        """Return a function that decodes token ids; None if the server sends none, or the model is not here."""
+        """A function that decodes token ids; None if the server sends no ids, or the model is not on this machine."""
         return None if self._path is None else self._decode
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -132,12 +132,12 @@ class ServerEngine:
         """Yield the events of a reply to a conversation.
 
         If the server says that the conversation is too long, its oldest turns are left out, and the request is sent
-        again. A localspec server leaves turns out itself. For other servers this method removes turns until about half
-        of the refused characters are left.
+        again. A localspec server leaves turns out itself. For other servers this method removes turns until the text is
+        about half as long as the refused text.
 
         After an empty stream, the request is sent once more without streaming, because some servers report errors only
-        in whole replies. Raises NotAllowed, NotHere, UsageMistake and LocalspecError for a refusal. Raises BrokenOff if
-        the connection ends within a reply, after the events so far.
+        in whole replies. Raises NotAllowed, NotHere, UsageMistake and LocalspecError if the server refuses. Raises
+        BrokenOff after the events so far, if the connection ends within a reply.
         """
         body = self._body(sampling, limits or Limits(), think)
         self.session.statistics = self.session.so_far = None
@@ -150,7 +150,7 @@ class ServerEngine:
             if self._truncates:
                 body["truncation"] = "auto"
             try:
-                yield from self._reply({**body, "messages": self._readable(sent)}, dropped)
+                yield from self._reply({**body, "messages": self._sendable(sent)}, dropped)
                 return
             except EmptyReply:
                 if not body["stream"]:
@@ -176,14 +176,12 @@ class ServerEngine:
             **({} if think is None else {"chat_template_kwargs": {"enable_thinking": think}}),
         }
 
-    def _readable(self, said: Sequence[Message]) -> list[Message]:
-        """Return the messages to send.
-
-        Thoughts are sent only to a localspec server, whose chat templates may use them.
-        """
+    def _sendable(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages without their thoughts, except for a localspec server: its chat templates may use
+        thoughts."""
         if self.server.ours:
-            return list(said)
-        return [{name: text for name, text in one.items() if name != "reasoning_content"} for one in said]
+            return list(messages)
+        return [{name: text for name, text in one.items() if name != "reasoning_content"} for one in messages]
 
     def _reply(self, body: Mapping[str, Any], dropped: int) -> Generator[Event, None, None]:
         content = json.dumps(body).encode()
@@ -236,7 +234,7 @@ class NamedServer:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> ServerEngine:
-        """Return an engine whose replies come from this model of the server. Raises NotHere."""
+        """Return an engine for the server's model with the name of `card`. Raises NotHere if there is none."""
         server = self._open(Reporter(notice, progress))
         return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
 

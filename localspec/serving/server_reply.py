@@ -256,7 +256,7 @@ class ServerReport(Report):
 
     @property
     def start(self) -> dict[str, Any]:  # type: ignore[override]
-        """Return the fields that do not depend on the course of the reply."""
+        """The fields of the JSON object that do not depend on how the reply continues."""
         told = self._engine.reported
         seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
         of_model = {name: told.get(name) for name in _FACTS}

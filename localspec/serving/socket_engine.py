@@ -1,4 +1,4 @@
-"""An engine of `localspec serve`. A command of the same user uses this engine through the server's socket."""
+"""The engine of a running `localspec serve`. Commands of the server's own user reach it through a Unix socket."""
 
 import os
 import time
@@ -125,7 +125,8 @@ class SocketEngine:
 
     @property
     def exactness(self) -> Any:
-        """Return the object whose `label` says how exact replies are; an engine in this process has its own object."""
+        """The object whose `label` says how exact replies are: this one, or the engine that was loaded in this
+        process."""
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:
@@ -274,7 +275,7 @@ class SocketEngine:
             self._replying = False
 
     def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
-        """Stop the reply on the server, and count only the tokens that arrived here."""
+        """Stop the reply on the server, and count only the tokens that this process received (`seen`)."""
         if not begun:  # the request waits in the queue, and the server removes it
             return
         over, until = self.session.statistics is not None, time.monotonic() + STOP_SECONDS
@@ -283,11 +284,11 @@ class SocketEngine:
         with suppress(NoServer):
             for line in answer:
                 if line is not None and line.get("kept") and not over:
-                    self.session.end(_of_what_was_seen(seen, statistics_of(line["kept"])))
+                    self.session.end(_of_received(seen, statistics_of(line["kept"])))
                 if (line is not None and "kept" in line) or time.monotonic() > until:
                     break
         if self.session.statistics is None and self.session.so_far is not None:  # the server does not answer
-            self.session.end(_of_what_was_seen(seen, self.session.so_far))
+            self.session.end(_of_received(seen, self.session.so_far))
 
     def _send(self, body: Mapping[str, Any]) -> None:
         """Send information about the current reply to the server."""
@@ -325,8 +326,8 @@ class SocketEngine:
             yield from events
 
 
-def _of_what_was_seen(seen: Sequence[Text], statistics: Statistics) -> Statistics:
-    """Return the figures of a reply, counting only the tokens that arrived here."""
+def _of_received(seen: Sequence[Text], statistics: Statistics) -> Statistics:
+    """Return the figures of a reply, counting only the tokens that this process received (`seen`)."""
     sources = [source for event in seen for source in event.sources]
     counts = {name: sources.count(name) for name in dict.fromkeys(sources)}
     return replace(statistics, token_ids=_tokens(seen), sources=counts)
@@ -337,9 +338,9 @@ def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:
 
 
 def in_this_process(engine: "Answerer") -> "Engine":
-    """Return the engine itself. If the user's own server answers, load an engine in this process instead.
+    """Return `engine`, but if this is an engine of the user's own server, load and return one in this process.
 
-    Raises UsageMistake if another server answers, and the errors of loading.
+    Raises UsageMistake for an engine of another server, and the errors of loading.
     """
     if engine.choice.engine == "server":
         raise UsageMistake("A race needs a model in this process, but a server answers; give --server off.")
@@ -347,7 +348,7 @@ def in_this_process(engine: "Answerer") -> "Engine":
 
 
 def for_chat(settings: Settings, card: TargetCard, reporter: Reporter, load: "Callable[[], Answerer]") -> "Answerer":
-    """Return an engine of the user's server if it loads models with the same settings; otherwise the result of `load`.
+    """Return an engine of the user's server, or the result of `load` if no server answers with these `settings`.
 
     Raises the errors of `load`, also if the server cannot load the model.
     """

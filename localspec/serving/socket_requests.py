@@ -1,4 +1,4 @@
-"""Requests of this user's commands to a server through its socket: for an engine with their settings, or for a reply.
+"""Requests that a command sends to its user's server through a socket: for an engine with certain settings, or a reply.
 
 Command and server have the same version. So events are sent unchanged, and the protocol may change between versions.
 """

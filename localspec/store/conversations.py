@@ -114,7 +114,7 @@ class Turn:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of the files whose text precedes the typed part."""
+        """The names of the files whose text precedes the text that the user typed in the prompt."""
         names = self.figures.get("files") if self.typed_from else None
         return tuple(one_line(name) for name in names if isinstance(name, str)) if isinstance(names, list) else ()
 
@@ -201,7 +201,7 @@ def info_from(row: tuple[Any, ...]) -> ConversationInfo:
 def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None, Turn | None] | None:
     """Return the first turns in which two conversations differ; None stands for the end of a conversation.
 
-    Return their last turns if they are the same, and None if one of the conversations does not exist (any more).
+    Return both last turns if the conversations are equal, and None if a conversation does not exist (any more).
     """
     if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None

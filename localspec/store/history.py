@@ -354,7 +354,7 @@ class History:
         return self.database.at_once(find)
 
     def remove(self, conversations: Sequence[int], everything: bool = False) -> int:
-        """Delete these conversations, and their bytes in the files. Return how many there were.
+        """Delete these conversations, and their bytes in the files. Return how many conversations were deleted.
 
         With `everything`, also delete rows without a conversation or turn, left by another program. Raises
         StoreTrouble, whose sentence says what was deleted, and what the user must still do.

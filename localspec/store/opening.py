@@ -293,7 +293,7 @@ def _migrate(connection: sqlite3.Connection, schema: Schema) -> None:
 
 
 def _check(connection: sqlite3.Connection, probes: Sequence[str]) -> None:
-    """Look for cheap signs of damage, such as a missing table. A full check would read every page."""
+    """Raise SQLite's error if a query of `probes` meets damage, such as a missing table. Most pages stay unread."""
     for probe in probes:
         connection.execute(probe).fetchall()
 
@@ -366,7 +366,7 @@ def set_aside(path: Path, suffix: str, connection: sqlite3.Connection, new: Path
 
 
 def _rename(old: Path, new: Path, connection: sqlite3.Connection) -> None:
-    """Rename a file. On Windows close it first, because open files cannot be renamed there."""
+    """Rename a database file. If Windows refuses because the file is open, close the `connection` and try again."""
     try:
         os.replace(old, new)
     except PermissionError:  # only after a failure: closing writes the log into the file

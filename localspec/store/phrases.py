@@ -22,9 +22,9 @@ class Phrase(NamedTuple):
     """A phrase: the tokens `after` a context. `key` packs the last two tokens of the context, `before` up to six
     earlier ones.
 
-    The phrase was used `uses` times, last in `conversation` (None if that was not saved), and accepted as a draft in
-    `served` replies. `look_up` does not set `conversation` and `served`. If `uses` is 0, the phrase comes from a
-    refused draft in that conversation.
+    The phrase was used `uses` times, last in `conversation` (None for an unsaved conversation), and accepted as a draft
+    in `served` replies. `look_up` does not set `conversation` and `served`. If `uses` is 0, the phrase comes from a
+    refused draft in `conversation`.
     """
 
     key: int
@@ -73,7 +73,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 def make_pools(connection: sqlite3.Connection) -> None:
     """Make the tables of pools and phrases.
 
-    `served` is the number of replies in which the phrase was accepted, `conversation` where it was last used.
+    `served` is the number of replies in which a phrase was accepted, `conversation` the last that used the phrase.
     """
     connection.execute(
         """CREATE TABLE pool (
@@ -146,8 +146,8 @@ class Phrases:
         Return None if the pool is missing and cannot be made: `make` is False, or the file is read-only. `path` is the
         model's directory, which is saved so that phrases can be displayed as text. A pool of the same directory under
         another name also belongs to the model. `earlier` is the hash that an earlier version computed for the same
-        tokenizer and weights. With `earlier`, `tokenizer` identifies the weights, and a pool with this hash belongs to
-        the model under any name. Raises StoreTrouble.
+        tokenizer and weights. With `earlier`, `tokenizer` also identifies the weights, so a pool with the hash
+        `tokenizer` belongs to the model under any name. Raises StoreTrouble.
         """
         place = None if path is None else os.fspath(path)
         wanted = {

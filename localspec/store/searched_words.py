@@ -13,7 +13,7 @@ TRIGRAMS = 60
 
 
 def fold(text: str) -> str:
-    """Return a text in lower case in which characters that look the same are equal.
+    """Return a text in lower case, with the same encoding for characters that look the same.
 
     É is é, however its accent is encoded, and ß is ss. As in earlier versions, İ and ı are i. Characters that look
     different stay different (NFC): ² is not 2, and … is not three dots.
@@ -45,7 +45,7 @@ def span(word: str, text: str) -> tuple[int, int] | None:
         return begin, end
 
     def before(place: int) -> int:
-        """Return the largest number of characters whose folded length is at most `place`."""
+        """Return the length of the longest beginning of the text whose folded form has at most `place` characters."""
         return bisect_right(range(len(text) + 1), place, key=lambda count: len(fold(text[:count]))) - 1
 
     last = before(end)

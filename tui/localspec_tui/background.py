@@ -52,7 +52,7 @@ class Answer:
         self.awaited = awaited
 
     def without(self, data: str) -> str:
-        """Return the next keys without the terminal's answer. A possible beginning of the answer is held back.
+        """Return the next keys without the answer about the colour. A possible beginning of the answer is held back.
 
         An escape at the end of a piece is passed on at once as a key, and remembered in case an answer follows.
         """

@@ -339,7 +339,7 @@ def highlighted(code: str, language: str, ansi: bool, dark: bool) -> tuple[Span,
 
 
 class MessageView(LaidOutOnce, Vertical, can_focus=True):
-    """The view of a prompt or a reply. alt+up and alt+down move the focus between these views; a click focuses one.
+    """The view of a prompt or a reply. alt+up, alt+down and clicks move the focus between these views.
 
     Text that is typed while a view has the focus still goes to the prompt field.
     """

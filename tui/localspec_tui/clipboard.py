@@ -88,7 +88,7 @@ class CodeCopies:
         self._source, self._back = "", 0
 
     def next(self, source: str) -> tuple[CodeBlock, str] | None:
-        """Return the next block to copy, and its number in words; None if there is no block."""
+        """Return the next code block of `source`, and a label such as "code, block 2 of 3"; None without code."""
         blocks = code_blocks(source)
         if not blocks:
             return None

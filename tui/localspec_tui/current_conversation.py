@@ -125,9 +125,9 @@ class CurrentConversation:
         self._outlet.release()
 
     def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return drafts that earlier chats left here, and the title of another conversation with drafts.
+        """Return drafts of earlier chats for this conversation, and the title of another conversation with drafts.
 
-        The title is empty without such a conversation, without `first`, and if this conversation has drafts.
+        The title is empty if this conversation has drafts, no other has, or the chat has not just begun (`first`).
         """
         store, server = self.store, self._first.elsewhere
         if store is None or self.place is None:

@@ -106,7 +106,7 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Return whether the keys of two modules work on the same screen, where they could collide.
+    """Return whether the keys of two modules work on the same screen, so that they could collide.
 
     A dialog above the chat hides the chat's keys.
     """

@@ -97,7 +97,7 @@ class StartFailed(Message):
 
 @dataclass
 class ReplyEnded(Message):
-    """A reply has ended. `turn` is None if the prompt was refused. The turn's reply is "" if there was no text."""
+    """The end of a reply. `turn` is None if the prompt was refused. The turn's reply is "" if there was no text."""
 
     prompt: str
     turn: "Turn | None"

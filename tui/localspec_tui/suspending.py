@@ -153,7 +153,7 @@ if sys.platform != "win32":
                         keys.write(self.application.meant(pastes.read(decode(data))).encode())
 
         def give_back(self) -> None:
-            """Restore the terminal. Textual's own method would need the main thread, which is busy here."""
+            """Restore the terminal. Textual's own method would wait for the main thread, which is still busy."""
             if self.attrs_before is not None:
                 with suppress(termios.error):
                     termios.tcsetattr(self.terminal, termios.TCSANOW, self.attrs_before)

@@ -15,7 +15,7 @@ LIGHT, DARK = "textual-light", "textual-dark"
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageMistake if there is no theme of that name."""
+    """Raise UsageMistake if no theme has the name in `settings`."""
     if settings.theme != AUTO and settings.theme not in BUILTIN_THEMES:
         guess = nearest(settings.theme, [AUTO, *BUILTIN_THEMES])
         raise UsageMistake(

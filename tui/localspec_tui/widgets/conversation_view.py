@@ -120,7 +120,7 @@ class ConversationView(MountedTurns):
     # -- whole conversations ------------------------------------------------------------------------------------------
 
     async def show(self, turns: "Sequence[Turn]", traces: "Sequence[Trace]") -> None:
-        """Replace all messages by those of these turns. `traces` has the traces of replies in this session."""
+        """Replace all messages by the messages of `turns`. `traces` are the traces of this session's replies."""
         if turns:
             await import_replies()
         known = {trace.turn: trace for trace in traces if trace.turn}
@@ -300,7 +300,7 @@ class ConversationView(MountedTurns):
     # -- other parts --------------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
-        """Show a notice, unless the last message is the same notice. If it is about trouble, scroll to it."""
+        """Show a notice and return its view, but never show it twice in a row. With `trouble`, scroll to the notice."""
         if trouble:
             await self.follow()
         if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:
@@ -331,7 +331,7 @@ class ConversationView(MountedTurns):
         return any(reply.toggle_thoughts() for reply in chosen)
 
     def walk(self, step: int) -> bool:
-        """Move the focus to the match of a search, or else to the message above (-1) or below (1) the focused one.
+        """Move the focus to a message that a search found, or to the message above (-1) or below (1) the focused one.
 
         Return False if there is no such message.
         """

@@ -204,7 +204,7 @@ class Finder:
             self._line.show_count(f"{len(self._hits) or 'not'} found" if self._words.strip() else "")
 
     def leave(self) -> Callable[[], Awaitable[None]] | None:
-        """End the search. Return a function that returns to the earlier place; None if there was no search."""
+        """End the search. Return a function that scrolls back to where the user was; None if there was no search."""
         back, self._go_back = self._go_back, None
         self._hit, self._words, self._hits = None, "", ()
         self._conversation.unmark()

@@ -1,4 +1,4 @@
-"""The turns of a conversation that have widgets: the newest, those for a search, and a line in between."""
+"""The turns of a conversation that have widgets: the newest, turns around found words, and a line in between."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -78,7 +78,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     @property
     def own_keys(self) -> set[str]:
-        """Return the keys that have an effect here, apart from letters."""
+        """The keys that have an effect in this field, apart from letters."""
         bindings = (one for one in self.BINDINGS if isinstance(one, Binding))
         return {key for one in bindings for key in keymap.keys_of(self.app, one)}
 
@@ -116,7 +116,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for Tab and Escape if there is nothing to complete."""
+        """Return whether an action works now: Tab needs the beginning of a command, and Escape an open list."""
         if action in ("complete", "close_list"):
             self._suggestions.typed(self.before)  # the event of the last letters may still be on its way
             return self._suggestions.is_open if action == "close_list" else self._suggestions.starts_command
@@ -165,7 +165,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self.put("")
 
     async def action_end(self) -> None:
-        """Move to the end, or scroll to the end of the conversation if the cursor is already there."""
+        """Move the cursor to the end of its line, or if it is there, scroll to the end of the conversation."""
         if self.cursor_at_end_of_line and self.selection.is_empty:
             await self.run_action("screen.end")
         else:
