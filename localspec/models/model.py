@@ -139,7 +139,8 @@ def small_model_of(card: TargetCard, *, drafts: bool = False) -> Model:
 
 
 def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
-    """Return `block_reads` of a model that is not here; None without experts, or if other weights have unknown bits."""
+    """Return `block_reads` of a model that is not here; None if it has no experts, or if the bits per weight outside of
+    the experts are unknown."""
     if shape.experts is None or entry.source is None or (bits := _WITHOUT_EXPERTS.get(entry.source.gguf)) is None:
         return None
     others = (shape.parameters - shape.in_experts) * bits / 8

@@ -120,7 +120,8 @@ def _started() -> "subprocess.Popen[bytes]":
 
 
 def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's answers about the tokenizer and the template. An error follows, for a missing answer."""
+    """Return the child's answers about the tokenizer and the template. After them comes an error. It
+    stands for the missing answer if the child crashed."""
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
     said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])

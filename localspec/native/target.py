@@ -115,7 +115,7 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(hidden), None if states is None else NumpyHidden(states))
 
     def forward_each(self, tokens: Sequence[int], caches: Sequence[NativeCache]) -> ForwardOutput:
-        """Read one token of up to `MOST_TEXTS` texts, each after its own cache. Return one row per text.
+        """Read one token of each text after the text's cache, for up to `MOST_TEXTS` texts. Return one row per text.
 
         Each row is bit-identical to the row of a forward over that text's cache only. Models with recurrent layers read
         one text after the other. Raises LocalspecError for ids that the model does not have.

@@ -84,8 +84,8 @@ def cross_entropies(
     """Return the loss of each depth's predictions for the same labels. The teacher's logits are computed only once.
 
     Labels are token ids [n], states [n, hidden_size] or `Likeliest` tokens. For states, `teacher` is the target's head:
-    the label is its whole distribution, and ranks are its likeliest token's. `Likeliest` tokens count as if there were
-    no other tokens. `kept` are the ids of a truncated vocabulary, in the order of the head's rows. The rest of a
+    the label is the whole distribution, and ranks are for its likeliest token. `Likeliest` tokens count as if there
+    were no other tokens. `kept` are the ids of a truncated vocabulary, in the order of the head's rows. The rest of a
     label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]

@@ -207,7 +207,8 @@ class StateCache(KVCache):
     def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
         """Return the states after the committed tokens, copied to where a forward of static shape reads them.
 
-        `advances` are one per layer. `again(held, count)` reads the first `count` rows of the last forward again.
+        `advances` has one function per layer. `again(held, count)` reads the first `count` rows of the last forward
+        again.
         """
         held = self._held = self._held or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
