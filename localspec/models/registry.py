@@ -193,7 +193,7 @@ def _is_model(source: Source, paths: Paths) -> bool:
 
 
 def _unpickled(source: Source, paths: Paths) -> Path | None:
-    """Return the directory of a fetched repository, or of the parts of its split pickles; None if neither is here."""
+    """Return the directory of a fetched repository, or of the target extracted from its pickles; None if not here."""
     path = find_snapshot(source, paths)
     if path is None or not (path / PICKLED_INDEX).is_file():
         return path
