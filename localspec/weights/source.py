@@ -71,7 +71,7 @@ class PackingSource:
     def head_rows(self, recipe: Recipe) -> RowsOf | None:
         """Return a function that reads rows of the head from the model's file; None if the head is packed.
 
-        The head stays in the file for a draft model in blocks that computes logits of only some tokens.
+        A draft model in blocks that computes the logits of only some tokens leaves its head in the file, unpacked.
         """
         if not recipe.drafts or recipe.packing != BLOCKS or self.sizes.tied or not head_tokens(self.sizes.vocab_size):
             return None

@@ -121,7 +121,7 @@ class LlamaLayer(nn.Module):
         self.experts = Experts(sizes, gate_up, down, self.gate, exact)
 
     def read_more(self) -> None:
-        """Read weights that only layers of other families have."""
+        """Read the weights that a Llama layer does not have. Layers of other families override this."""
 
     def linear(self, name: str) -> Linear | QuantizedLinear:
         """Return one of the layer's linear layers."""
