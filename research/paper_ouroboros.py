@@ -89,7 +89,9 @@ TERMS = """
 
 Each row of table 4 adds one part to the row above. *Speculative* only drafts with the draft model; *accelerating* adds the
 window, in which the draft model guesses later tokens in the same forward; *lengthening* puts phrases after the draft; and
-*phrases from verification* are the target's picks after refused drafts."""
+*phrases from verification* are the target's picks after refused drafts. Rows named further on may use phrases of
+earlier replies (*history*), of the prompt and the reply so far (*the text itself*), or at the root of a draft. Table 17,
+*context locality*, asks what history brings if the same prompts come in another order."""
 
 
 @dataclass

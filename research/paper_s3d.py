@@ -65,8 +65,8 @@ DRAFTERS = ("plain", "s3d", "s3d+phrases")
 TREE = 4  # nodes of table 4
 TERMS = """
 
-Figure 4 is measured without training. Some layers of the model, followed by its head, guess the next token while they read
-the whole model's greedy reply, eight tokens at once.
+Figure 4 is measured without training. First the whole model writes a greedy reply. Then some of its layers, followed by its head, read
+this reply in pieces of eight tokens and guess after each token which one comes next.
 
 | column | is |
 |---|---|
