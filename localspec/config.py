@@ -63,7 +63,7 @@ class Settings:
     temperature: float | None = _row(
         None,
         checks.number(f"a number from 0 to {HOTTEST}, such as 0.7", lambda n: 0 <= n <= HOTTEST),
-        "0 is greedy, 100 the most.",
+        "0 is greedy; at most 100.",
         "--temp",
         per_reply=True,
     )
@@ -126,7 +126,7 @@ class Settings:
     int8_threshold: float = _row(
         0.0,
         checks.number("a number from 0 up", lambda n: n >= 0),
-        "int8 on NVIDIA keeps activations from this size on in full precision (S3D paper: 6.0); 0: none.",
+        "int8 on NVIDIA keeps activations of this size or more in full precision (S3D paper: 6.0); 0: none.",
         loads=True,
     )
     prefer: Literal["speed", "memory", "quality"] | None = _row(

@@ -135,7 +135,7 @@ def bench(
         raise UsageMistake(f"--tune has no effect without a draft model; name one of {paired}.")
     if tune and not any(choice.draft and not choice.fixed for choice in choices.values()):
         raise UsageMistake(
-            f"--tune has no effect with --nodes {nodes}, which fixes the size of drafts; add auto to it."
+            f"--tune has no effect with --nodes {nodes}, which fixes the size of drafts; add auto to --nodes."
         )
 
     progress.show("loading the libraries")

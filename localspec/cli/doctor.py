@@ -52,9 +52,11 @@ def doctor(
         str | None,
         typer.Option("--prove", metavar="MODEL", help="Show that speculation changes no token of this model here."),
     ] = None,
-    limit: Annotated[int | None, whole_number("--limit", help="With --prove: number of prompts; 20.")] = None,
+    limit: Annotated[
+        int | None, whole_number("--limit", help="With --prove: number of prompts; by default 20.")
+    ] = None,
     max_tokens: Annotated[
-        int | None, whole_number("--max-tokens", "-n", help="With --prove: tokens of each reply; 64.")
+        int | None, whole_number("--max-tokens", "-n", help="With --prove: tokens of each reply; by default 64.")
     ] = None,
     settings: Settings,
     server: Annotated[

@@ -49,7 +49,7 @@ def _list_by_default(context: typer.Context) -> None:
 
 @app.command("list")
 def list_conversations(
-    limit: Annotated[int | None, whole_number(help=f"Only the N most recently used; {SHOWN}.")] = None,
+    limit: Annotated[int | None, whole_number(help=f"Only the N most recently used; by default {SHOWN}.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the conversations, the most recently used first."""

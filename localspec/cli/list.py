@@ -39,8 +39,8 @@ def list_models(
     The drafters of a model are trained drafters and its small draft model. Drafters that come with localspec are marked
     as shipped.
 
-    At a terminal a star marks the model that answers when you name none; in JSON `chosen` is true. `problem` is the
-    sentence about a model that cannot be used, because its GGUF file is missing.
+    At a terminal a star marks the model that answers when you name none; in JSON `chosen` is true. `problem` says
+    why a model cannot be used, such as a missing GGUF file.
     """
     rows: list[dict[str, Any]] = []
     paths = Paths(home())

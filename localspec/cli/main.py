@@ -29,7 +29,7 @@ from localspec.text import one_line
 COMMANDS = {
     "chat": "Chat in the terminal.",
     "run": "Print one answer; for pipelines.",
-    "pull": "Fetch a model and its drafter, after a plan.",
+    "pull": "Fetch a model and its drafter, after showing a plan.",
     "import": "Register a GGUF file as a model.",
     "list": "List the models on this machine.",
     "use": "Choose the model that answers when you name none.",
@@ -215,7 +215,8 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if out_of_memory(error):
             return _say(
-                "There is not enough memory for this; close other programs, or choose a smaller model or context.", 4
+                "There is not enough memory for this command; close other programs, or choose a smaller model or context.",
+                4,
             )
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and standard output is the only one that commands write to

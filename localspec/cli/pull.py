@@ -65,7 +65,7 @@ def pull(
         typer.Option(
             "--drafter",
             metavar="KIND",
-            help="The drafter to fetch with it, or none; by default the one that pays best.",
+            help="The drafter to fetch with the model, or none; by default the one that pays best.",
         ),
     ] = None,
     packed_only: Annotated[
@@ -76,10 +76,10 @@ def pull(
         bool, typer.Option("--original", help="The publisher's original weights, even if a smaller download would do.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Fetch it even if it does not fit in memory or on the disk.")
+        bool, typer.Option("--force", help="Fetch the model even if it does not fit in memory or on the disk.")
     ] = False,
 ) -> None:
-    """Fetch a model and its drafter into the common Hugging Face cache, after a plan."""
+    """Fetch a model and its drafter into the common Hugging Face cache, after showing a plan."""
     if as_json and not dry_run:
         raise UsageMistake("--json prints the plan as JSON and fetches nothing; add --dry-run.")
     if is_address(name):

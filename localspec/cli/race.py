@@ -54,13 +54,13 @@ RECORDED = os.terminal_size((80, 24))  # if there is no terminal
 @takes_settings(
     "model", "max_tokens", "temperature", "seed", "drafter", "draft_max", "drafter_rule", "exact", "context",
     "device", "dtype", "quantize",
-    max_tokens="The longest reply, in tokens; 256.",
+    max_tokens="The longest reply, in tokens; by default 256.",
     seed="The same seed gives the same text.",
     exact="Make both texts the same bit for bit; may cost speed.",
 )  # fmt: skip
 def race_command(
     *,
-    prompt: Annotated[str, typer.Argument(help="The prompt for both.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt, which is answered with and without drafts.")],
     settings: Settings,
     cast: Annotated[
         Path | None, typer.Option("--cast", metavar="FILE", help="Record the replay in asciinema's format.")

@@ -52,7 +52,7 @@ from localspec.weights.packed_files import (
 
 app = typer.Typer()
 
-_SHARED = "Other programs share this cache, and would have to fetch it again."
+_SHARED = "Other programs share this cache, and would have to fetch the files again."
 
 
 @app.command()
@@ -83,12 +83,13 @@ def rm(
     used = files_in_use(paths, packed)
     for removal in removals:
         if read := [file for file in removal.path.rglob("*.gguf") if os.path.realpath(file) in used]:
+            other = used[os.path.realpath(read[0])]
             raise LocalspecError(
-                f"Another model is read from {read[0]}, which would be deleted too; delete that model first with "
-                "`localspec rm`."
+                f"{other} is read from {read[0]}, which would be deleted too; delete {other} first with `localspec rm "
+                f"{other}`."
             )
     found = [one for source in sources if source.gguf or not removals for one in cached_gguf(source)]
-    left = [one for one in found if not one.places & used]
+    left = [one for one in found if not one.places & used.keys()]
     if not removals and not packed and not left:
         raise missing[0]
     for removal in removals:
@@ -203,7 +204,7 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
     source = removal.source
     lines = [f"{source} ({removal.commit[:12]}), {size(removal.bytes)}, in {removal.path}"]
     if removal.also:
-        lines.append(f"The same commit was also here as {', '.join(removal.also)}, and is deleted there too.")
+        lines.append(f"Deleted too, because it is the same commit: {', '.join(removal.also)}.")
     if removal.stay:
         lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
     if drafter := drafter_made_of(removal.source, removal.commit):

@@ -86,7 +86,9 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageMistake(f"Standard input cannot be read ({error.strerror}); pipe text in, or </dev/null.") from None
+        raise UsageMistake(
+            f"Standard input cannot be read ({error.strerror}); pipe text in, or add </dev/null."
+        ) from None
 
 
 # -- line by line ------------------------------------------------------------------------------------------------------

@@ -98,21 +98,32 @@ def train(
     steps: Annotated[int | None, whole_number(most=MOST, help="At most this many steps.")] = None,
     hours: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Time limit in hours, for answers and bench too; 6 if answers are generated."),
+        typer.Option(
+            metavar="N", help="Time limit in hours, for answers and bench too; by default 6 if answers are generated."
+        ),
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(metavar="N", help="Passes over the text; 1 if no limit is given.")
     ] = None,
-    batch: Annotated[int | None, whole_number(metavar="TOKENS", most=MOST, help="Tokens per step; 4096.")] = None,
+    batch: Annotated[
+        int | None, whole_number(metavar="TOKENS", most=MOST, help="Tokens per step; by default 4096.")
+    ] = None,
     at_once: Annotated[
         int | None,
-        whole_number(metavar="TOKENS", most=MOST, help="Tokens per forward; fewer take less memory."),
+        whole_number(metavar="TOKENS", most=MOST, help="Tokens per forward pass; fewer take less memory."),
     ] = None,
     length: Annotated[
         int | None,
-        whole_number(metavar="TOKENS", least=8, most=MOST, help="Longer texts are cut; 1024 or the model's context."),
+        whole_number(
+            metavar="TOKENS",
+            least=8,
+            most=MOST,
+            help="Longer texts are cut; by default at 1024 tokens, or at the model's context.",
+        ),
     ] = None,
-    rate: Annotated[float | None, typer.Option("--lr", metavar="N", help="The highest learning rate; 0.001.")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--lr", metavar="N", help="The highest learning rate; by default 0.001.")
+    ] = None,
     seed: Annotated[int, whole_number(least=0, most=2**63 - 1, help="The same seed gives the same drafter.")] = 0,
     labels: Annotated[
         Literal["soft", "text"],
@@ -399,7 +410,7 @@ def _model_to_train_for(settings: Settings, progress: Progress, saves: bool) -> 
         card = chosen_model(settings, store, progress.reporter, saves)
     progress.clear()
     if not settings.origins["model"].startswith("--"):
-        progress.notice(f"This is for {card.name}; -m MODEL trains for another one.")
+        progress.notice(f"The drafter is trained for {card.name}; -m MODEL chooses another model.")
     return card
 
 

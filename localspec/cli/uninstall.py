@@ -105,7 +105,7 @@ def uninstall(
         bool, typer.Option("--fetched", help="With --yes: also the models that `pull` put into the Hugging Face cache.")
     ] = False,
 ) -> None:
-    """Delete everything that localspec keeps on this machine, after a list and a question.
+    """Delete everything that localspec keeps on this machine, after listing it and asking.
 
     Conversations, phrases, settings and secrets are overwritten first.
     """

@@ -213,7 +213,7 @@ class Engine:
                 notice(f"{trouble} Trying once more with less memory: {smaller.reason}.")
         unasked = settings.device == "auto" and engine.choice.device == "cpu"
         if unasked and (why := torch_trouble() or engine.choice.idle):  # explain why an existing GPU is not used
-            notice(f"This runs on the CPU. {why}")
+            notice(f"The model runs on the CPU. {why}")
         if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
             notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
         match engine.target.chat.prompt_loss():

@@ -192,7 +192,7 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
         ]
         if free < header.weight_bytes:
             notices.append(
-                f"Only {left} are free on the disk of {paths.packed}; make room before that, or set "
+                f"Only {left} are free on the disk of {paths.packed}; make room before the first reply, or set "
                 "LOCALSPEC_HOME to another disk."
             )
         return notices

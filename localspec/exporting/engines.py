@@ -108,7 +108,7 @@ def no_counterpart(engine: OtherEngine, drafter: str) -> UsageMistake:
         )
     kind = kind_of(drafter)
     if kind.name == "none":
-        return UsageMistake("'none' means plain decoding, so there is no drafter to export; name another.")
+        return UsageMistake("'none' means plain decoding, so there is no drafter to export; name a drafter.")
     if kind.name in ("phrases", "lookahead"):
         config = {"method": "ngram", "num_speculative_tokens": engine.tokens, "prompt_lookup_max": NGRAM}
         flags = {

@@ -47,9 +47,9 @@ def move_only_copies(paths: Paths, reporter: Reporter) -> None:
             failed.append(f"{file} ({error.strerror or error})")
     if failed:
         reporter.notice(
-            f"Emptying the cache directory would delete the only copy of {counted(len(failed), 'model')}, which "
-            f"cannot be moved to {paths.imports}: {', '.join(failed)}. Free space or correct permissions; localspec "
-            "tries again at each start."
+            f"The only copy of {counted(len(failed), 'model')} cannot be moved from the cache directory, which may be "
+            f"emptied, to {paths.imports}: {', '.join(failed)}. Free space or correct permissions; localspec tries again "
+            "at each start."
         )
 
 

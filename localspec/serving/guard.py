@@ -27,8 +27,8 @@ REST_SECONDS = 2.0  # for a client that still sends a refused body
 # Nothing before the host, and nothing after the port: other parsers might take another part for the host.
 _AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?", re.ASCII)
 TOO_LONG = f"The body of the request is longer than {LONGEST_BODY // 2**20} MiB; send less of it."
-FOREIGN_HOST = "'Host' names another machine; use localhost."
-FOREIGN_ORIGIN = "'Origin' names another site, whose pages may not send requests here."
+FOREIGN_HOST = "The header 'Host' names another machine; use localhost."
+FOREIGN_ORIGIN = "The header 'Origin' names another site, whose pages may not send requests to this server."
 
 
 class Guard:

@@ -92,10 +92,13 @@ def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
     return [one for _, one in sorted(keys.values(), key=lambda each: each[0])]
 
 
-def files_in_use(paths: Paths, but: Collection[Path] = ()) -> set[str]:
-    """Return the real paths of the GGUF files that registrations read. Registrations in `but` do not count."""
+def files_in_use(paths: Paths, but: Collection[Path] = ()) -> dict[str, str]:
+    """Return the real paths of the GGUF files that registrations read, each with the name of a model.
+
+    Registrations in `but` do not count.
+    """
     found = [one for one in packed_files(paths) if one.header.registered and one.path not in but]
-    return {os.path.realpath(file) for one in found for file in one.header.origin.files}
+    return {os.path.realpath(file): one.header.origin.name for one in found for file in one.header.origin.files}
 
 
 def packed_files(paths: Paths) -> list[PackedFile]:

@@ -270,7 +270,7 @@ def test_a_read_only_store_is_not_written_and_no_notice_says_so(tmp_path, monkey
 def test_an_unusable_gpu_is_reported_unless_the_cpu_was_requested(monkeypatch):
     monkeypatch.setattr("localspec.engine.engine.torch_trouble", lambda: "A card is found: do this.")
     told: list[str] = []
-    for device, said in (("auto", ["This runs on the CPU. A card is found: do this."]), ("cpu", [])):
+    for device, said in (("auto", ["The model runs on the CPU. A card is found: do this."]), ("cpu", [])):
         Engine.open(Settings(drafter="none", device=device), resolve("demo"), notice=told.append)
         assert told == said
         told.clear()

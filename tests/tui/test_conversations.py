@@ -348,7 +348,7 @@ async def test_where_there_are_more_than_are_listed_it_is_reported(chat, monkeyp
         assert listed(talk) == ["four", "three", "two"] and wording("older_ones_found_searching") in talk.screen_text()
         await pilot.press(*"one")
         await until(pilot, lambda: listed(talk) == ["one"])
-        assert "older ones" not in talk.screen_text()
+        assert "older conversations" not in talk.screen_text()
 
 
 async def test_conversations_of_pipes_are_listed_after_a_search_only_and_marked(chat):

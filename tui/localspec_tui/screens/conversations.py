@@ -111,7 +111,7 @@ class ConversationsScreen(AskingScreen[int | None]):
         options.add_options(Option(self._line(entry), id=str(entry.info.id)) for entry in entries)
         options.highlighted = 0 if entries else None
         nothing = "Nothing was found." if words.strip() else self._chat.nothing
-        more = "Search to find older ones." if len(entries) == LISTED and not words.strip() else ""
+        more = "Search to find older conversations." if len(entries) == LISTED and not words.strip() else ""
         self._tell(more if entries else trouble or nothing)
 
     def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:

@@ -92,7 +92,7 @@ class PhrasesScreen(AskingScreen[None]):
         kept = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept only here"
         self._kept.update(one_line(kept))
         nothing = "Nothing was found." if words.strip() else NOTHING
-        more = "Search to find others." if len(found) == LISTED else ""
+        more = "Search to find other phrases." if len(found) == LISTED else ""
         why_ids = [why for pool in self._pools if pool.phrases and (why := self._readers[pool.pool][1])]
         self._tell(sentence or " ".join([*why_ids, more] if found else [nothing]))
         self.refresh_bindings()
