@@ -264,8 +264,8 @@ def _check(settings: Settings, drafter: DrafterSpec, precision: Precision, model
     if settings.accept == "rejection" and not samples:
         possible = ", ".join(accepted_kinds(model.card, *WEIGHTS, shape=model.shape))
         raise UsageMistake(
-            f"--accept rejection needs drafts sampled from a known distribution, but those of '{drafter.drafter}' "
-            f"are not; use a drafter out of {possible}, or leave --accept out."
+            f"--accept rejection needs drafts sampled from a known distribution, which '{drafter.drafter}' does not "
+            f"make; use one of {possible}, or leave --accept out."
         )
     if settings.accept == "typical" and drafter.drafter == "none":
         raise UsageMistake("--accept typical has no effect without a drafter; leave it out.")

@@ -39,7 +39,9 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     phrases = name.removeprefix(named)
     first, _, small = named.partition(":")
     if named == "auto":
-        raise UsageMistake(f"'{name}' is not possible; write 'auto', which may choose phrases, or 'phrases'.")
+        raise UsageMistake(
+            f"'{name}' is not possible, because 'auto' decides whether to use phrases; write 'auto' or 'phrases'."
+        )
     row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
     if row is not None and phrases and (row.name == "none" or row.has_phrases):
         raise UsageMistake(f"'{name}' means the same as '{'phrases' if row.name == 'none' else named}'; write that.")
@@ -83,7 +85,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
             possible = [name for name in accepted_kinds(card) if can_be_merged(kind_of(name))]
             raise UsageMistake(
-                f"The drafts of '{piece}' cannot be merged with others; name some of {', '.join(possible)}, or phrases."
+                f"'{piece}' cannot be combined with other drafters; combine only {', '.join(possible)}, and phrases."
             )
         one = named_drafter(piece, card)
         if one.drafter in found:
@@ -126,10 +128,9 @@ def check_layers(drafter: str, card: TargetCard, shape: Shape) -> None:
     others = ", ".join(accepted_kinds(card, shape=shape))
     if shape.experts and not kind_of(unfit).with_experts:
         raise UsageMistake(
-            f"'{unfit}' does not draft for {card.name}, whose layers have experts: each row of a draft reads different "
-            f"weights, and '{unfit}' was made for layers that rows share; use one of {others}."
+            f"'{unfit}' cannot draft for {card.name}, because the model's layers have experts; use one of {others}."
         )
     raise UsageMistake(
-        f"'{unfit}' does not draft for {card.name}, because some of its layers are recurrent: such layers "
-        f"read only chains, and only together with the other layers; use one of {others}."
+        f"'{unfit}' cannot draft for {card.name}, because some of the model's layers are recurrent; use one of "
+        f"{others}."
     )

@@ -215,7 +215,8 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if out_of_memory(error):
             return _say(
-                "There is not enough memory for this command; close other programs, or choose a smaller model or context.",
+                "There is not enough memory for this command; close other programs, or choose a smaller model or "
+                "context.",
                 4,
             )
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:

@@ -49,7 +49,8 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="The prompt, which may be about piped text. '-' means piped text only. A model may precede the prompt.",
+            help="The prompt, which may be about piped text. '-' means piped text only. A model may precede the "
+            "prompt.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,

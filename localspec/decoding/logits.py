@@ -128,7 +128,9 @@ class HeldLogits(ABC):
     def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
         scores, ids = self._survivors(row, sampling)
         if not len(ids):
-            raise LocalspecError("No token can be picked from logits that are NaN.")
+            raise LocalspecError(
+                "The model computed NaN, so no token can be picked; try --dtype fp32, or fetch the model again."
+            )
         # Always in main memory: a logarithm is not bit-identical on every device.
         return int(ids[(scores.astype(np.float64) + sampling.noise(position, ids, stream)).argmax()])
 

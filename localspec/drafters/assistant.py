@@ -66,7 +66,9 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
     """
     sizes, rope, _ = described(options.config, context, "assistant's layers")
     if sizes.family not in ("gemma4_text", "gemma4_unified_text") or sizes.per_layer_inputs[0]:
-        raise UsageMistake(f"The assistant's layers are of the family {sizes.family}, but must be Gemma 4's.")
+        raise UsageMistake(
+            f"The assistant's layers are of the family {sizes.family}, but must be Gemma 4's; use another."
+        )
     if not target.layer_sizes or target.delta is not None or sizes.vocab_size != target.vocab_size:
         raise UsageMistake(
             f"The assistant is made for a Gemma 4 of {sizes.vocab_size} tokens, but this model is of the family "
@@ -111,7 +113,9 @@ class Drafter(PathDrafter):
         if options.clusters:
             self._members = np.asarray(tensors["members"]).reshape(options.clusters, -1)
             if sorted(self._members.reshape(-1).tolist()) != [*range(target.vocab_size)]:
-                raise LocalspecError("'members' does not list each token of the model once; fetch the assistant again.")
+                raise LocalspecError(
+                    "The clusters ('members') do not list each token of the model once; fetch the assistant again."
+                )
         self._state: Rows = None  # the target's state that predicted the last token
         self._length = 0  # tokens read up to that state
 
@@ -136,7 +140,10 @@ class Drafter(PathDrafter):
         specs["head.weight"] = TensorSpec((vocabulary, width))
         if options.clusters:
             if vocabulary % options.clusters:
-                raise UsageMistake(f"{vocabulary} tokens cannot form {options.clusters} clusters of equal size.")
+                raise UsageMistake(
+                    f"{vocabulary} tokens cannot form {options.clusters} clusters of equal size; fetch the assistant "
+                    "again."
+                )
             specs |= {
                 "centroids.weight": TensorSpec((options.clusters, width)),
                 "members": TensorSpec((vocabulary,), "int64"),

@@ -75,7 +75,8 @@ def layers_of(options: DFlashOptions, target: TransformerConfig, context: int) -
     sizes, rope, _ = described(options.config, context, "drafter's layers")
     if sizes.family != "qwen3":
         raise UsageMistake(
-            f"The drafter's layers are of the family {sizes.family}, but those of {options.KIND} must be Qwen3's."
+            f"The drafter's layers are of the family {sizes.family}, but those of {options.KIND} must be Qwen3's; "
+            "use another drafter."
         )
     if (sizes.hidden_size, sizes.vocab_size) != (target.hidden_size, target.vocab_size):
         raise UsageMistake(

@@ -88,9 +88,7 @@ class ParallelSpecOptions:
         if of_model and not (self.model or self.config):
             raise UsageMistake("The form 'model' of parallelspec needs a small language model; give model = DIRECTORY.")
         if not of_model and (self.model or self.config):
-            raise UsageMistake(
-                f"A model has no effect with the form {self.form!r}; leave it out, or give form = model."
-            )
+            raise UsageMistake(f"model has no effect with form = {self.form}; leave model out, or give form = model.")
         if of_model and self.layers != 1:
             raise UsageMistake(
                 f"layers = {self.layers} has no effect with the form 'model', which has its own; leave it out."

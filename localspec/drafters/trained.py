@@ -76,7 +76,7 @@ def check_vocabulary(least: int, most: int, vocab_size: int, what_to_do: str = T
     `least` and `most` are its extreme ids. The message ends in `what_to_do`.
     """
     if least < 0 or most >= vocab_size:
-        raise LocalspecError(f"'kept' lists tokens that the model does not have; {what_to_do}.")
+        raise LocalspecError(f"The draft vocabulary ('kept') has tokens that the model does not have; {what_to_do}.")
 
 
 class DraftVocabulary:
@@ -366,7 +366,7 @@ def load_drafter(
         except UsageMistake as mistake:
             raise LocalspecError(f"{card.path / CARD} cannot be used: {mistake}") from None
         except LocalspecError as error:
-            raise LocalspecError(f"{file} does not fit: {error}") from None
+            raise LocalspecError(f"{file} cannot be used: {error}") from None
         drafter.accuracies = card.about.get("accuracy_by_depth", ())
     if calibration is not None:
         drafter.calibration = calibration

@@ -42,7 +42,7 @@ def fit_conversation(
     first = 1 if len(messages) > 1 and messages[0]["role"] == "system" else 0
     if (length := _length([*messages[:first], messages[-1]])) > longest:
         raise UsageMistake(
-            f"The prompt is {length} characters long, but the context holds {target.context} tokens; shorten it."
+            f"A prompt of {length} characters is too long for a context of {target.context} tokens; shorten it."
         )
     turns = max(0, (len(messages) - first - 1) // 2)  # turns that can be left out
     # Round the room, so that a small change of free memory leaves out the same turns.
@@ -91,7 +91,7 @@ def fit_text(target: Target, text: str, limits: Limits, room: int) -> tuple[list
     """
     if len(text) > LONGEST_TOKEN * target.context:
         raise UsageMistake(
-            f"The prompt is {len(text)} characters long, but the context holds {target.context} tokens; shorten it."
+            f"A prompt of {len(text)} characters is too long for a context of {target.context} tokens; shorten it."
         )
     prompt = target.chat.tokenizer.encode(text)
     return prompt, _within(target, prompt, limits, room)

@@ -241,10 +241,10 @@ def _name(
         remove = older[0] if len(older) == 1 else "NAME"
         copies = [copy for name in older for copy in _copies_of(every[name])]
         copied = size(sum(one.path.stat().st_size for one in copies))
-        freed = f"; the copy of its weights, {copied}, is deleted" if copies else ""
+        freed = f"; the copy of the earlier weights, {copied}, is deleted now" if copies else ""
         reporter.notice(
-            f"{file} has changed since it was imported as {', '.join(older)}, which stays until `localspec rm "
-            f"{remove}`{freed}."
+            f"{file} has changed since it was imported as {', '.join(older)}; `localspec rm {remove}` deletes the "
+            f"earlier registration{freed}."
         )
         for one in copies:
             one.path.unlink(missing_ok=True)

@@ -101,11 +101,11 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
             "state; export heads that were trained with -O linear=false."
         )
     head = "embed_tokens" if target.sizes.tied else "lm_head.weight"
-    notes = [
-        "vLLM 0.32 is the last version that reads Medusa heads. It drafts a chain of their likeliest tokens, no tree."
-    ]
+    notes = ["vLLM 0.32 is the last version that reads Medusa heads. It drafts one chain of tokens, not a tree."]
     if options.change_rank:
-        notes.append("Every head now has a complete vocabulary matrix: vLLM cannot read one that heads share in part.")
+        notes.append(
+            "Every head now has a complete vocabulary matrix, because vLLM cannot read a matrix that heads share."
+        )
 
     def write(directory: Path) -> None:
         write_heads(trained.path / WEIGHTS, options, target.weights[head], directory)
@@ -146,7 +146,7 @@ def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, t
         _copy_licences(checkpoint.path, directory)
 
     heads = ((target.sizes.num_heads, target.sizes.num_kv_heads),)
-    notes = (f"{engine.label} drafts only chains with this head; localspec drafts trees.",)
+    notes = (f"With this head {engine.label} drafts one chain of tokens, not a tree.",)
     return Counterpart("eagle3 head", options.depth, write, heads, notes)
 
 
@@ -171,15 +171,15 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
         tokens = options.masks + 1 if form == "parallel draft model" else 0
     elif target.sizes.layer_sizes or target.sizes.delta:
         raise UsageMistake(
-            f"The layers of this model differ from each other, and {engine.label} has no model with only the kind "
-            f"that the drafter in {trained.path} has; use a small model instead: draft_model:MODEL."
+            f"The drafter in {trained.path} cannot be exported to {engine.label}, because the layers of its model "
+            "differ from each other; use a small model instead: draft_model:MODEL."
         )
     else:
         sizes = replace(layers_of(target.sizes, options), vocab_size=vocab_size, tied=target.sizes.tied)
         form, content = "draft model", {**target.config.content, **_layers(sizes, target.config.content)}
         notes = (
-            f"The drafter has one mask for each depth, which no other engine supports: {engine.label} drafts token by "
-            "token with its layers, and with a copy of the model's embedding and head.",
+            f"{engine.label} does not support a mask token for each depth, so it drafts token by token with the "
+            "drafter's layers and a copy of the model's embedding and head.",
         )
 
     def write(directory: Path) -> None:
@@ -267,7 +267,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
         target = Target.load(checkpoint.path, device="meta")
         check_tensors(class_.tensor_specs(target, options), StoredTensors(file).specs(), remedy(file))
     except LocalspecError as error:
-        raise LocalspecError(f"{file} does not agree with its options: {error}") from None
+        raise LocalspecError(f"The drafter in {trained.path} cannot be used: {error}") from None
     return options
 
 

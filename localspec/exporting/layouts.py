@@ -138,7 +138,9 @@ def _finite(tensors: Iterator[Named]) -> Iterator[Named]:
     """Yield the tensors. Raises LocalspecError for NaN and inf, on which a server would fail later."""
     for name, tensor in tensors:
         if not tensor.isfinite().all():
-            raise LocalspecError(f"'{name}' would hold NaN or inf; train the drafter again, or fetch it again.")
+            raise LocalspecError(
+                f"The exported tensor '{name}' would hold NaN or inf; train or fetch the drafter again."
+            )
         yield name, tensor
 
 

@@ -429,7 +429,7 @@ class TargetMap:
         if any(not 0 <= place <= num_layers for place in places) or self.states != len(places) * hidden_size:
             raise UsageMistake(
                 f"The small model in {self.file.parent} reads {self.states} channels of the states "
-                f"{', '.join(map(str, self.layers))} of its target, but this one has {num_layers} layers of "
+                f"{', '.join(map(str, self.layers))} of its target, but this model has {num_layers} layers of "
                 f"{hidden_size} channels; name the model that it was made for."
             )
         return places
@@ -461,7 +461,9 @@ def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
     headers = tensor_headers(file)
     shapes = {name: tuple(headers[name]["shape"]) for name in (WEIGHT, BIAS) if name in headers}
     if others := [headers[name]["dtype"] for name in shapes if headers[name]["dtype"] not in _FLOATS]:
-        raise LocalspecError(f"{file} is of the type {others[0]} instead of {', '.join(_FLOATS)}; use another drafter.")
+        raise LocalspecError(
+            f"{file} has weights of the type {others[0]} instead of {', '.join(_FLOATS)}; use another drafter."
+        )
     weight = shapes.get(WEIGHT, ())
     has_bias = bool(config.get("pard2_proj_bias", config.get("proj_bias", False))) and BIAS in shapes
     fits = len(weight) == 2 and weight[0] == config.get("hidden_size") and shapes.get(BIAS, weight[:1]) == weight[:1]

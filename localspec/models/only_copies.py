@@ -48,8 +48,8 @@ def move_only_copies(paths: Paths, reporter: Reporter) -> None:
     if failed:
         reporter.notice(
             f"The only copy of {counted(len(failed), 'model')} cannot be moved from the cache directory, which may be "
-            f"emptied, to {paths.imports}: {', '.join(failed)}. Free space or correct permissions; localspec tries again "
-            "at each start."
+            f"emptied, to {paths.imports}: {', '.join(failed)}. Free space or correct permissions; localspec tries "
+            "again at each start."
         )
 
 

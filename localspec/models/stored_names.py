@@ -101,13 +101,13 @@ def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) 
     """
     if config.experts:
         raise UsageMistake(
-            "The model's layers have experts, for which there are no adapters; leave out joint and first, and train "
-            "the drafter for the model as it is."
+            "The model's layers have experts, for which there are no adapters; leave out -O joint and -O first, so "
+            "that only the drafter is trained."
         )
     if any(map(config.is_recurrent, layers)):
         raise UsageMistake(
-            "Some of the model's layers are recurrent, for which there are no adapters; leave out joint and first, "
-            "and train only the drafter."
+            "Some of the model's layers are recurrent, for which there are no adapters; leave out -O joint and -O "
+            "first, so that only the drafter is trained."
         )
     made_of = weight_map(config)
     for layer in layers:

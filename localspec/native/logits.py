@@ -112,7 +112,7 @@ class NativeLogits(NumpyLogits):
         return self._start + row % count * self.rows.strides[0]
 
 
-_NO_NUMBER = "No token can be picked from logits that are NaN."
+_NO_NUMBER = "The model computed NaN, so no token can be picked; try --dtype fp32, or fetch the model again."
 
 
 @lru_cache(maxsize=8)

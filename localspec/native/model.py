@@ -196,7 +196,9 @@ class NativeModel:
         matrix = found if isinstance(found, PackedMatrix | BlockStack) else None
         shape = (matrix.out, matrix.inputs) if matrix else found.shape
         if shape != (rows, columns):
-            raise LocalspecError(f"{name} has the shape {list(shape)}, but must have [{rows}, {columns}].")
+            raise LocalspecError(
+                f"The tensor {name} has the shape {list(shape)} instead of [{rows}, {columns}]; fetch the model again."
+            )
         return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
@@ -206,7 +208,10 @@ class NativeModel:
 
     def _checked(self, name: str, found: Any, size: int) -> Floats:
         if (found.dtype, found.shape) != (np.float32, (size,)):
-            raise LocalspecError(f"{name} is {found.dtype} {list(found.shape)}, but must be float32 [{size}].")
+            raise LocalspecError(
+                f"The tensor {name} is {found.dtype} {list(found.shape)} instead of float32 [{size}]; fetch the "
+                "model again."
+            )
         vector: Floats = found
         return vector
 

@@ -83,7 +83,7 @@ def packed_tensors(
     def serves(header: Header) -> bool:
         """Return True if the header has the tensors that the library reads. Otherwise raise LocalspecError."""
         if {name: section.tensor for name, section in header.tensors.items()} != planned:
-            raise LocalspecError(f"A packed file of {file} has unexpected tensors; it will be packed again.")
+            raise LocalspecError(f"The packed copy of {file} has unexpected tensors, so the drafter is packed again.")
         return True
 
     def make(made: Path) -> None:

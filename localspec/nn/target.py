@@ -276,7 +276,7 @@ class Target:
         """Write weights, config and tokenizer in the Hugging Face layout. Raises LocalspecError for a packed model."""
         if self.transformer.packed:
             raise LocalspecError(
-                "A model in int8, int4 or nf4 cannot be exported, because its weights are rounded; load it with "
+                "A model in int8, int4 or nf4 cannot be exported, because its weights are rounded; give "
                 "--quantize none."
             )
         path.mkdir(parents=True, exist_ok=True)

@@ -204,7 +204,7 @@ class Instead:
         kind = self.form.source.gguf
         near = f"{kind} is the publisher's own form with as many bits"
         if kind == "Q8_0":
-            near = "Q8_0 is about as accurate or better (finer scales, an embedding of 8 bits)"
+            near = f"Q8_0 is about as accurate as {self.packing}, or better (finer scales, an embedding of 8 bits)"
         elif "qat" in self.form.source.repo.lower():
             near = f"{kind} is the form for which the publisher trained the model"
         return (
@@ -249,13 +249,13 @@ def with_smaller_form(
         (smaller,) = plan((form.source,)).parts
         check(smaller, False, settings)
     except LocalspecError as error:
-        notice(f"{str(error).rstrip('.')}; so {entry.source} is fetched, which is larger.")
+        notice(f"{error} Instead {entry.source} is fetched, which is larger.")
         return found, None
     names = {CONFIG, "generation_config.json", *TOKENIZER_FILES}
     texts = replace(original, files=tuple(file for file in original.files if file.name in names), texts_only=True)
     taken = replace(found, parts=(smaller, marked_fetched(smaller, texts), *others))
     if smaller.gated:
-        notice(f"{form.source} is gated now, unlike in the registry, so {entry.source} is fetched, which is larger.")
+        notice(f"{form.source} is gated now, so {entry.source} is fetched instead, which is larger.")
     if smaller.gated or taken.fetch_bytes >= found.fetch_bytes:
         return found, None
     return taken, Instead(form, entry.source, sum(file.bytes for file in original.files), packing)

@@ -102,8 +102,8 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
     if needed > plan.disk_free:
         wanted, left = distinct(size, needed, plan.disk_free)
         raise DoesNotFit(
-            f"Packing {model.source} needs {wanted}, but only {left} are free on the disk; make room, or set HF_HOME and "
-            "LOCALSPEC_HOME to another disk."
+            f"Packing {model.source} needs {wanted}, but only {left} are free on the disk; make room, or set HF_HOME "
+            "and LOCALSPEC_HOME to another disk."
         )
     return packing
 

@@ -198,7 +198,10 @@ class Link:
     def _in_words(self, error: Exception) -> LocalspecError:
         where = self._address.url
         if isinstance(error, ssl.SSLCertVerificationError):
-            return LocalspecError(f"{where} has no certificate that this machine trusts ({error.verify_message}).")
+            return LocalspecError(
+                f"{where} has no certificate that this machine trusts ({error.verify_message}); correct the address, "
+                "or install the certificate."
+            )
         if isinstance(error, ssl.SSLError):
             return LocalspecError(f"{where} does not speak TLS ({first_line(error)}); did you mean http://?")
         if isinstance(error, socket.gaierror | UnicodeError):
@@ -213,5 +216,8 @@ class Link:
                 f"{where} closed the connection, or does not speak HTTP; ask again, or correct the address."
             )
         if isinstance(error, OSError):
-            return BrokenOff(f"{where} closed the connection ({first_line(error)[:200]}).")
-        return LocalspecError(f"{where} sends {first_line(error)[:200]}, which cannot be read.")
+            return BrokenOff(f"{where} closed the connection ({first_line(error)[:200]}); ask again.")
+        return LocalspecError(
+            f"{where} sent an answer that cannot be read ({first_line(error)[:200]}); ask again, or correct the "
+            "address."
+        )

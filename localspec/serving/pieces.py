@@ -54,7 +54,7 @@ def read_piece(content: bytes) -> ServerPiece:
     if not isinstance(value, dict):
         raise Broken(f"it sent {shown(content)} instead of a JSON object")
     if value.get("error"):
-        raise GaveUp(words_of(value) or "something went wrong there")
+        raise GaveUp(words_of(value) or "it sent no details.")
     choices = value.get("choices")
     choices = [] if choices is None else choices
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):

@@ -322,7 +322,9 @@ class EngineRoom(threading.Thread):
             system = messages[0]["content"] if messages[0]["role"] == "system" else None
             if request.think is not None and not engine.target.chat.heeds_switch(system):
                 raise RequestRefused(
-                    "The model's chat template has no switch for thinking; leave it out.", request.think_field
+                    f"'{request.think_field}' has no effect, because the model's chat template has no switch for "
+                    "thinking; leave it out.",
+                    request.think_field,
                 )
             think = engine.thinking(settings, system) if request.think is None else request.think
             unspelled = engine.cannot_spell(messages)

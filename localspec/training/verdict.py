@@ -115,7 +115,10 @@ def judge(
     room = first.context - TOKENS
     texts = [prompt for prompt in prompts[:MOST] if len(first.target.encode(message(prompt.text))) <= room]
     if not texts:
-        raise UsageMistake(f"No prompt leaves room for {TOKENS} tokens in a context of {first.context}.")
+        raise UsageMistake(
+            f"No prompt leaves room for {TOKENS} tokens in a context of {first.context}; give shorter texts, or a "
+            "model with a longer context."
+        )
     firsts = [first, *(load(choice, share_with=first) for choice in choices[1:])]
     engines: list[Callable[[], Engine]] = [
         partial(load, choice, share_with=own) for choice, own in zip(choices, firsts, strict=True)

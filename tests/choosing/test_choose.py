@@ -424,10 +424,10 @@ def test_the_second_choice_is_another_precision_and_the_smallest_has_no_second()
         ({"drafter": "ourobors:demo"}, matching("did_you_mean_ouroboros")),
         (
             {"accept": "rejection"},
-            "those of 'phrases' are not; use a drafter out of eagle3, medusa, parallelspec, s3d, semi",
+            "which 'phrases' does not make; use one of eagle3, medusa, parallelspec, s3d, semi",
         ),
-        ({"accept": "rejection", "drafter": "none"}, "those of 'none' are not"),
-        ({"accept": "rejection", "drafter": "lookahead+phrases"}, "those of 'lookahead.phrases' are not"),
+        ({"accept": "rejection", "drafter": "none"}, "which 'none' does not make"),
+        ({"accept": "rejection", "drafter": "lookahead+phrases"}, "which 'lookahead.phrases' does not make"),
         ({"accept": "typical", "drafter": "none"}, matching("typical_effect_without_drafter")),
         ({"accept": "typical", "draft_max": 0}, matching("typical_effect_without_drafter")),
     ],

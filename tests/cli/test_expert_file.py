@@ -230,7 +230,9 @@ def test_the_import_of_another_file_in_its_place_deletes_the_second_file(
     overwritten(own)
     other = registered(own, said)
     assert any(
-        f"which stays until `localspec rm own`; the copy of its weights, {held}, is deleted." in one for one in said
+        f"`localspec rm own` deletes the earlier registration; the copy of the earlier weights, {held}, is deleted now."
+        in one
+        for one in said
     )
     assert other != path and copies(fresh_home) == []
     with pytest.raises(NotHere, match="has changed since it was imported"):

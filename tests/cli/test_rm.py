@@ -77,7 +77,11 @@ def test_other_names_of_the_same_commit_are_listed(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name")
     at(home, hub, "pull", "org/name@v1.0")
     result = at(home, hub, "rm", "org/name@v1.0", "--yes")
-    assert "because it is the same commit: main." in result.stdout and found(home) is None and found(home, revision="v1.0") is None
+    assert (
+        "because it is the same commit: main." in result.stdout
+        and found(home) is None
+        and found(home, revision="v1.0") is None
+    )
     assert not (home / "data" / "pulled" / "models--org--name.json").exists()
 
 

@@ -100,7 +100,7 @@ def test_every_option_stands_there_with_its_default(kind):
         ("parallelspec", {"decay": 0.0}, r"decay = 0\.0"),
         ("parallelspec", {"drop": 1.0}, r"drop = 1\.0"),
         ("parallelspec", {"form": "model"}, "give model = DIRECTORY"),
-        ("parallelspec", {"model": "somewhere"}, "no effect with the form 'medusa'"),
+        ("parallelspec", {"model": "somewhere"}, "no effect with form = medusa"),
         ("parallelspec", {"form": "model", "model": "somewhere", "layers": 2}, "layers = 2 has no effect"),
         ("parallelspec", {"form": "model", "config": "{"}, "Expecting property name"),
         ("parallelspec", {"form": "model", "config": "{}"}, "model_type = None"),

@@ -176,7 +176,7 @@ def test_drafters_with_layers_like_the_target_are_refused_and_others_named(name:
     alone = {"lookahead", "assistant"} if shape.recurrent else set()  # these propose trees
     assert {kind.name for kind in TABLE if kind.drafts_for(shape)} == DRAFT - alone
     for kind in ("layers", "s3d", "parallelspec", "semi"):
-        with pytest.raises(UsageMistake, match=rf"'{kind}' does not draft for mixture.*eagle3.*ouroboros\.$"):
+        with pytest.raises(UsageMistake, match=rf"'{kind}' cannot draft for mixture.*eagle3.*ouroboros\.$"):
             check_layers(kind, card, shape)
     check_layers("phrases", card, shape)
 
@@ -184,7 +184,9 @@ def test_drafters_with_layers_like_the_target_are_refused_and_others_named(name:
 def test_a_drafter_that_is_named_is_refused_before_it_is_looked_for(tiny: Make) -> None:
     card = TargetCard("mixture", tiny(next(iter(MIXTURES))).path, None, "")
     for name in ("s3d", "medusa+s3d"):
-        with pytest.raises(UsageMistake, match="'s3d' does not draft for mixture, whose layers have experts"):
+        with pytest.raises(
+            UsageMistake, match="'s3d' cannot draft for mixture, because the model's layers have experts"
+        ):
             named_drafter(name, card)
 
 

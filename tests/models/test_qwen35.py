@@ -230,11 +230,11 @@ def test_trees_and_layers_without_the_others_are_refused_with_what_to_do(tiny, n
     card = card_of(path)
     for drafter in ("lookahead", "layers"):
         with pytest.raises(
-            UsageMistake, match=f"'{drafter}' does not draft for {NAME}, .*recurrent.*use one of none, phr"
+            UsageMistake, match=f"'{drafter}' cannot draft for {NAME}, .*recurrent.*use one of none, phr"
         ):
             choose(card, Settings(drafter=drafter, device="cpu"))
     for drafter in ("s3d", "s3d+phrases"):  # which is not here, and could not be trained
-        with pytest.raises(UsageMistake, match=f"'s3d' does not draft for {NAME}, .*use one of"):
+        with pytest.raises(UsageMistake, match=f"'s3d' cannot draft for {NAME}, .*use one of"):
             choose(card, Settings(drafter=drafter, device="cpu"))
     choice = choose(card, Settings(drafter="none", device="cpu"))
     with pytest.raises(UsageMistake, match=f"'s3d' cannot be trained for {NAME}, .*recurrent.* eagle3, medusa, par"):

@@ -24,7 +24,7 @@ async def test_new_and_resume(chat):
         await say(pilot, "/resume 1")
         await until(pilot, lambda: talk.prompts() == ["first"])
         await say(pilot, "/resume x")
-        await until(pilot, lambda: "/resume x is not understood" in talk.screen_text())
+        await until(pilot, lambda: "/resume needs the number of a conversation, not x" in talk.screen_text())
     assert len(talk.engine.asked) == 1
 
 

@@ -136,7 +136,7 @@ def test_a_model_is_not_made_of_vectors_that_it_would_read_past(request, of, nam
 
     for given in (np.zeros(1, np.float32), np.zeros(24, np.uint16), np.zeros((2, 8), np.float32)):
         for name in names:
-            refused(name, given, rf"{name} is .* but must be float32 \[")
+            refused(name, given, rf"{name} is .* instead of float32 \[")
     refused("embed_tokens", np.asarray(model.tensors["embed_tokens"])[1:], "embed_tokens has the shape")
 
 

@@ -19,7 +19,10 @@ async def _resume(chat: "ChatScreen", number: str) -> None:
         await asyncio.to_thread(chat.conversations.check, int(number))
         chat.conversations.resume(int(number))
     else:
-        raise UsageMistake(f"/resume {number} is not understood; /help lists the commands.")
+        raise UsageMistake(
+            f"/resume needs the number of a conversation, not {number}; /resume without a number lists the "
+            "conversations."
+        )
 
 
 async def _model(chat: "ChatScreen", name: str) -> None:

@@ -161,7 +161,7 @@ class Trainable(TrainableDrafter):
             {"private": True},
             (
                 f"each head gets its own vocabulary matrix, together {100 * own / weights:.0f} % of the model's "
-                "weights; give -O private=false for a change of low rank."
+                "weights; give -O private=false to let the heads share the model's matrix."
             ),
         )
 
