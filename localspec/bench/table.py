@@ -49,8 +49,8 @@ def _notes(report: dict[str, Any], details: bool) -> Iterator[str]:
         if row["reliable"] is False:
             yield (
                 f"! {_name(row)} is unreliable: its acceptance allows a speedup of {number(row['speedup_limit'])}, but "
-                f"{number(row['speedup'])} was measured, because other programs disturbed plain decoding; measure again "
-                "while nothing else runs."
+                f"{number(row['speedup'])} was measured, because other programs disturbed plain decoding; measure "
+                "again while nothing else runs."
             )
     if any(
         (details and _beyond_in_quartiles(row)) or any(_beyond_in_category(row, name) for name in row["categories"])
