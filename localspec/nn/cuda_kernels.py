@@ -153,7 +153,7 @@ def _library(name: str, *places: str) -> Any:
             return ctypes.CDLL(place)
         except OSError:
             continue
-    raise RuntimeError(f"There is no {name} here.")
+    raise RuntimeError(f"The library {name} is not installed.")
 
 
 MOST = 256  # files; a model uses about twenty, and other versions leave theirs behind

@@ -359,7 +359,7 @@ def _command_line(answer: Answer) -> tuple[bytes, bool]:
     if isinstance(answer, dict):  # the last of a reply, or everything about an engine
         return _line(answer), bool(answer.keys() & {"kept", "server"})
     if isinstance(answer, Exception):
-        known = answer if isinstance(answer, LocalspecError) else LocalspecError("Something went wrong.")
+        known = answer if isinstance(answer, LocalspecError) else LocalspecError(INSIDE)
         return _line({"error": [type(known).__name__, str(known)]}), True
     return b"", False
 
