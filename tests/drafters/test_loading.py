@@ -171,5 +171,5 @@ def test_an_invalid_draft_vocabulary_is_refused(tmp_path: Path, tiny: Make, kept
     target = tiny(LLAMA).target
     path = write_drafter(tmp_path, target, "semi of few tokens")
     save_file({**load_file(path / saved.WEIGHTS), "kept": kept}, path / saved.WEIGHTS)
-    with pytest.raises(LocalspecError, match=f"'kept' .*{message}"):
+    with pytest.raises(LocalspecError, match=f"'kept'.*{message}"):
         loaded(path, target)
