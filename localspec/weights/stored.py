@@ -221,7 +221,8 @@ def read_config(checkpoint: Checkpoint) -> ModelConfig:
     if least_parameters(config) > checkpoint.parameters:
         raise LocalspecError(
             f"{checkpoint.path / 'config.json'} claims {config.num_hidden_layers} layers{experts} and a vocabulary of "
-            f"{config.vocab_size}, more than its {checkpoint.parameters} weights; fetch the model again."
+            f"{config.vocab_size}, which need more than the {checkpoint.parameters} weights of the model; fetch the "
+            "model again."
         )
     return config
 
