@@ -26,9 +26,9 @@ ENDED = "the program crashed each time this was tried; it is tried again after a
 class TrialResult:
     """The result of a trial, and the reason if it is not the best result.
 
-    A `passing` verdict is temporary: the next session tries again. `tried_by` is the process that has begun a trial and
-    not finished it. If the trial crashed that process, the next process finds this record. `ended` counts crashed
-    processes.
+    A result that is `passing` holds only for this session: the next one tries again. `tried_by` is the process that has
+    begun a trial and not finished it. If the trial crashed that process, the next process finds this record. `ended`
+    counts crashed processes.
     """
 
     outcome: str

@@ -236,7 +236,7 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
-    """Return the bytes of keys and values of layers with this many parameters, and of one feature per token."""
+    """Return the bytes of all keys and values and of a feature per token, for layers of `parameters` weights in all."""
     layers = max(round(parameters / one.shape.layer), 1)
     return one.shape.cached_in_last(layers * one.cache_bytes) + one.shape.states_like(one.cache_bytes)
 

@@ -81,8 +81,9 @@ class TorchHeads:
     """Draft heads that read one row.
 
     `first`, the first block, and `path` compute all heads at once, because all heads read the same row. `blocks`, the
-    later blocks, and `vocabulary` have a separate layer for each head's row. `change` is a layer of all heads' `down`,
-    a layer of all heads' `up`, and a mask [heads, heads * rank] that removes products of one head with another.
+    later blocks, and `vocabulary` have a separate layer for each head's row. `change` computes what each head adds to
+    the shared vocabulary matrix: the first layer has the `down` matrices of all heads, the second their `up` matrices,
+    and the mask [heads, heads * rank] removes products of one head's `down` with another head's `up`.
     """
 
     compute: "TorchCompute"

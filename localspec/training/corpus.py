@@ -123,7 +123,7 @@ class Corpus:
         return [batch for batch in batches if batch]
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
-        """Return how often each token occurs in the loss, [vocab_size], counted in about `most` examples."""
+        """Return how often each token is a label, [vocab_size], counted in at most `most` of the examples."""
         found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
