@@ -343,7 +343,7 @@ ChatScreen.on_prompt_sent = on_prompt_sent
     "timer": """
 from localspec_tui.turns import Turns
 async def follow(turns):
-    words = turns.outbox
+    words = turns._chat.outbox
     raise OverflowError(WORD)
 Turns._follow = follow
 """,
