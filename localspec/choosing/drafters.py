@@ -320,8 +320,9 @@ def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple
     They include its cache for `planned` tokens, and for one forward the states of the target that the drafter reads.
     `numbers` is the result of `fit.drafter_numbers`.
     """
-    kind, cache = kind_of(drafter.kind), fit.cache(shape, planned, dtype)
-    held = kind.size(DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, drafter.options))
+    cache = fit.cache(shape, planned, dtype) - fit.states(shape, dtype)
+    size = DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, planned, drafter.options)
+    held = kind_of(drafter.kind).size(size)
     return held + fit.CHUNK * drafter.inner * numbers[1]
 
 
@@ -330,7 +331,8 @@ def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
     acceptance = _as_published(one) or (Acceptance.chain(*predicted) if predicted else expected(one.kind))
     parameters = one.parameters or kind.parameters(at.shape)
     depth = one.accepted.depth if one.accepted else DRAFT_TOKENS
-    size = kind.size(DrafterSize(parameters, 0, at.shape, *at.numbers, fit.cache(at.shape, at.context, at.dtype)))
+    cache = fit.cache(at.shape, at.context, at.dtype) - fit.states(at.shape, at.dtype)
+    size = kind.size(DrafterSize(parameters, 0, at.shape, *at.numbers, cache, at.context))
     return DrafterCandidate(one.kind, size, acceptance, _draft_seconds(kind, parameters, depth, at), published=one)
 
 

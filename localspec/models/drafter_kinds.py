@@ -33,8 +33,8 @@ class DrafterSize:
     """The numbers that determine a trained drafter's bytes. `shape` is the target's.
 
     `others` is the number of parameters outside of matrices. A weight of a matrix takes `matrix_bytes` on its device,
-    including its scale; any other number takes `other_bytes`. `cache_bytes` is the size of the target's cache.
-    `options` are the training options, if known.
+    including its scale; any other number takes `other_bytes`. `cache_bytes` is the size of the keys and values
+    of `tokens` tokens in the target's cache. `options` are the training options, if known.
     """
 
     parameters: int
@@ -43,12 +43,23 @@ class DrafterSize:
     matrix_bytes: float
     other_bytes: int
     cache_bytes: int
+    tokens: int
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def weights(self) -> int:
         """Bytes of all parameters."""
         return round((self.parameters - self.others) * self.matrix_bytes) + self.others * self.other_bytes
+
+    @property
+    def states(self) -> int:
+        """Bytes of a hidden state per token of the cache."""
+        return self.tokens * self.shape.hidden_size * self.other_bytes
+
+    @property
+    def layer_rows(self) -> int:
+        """Bytes of the keys and values that a layer of the drafter keeps, with as many key heads as the target's."""
+        return 2 * self.tokens * self.shape.num_kv_heads * self.shape.head_dim * self.other_bytes
 
     @property
     def head_rows(self) -> int:
@@ -217,7 +228,12 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
 
 def _kept_by_a_layer(one: DrafterSize) -> int:
     """Return the bytes including keys and values of one layer, and a state per token."""
-    return one.weights + one.shape.cached_in_last(one.cache_bytes) + one.shape.states_like(one.cache_bytes)
+    return one.weights + one.layer_rows + one.states
+
+
+def _mtp_size(one: DrafterSize) -> int:
+    """Return the bytes including the cache of one more layer like the target's, and a state per token."""
+    return one.weights + one.shape.cached_in_last(one.cache_bytes) + one.states
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
@@ -238,7 +254,7 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
 def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
     """Return the bytes of all keys and values and of a feature per token, for layers of `parameters` weights in all."""
     layers = max(round(parameters / one.shape.layer), 1)
-    return one.shape.cached_in_last(layers * one.cache_bytes) + one.shape.states_like(one.cache_bytes)
+    return layers * one.layer_rows + one.states
 
 
 def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
@@ -335,7 +351,7 @@ TABLE = [
     DrafterKind(
         "mtp", "the MTP layer in the target's own files, token after token", "published",
         # a layer like the target's, and the matrix that joins embedding and state
-        _mtp_seconds, size=_kept_by_a_layer, parameters=lambda shape: shape.layer + 2 * shape.hidden_size**2,
+        _mtp_seconds, size=_mtp_size, parameters=lambda shape: shape.layer + 2 * shape.hidden_size**2,
         on_chains=True,
     ),
     DrafterKind(

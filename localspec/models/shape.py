@@ -235,10 +235,6 @@ class Shape:
         bytes."""
         return cached * self.num_kv_heads * self.head_dim // max(self._key_channels, 1)
 
-    def states_like(self, cached: int) -> int:
-        """Return the bytes of one hidden state per token, in the precision of a cache of `cached` bytes."""
-        return cached * self.hidden_size // max(2 * self._key_channels, 1)
-
 
 def shape_of(path: Path) -> Shape | None:
     """Return the shape of the model in a directory or packed file. Raises the errors of `inspect`."""

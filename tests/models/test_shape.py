@@ -77,7 +77,6 @@ def test_keys_and_values_are_those_that_a_cache_of_this_model_keeps(name: str) -
     assert shape is not None
     assert shape.cached(3, 2) == 3 * 2 * 2 * sum(heads * channels for heads, channels in filter(None, kept))
     assert shape.cached_in_last(shape.cached(3, 2)) == 3 * 2 * 2 * shape.num_kv_heads * shape.head_dim
-    assert shape.states_like(shape.cached(3, 2)) == 3 * 2 * shape.hidden_size
 
 
 def _of_layers(name: str, part: Any) -> bool:

@@ -17,10 +17,14 @@ from machines import cpu
 from transformers import LlamaConfig
 
 from localspec.choosing.drafters import drafter_bytes
-from localspec.choosing.fit import CHUNK, cache, drafter_numbers, unread, weights
+from localspec.choosing.fit import BUCKET, CHUNK, cache, drafter_numbers, unread, weights
 from localspec.choosing.measure import NoMeasurements
 from localspec.choosing.plans import Precision, as_computed, run_plans
 from localspec.config import Settings
+from localspec.decoding.budget import Budget
+from localspec.decoding.limits import Limits
+from localspec.decoding.sampling import Sampling
+from localspec.decoding.session import Session
 from localspec.drafters.trained import load_drafter
 from localspec.engine.importing import import_gguf
 from localspec.events import Reporter
@@ -59,6 +63,25 @@ def test_the_demo_s_drafters_hold_what_is_predicted(packing, monkeypatch, tmp_pa
         read = CHUNK * one.inner * numbers[1]  # of the target's states, while a prompt is read
         names = 4 * (one.options["vocabulary"] if one.kind == "eagle3" else 0)  # the tokens of its head
         assert drafter_bytes(one, shape, dtype, numbers, 0) == held + read + names, one.kind
+
+
+@pytest.mark.slow
+def test_a_drafter_holds_after_a_text_what_is_predicted_for_its_tokens(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    card, tokens = resolve("demo"), 2 * BUCKET
+    target = NativeTarget.open(card.path, packing="int8")
+    shape = Shape.of(target.config.content)
+    assert shape is not None
+    (eagle,) = (one for one in trained_drafters(card) if one.kind == "eagle3")
+    drafter = load_drafter(eagle, target)
+    empty = drafter.nbytes
+    prompt = [*target.encode([{"role": "user", "content": "Tell me about the sea. " * 66}])]
+    assert tokens - 100 < len(prompt) < tokens - 32
+    *_, done = Session(target, drafter, Budget(4)).generate(prompt, Sampling(), Limits(max_tokens=32))
+    assert done.statistics.drafted
+    numbers = drafter_numbers("bf16", "int8", "native")
+    predicted, nothing = (drafter_bytes(eagle, shape, "bf16", numbers, planned) for planned in (tokens, 0))
+    assert predicted - nothing == pytest.approx(drafter.nbytes - empty, rel=0.15)
 
 
 GEMMA4 = {
