@@ -168,6 +168,8 @@ class ScriptedChat:
         self.database = home / "localspec.db"
         self.notices: list[str] = []  # sent while opening
         self.opening_error: Exception | None = None
+        self.may_open = threading.Event()
+        self.may_open.set()
         self.resumed: int | None = None
         self.conversation: Conversation
         self.thread = EngineThread(self.settings, self._open, self._load)
@@ -175,6 +177,7 @@ class ScriptedChat:
         self.app.animation_level = "none"  # what scrolls is there at once, however busy the machine is
 
     def _open(self, at_the_end: ExitStack, notice: Callable[[str], None]) -> StartedChat:
+        assert self.may_open.wait(PATIENCE)
         if self.opening_error:
             raise self.opening_error
         store = at_the_end.enter_context(Store.open(self.database, notice))

@@ -140,6 +140,17 @@ async def test_what_keys_ask_for_before_the_chat_is_open_waits_for_it(chat):
         assert talk.replies() == ["Well."]
 
 
+async def test_a_new_conversation_before_the_chat_is_open_begins_once_it_is(chat):
+    talk = chat(["Well."])
+    talk.may_open.clear()
+    async with talk.playing(ready=False) as pilot:
+        await pilot.press("ctrl+n")
+        assert talk.app.failure is None
+        talk.may_open.set()
+        await talked(talk, pilot, "Hi")
+        assert talk.replies() == ["Well."]
+
+
 async def test_nothing_is_done_where_the_chat_cannot_be_opened(chat):
     talk = chat()
     talk.opening_error = LocalspecError("It is broken.")

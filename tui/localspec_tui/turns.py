@@ -94,8 +94,9 @@ class UnsentText:
 
     def put_aside(self, *, for_new: bool = False) -> None:
         """Move the typed text aside, for its saved conversation or, with `for_new`, for the next new conversation."""
-        present = self._chat.engine.conversation.now.id or (0 if for_new else None)
-        number = None if self._chat.outbox.to_be_shown else present
+        if self._chat.outbox.to_be_shown:  # the present conversation may not be open yet
+            return
+        number = self._chat.engine.conversation.now.id or (0 if for_new else None)
         if number is not None and self._chat.prompt.text.strip():
             self._aside[number] = self._chat.prompt.text
             self._chat.prompt.put("")
