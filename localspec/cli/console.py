@@ -72,12 +72,17 @@ def table(
 
 
 def _parts(cell: str, wide: int, *, wraps: bool) -> list[str]:
-    """Break a cell into lines after blanks and plus signs if it `wraps`. Cut what is still too wide."""
+    """Break a cell into lines after blanks and plus signs if it `wraps`. Cut what is still too wide.
+
+    Text in wide characters, such as Chinese, has no blanks: it is broken anywhere.
+    """
     parts = [""]
-    for word in re.findall(r"[^ +]*[ +]?", cell) if wraps else [cell]:
-        if parts[-1] and cell_len((parts[-1] + word).rstrip()) > wide:
-            parts.append("")
-        parts[-1] += word
+    for word in re.findall(r"[^ +]+[ +]?|[ +]", cell) if wraps else [cell]:
+        anywhere = wraps and cell_len(word.rstrip()) > max(wide, len(word))
+        for piece in word if anywhere else [word]:
+            if parts[-1] and cell_len((parts[-1] + piece).rstrip()) > wide:
+                parts.append("")
+            parts[-1] += piece
     parts = [part.rstrip() for part in parts]
     return [part if cell_len(part) <= wide else set_cell_size(part, wide - 1).rstrip() + "…" for part in parts]
 

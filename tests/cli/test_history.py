@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from each import each
 from golden import matching, wording
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from localspec.cli import console
@@ -127,6 +128,16 @@ def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.M
     assert re.fullmatch(rf" *{first}  (just now|\d+ minutes? ago) +2  demo +first", lines[-1])
     assert not {"\x1b", "\u202e"} & set("".join(lines))
     assert json.loads(run("list", "--json"))[1]["title"] == "first"
+
+
+def test_a_title_without_blanks_is_wrapped_too(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(database, ("中" * 60, "reply", "stop"))
+    monkeypatch.setattr(history_module, "seen", lambda: True)
+    monkeypatch.setattr(history_module, "width", lambda: 60)
+    head, *lines = run("list").splitlines()
+    title = json.loads(run("list", "--json"))[0]["title"]
+    assert "".join(line[head.index("TITLE") :].strip() for line in lines) == title and all(map(str.strip, lines))
+    assert max(map(cell_len, lines)) <= 60
 
 
 def test_at_a_terminal_the_list_marks_conversations_of_pipes(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
