@@ -168,9 +168,10 @@ class TopLine(Widget):
         kept = () if self._kept else ("nothing is saved",)
         facts = (*self._model[:1], *kept), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")
-        for style, parts in zip(("bold", "bold $text-accent", "bold"), facts, strict=True):
-            if parts is facts[-1]:  # the title comes before the model's precision and device
-                room -= min(cell_len(self._title), TITLE) + 2
+        title = min(cell_len(self._title), TITLE) + 2 if self._title else 0
+        # The title comes before the model's precision and device.
+        for style, parts, free in zip(("bold", "bold $text-accent", "bold"), facts, (0, 0, title), strict=True):
+            room -= free
             for part in parts:
                 if cell_len(BETWEEN + part) <= room:
                     shown.append((part, style))
