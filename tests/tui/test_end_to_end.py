@@ -133,7 +133,7 @@ def looks_into_the_second_reply(terminal: Terminal) -> None:
 
 
 def leaves_cleanly(terminal: Terminal, code: int = 0, says: str = f"({FAREWELL})?") -> None:
-    assert terminal.ends() == code
+    assert terminal.ends() == code, terminal.afterwards[-2000:]
     assert re.fullmatch(says, terminal.afterwards.strip())
     terminal.check_that_it_is_whole()
 
@@ -300,7 +300,7 @@ def test_leaving_in_the_middle_of_a_reply(tmp_path, how, code):
         terminal.shows("Once upon a time and")
         if how is None:  # the window is closed
             terminal.hang_up()
-            assert terminal.ends() == code
+            assert terminal.ends() == code, terminal.afterwards[-2000:]
         else:
             end(terminal, how)
             leaves_cleanly(terminal, code, says=FAREWELL)

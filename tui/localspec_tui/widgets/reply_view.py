@@ -229,7 +229,7 @@ class ReplyView(MessageView):
             self._update_later(source)
         else:
             await self._markdown.update(source)
-        if below := _below(source, reason, figures):
+        if (below := _below(source, reason, figures)) and self.is_attached:  # otherwise the chat is ending
             await self.mount(_line(below))
 
     @work
