@@ -18,16 +18,19 @@ async def test_a_reply_that_grows_is_laid_out_and_drawn_once(chat, monkeypatch):
         talk.app._chat.query_one(Prompt).cursor_blink = False
         await say(pilot, "Hi")
         await until(pilot, lambda: talk.replies() == ["One. " * 600])
-        await pilot.pause(0.2)
-        view = talk.app._chat.query_one(ConversationView)
-        assert view.show_vertical_scrollbar, "or it would come now, and all be laid out once more"
-        layouts, pictures = [], []
+        layouts, pictures = [], [1]
         talk.app.screen.screen_layout_refresh_signal.subscribe(talk.app.screen, lambda _: layouts.append(1))
         monkeypatch.setattr(talk.app, "post_display_hook", lambda: pictures.append(1))
+        while pictures:  # of the first part, which a busy machine draws late
+            pictures.clear()
+            await pilot.pause(0.2)
+        layouts.clear()
+        view = talk.app._chat.query_one(ConversationView)
+        assert view.show_vertical_scrollbar, "or it would come now, and all be laid out once more"
         more.set()
         await until(pilot, lambda: talk.replies() and talk.replies()[0].endswith("Two. "))
         await pilot.pause(0.2)
-        assert len(layouts) == 1 and len(pictures) <= 3, "also where a paragraph begins, and on a busy machine"
+        assert len(layouts) == 1 and len(pictures) <= 2, "also where a paragraph begins"
         assert view.is_vertical_scroll_end and "Two." in talk.screen_text() and "tok/s" in talk.screen_text()
         end.set()
 
