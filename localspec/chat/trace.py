@@ -60,6 +60,7 @@ class Trace:
         self.tokens = array("I")
         self._sources: list[str] = []  # by token
         self._drafts: list[Draft] = []  # by step
+        self._proposed: dict[tuple[str, ...], tuple[str, ...]] = {}  # the proposers of drafts, each kept once
         self._ends = array("I", [1])  # by step: the number of tokens after it; the prompt's step gives one
         self._corrected: list[bool] = []  # by step: whether another token was drafted in place of its last one
 
@@ -70,10 +71,19 @@ class Trace:
                 last = draft.path[-1]
                 pairs = zip(_proposers(draft), draft.parents, strict=True)
                 self._corrected.append(any(name and parent == last for name, parent in pairs))
-                self._drafts.append(draft)
+                self._drafts.append(self._packed(draft))
                 self._ends.append(self._ends[-1] + len(draft.path))
             self._sources += event.sources
             self.tokens.extend(event.tokens)
+
+    def _packed(self, draft: Draft) -> Draft:
+        """Return a draft in little memory: a chat keeps those of all its replies."""
+        sources = None if draft.sources is None else tuple(draft.sources)
+        return Draft(
+            array("I", draft.tokens), array("h", draft.parents),
+            sources and self._proposed.setdefault(sources, sources),
+            draft.probe, array("h", draft.path),
+        )  # fmt: skip
 
     # -- looking ------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The record of a reply: which drafter proposed each token, and which alternatives were refused."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 from localspec.chat.trace import Piece, Pieces, RefusedDraft, TokenPlace, Trace
@@ -96,3 +97,16 @@ def test_halves_of_characters_are_one_piece():
     assert pieces.all[-1] == Piece(6, 7, "\ufffd")
     assert pieces.grow() == 0
     assert sum(piece.after - piece.first for piece in pieces.all) == len(found.tokens)
+
+
+def test_drafts_of_a_long_chat_take_little_memory():
+    found, nodes = Trace(), 17
+    tracemalloc.start()
+    try:
+        for step in range(1000):
+            tokens = [1000 * step + node for node in range(nodes)]
+            draft = Draft(tokens, [-1, *range(nodes - 1)], ["", *["a"] * (nodes - 1)], None, [0])
+            found.take(Text("", (step,), ("target",), 0.1, step, (draft,)))
+        assert tracemalloc.get_traced_memory()[0] < 650 * found.steps
+    finally:
+        tracemalloc.stop()
