@@ -83,7 +83,7 @@ class Parting:
     def cut(self, place: int) -> None:
         """End the text at this place in the answer."""
         self.text = self.text[:place]
-        self.settled = place
+        self.settled, self._last = place, True  # a mark that was cut is not text
 
     def between(self, start: int, end: int) -> tuple[str, str]:
         """Return the thoughts and the answer between two places."""

@@ -202,3 +202,12 @@ def test_the_end_of_a_prompt_may_have_begun_the_thinking() -> None:
     thinking = Thinking(THINK, lambda ids: "", lambda ids: "".join(texts[one] for one in ids), {})
     assert thinking.parting([2, 0, 1]).thinks and thinking.parting([0]).thinks
     assert not any(thinking.parting(prompt).thinks for prompt in ([0, 4, 1], [0, 3], [], [0, 2]))
+
+
+def test_a_mark_that_was_cut_is_not_text():
+    """A stop string may end a reply within the mark that closes the answer."""
+    parting = Parting(THINK._replace(around=("<response>", "</response>")), begun=False)
+    parting.add("<think>hm</think><response>Yes.</response>")
+    parting.cut(parting.text.index("</response>") + 2)
+    parting.finish()
+    assert parting.between(0, len(parting.text)) == ("hm", "Yes.")
