@@ -326,12 +326,14 @@ async def _pieces(
                 if shape is not None:
                     piece, over = _piece(shape, answer, usage)
                     found += piece
-                    continue
-                try:
-                    shape = _shape(parsed, _first_answer(answer))
-                    found += shape.first(usage) or b""
-                except LocalspecError as trouble:
-                    found, over = broken_off(_wrong(trouble)[1]), True
+                else:
+                    try:
+                        shape = _shape(parsed, _first_answer(answer))
+                        found += shape.first(usage) or b""
+                    except LocalspecError as trouble:
+                        found, over = broken_off(_wrong(trouble)[1]), True
+                if over:
+                    break
             yield found
             if over or (more := await anext(batches, None)) is None:
                 return
