@@ -19,7 +19,7 @@ from localspec.families.architecture import TransformerConfig, in_features, stor
 from localspec.machine.hardware import physical_cores
 from localspec.weights.stored import LazyTensors, StoredTensor
 
-SHARD = 2**30  # bytes of a written file at most, and of weights in memory at once
+SHARD = 2**30  # bytes of a written file at most, unless one tensor has more
 PIECE = 2**18  # numbers read at a time if they change type or device
 BLOCK_PIECE = 2**20  # numbers unpacked from blocks at a time, in whole rows
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h names them
@@ -60,7 +60,7 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Write named tensors to safetensors files of limited size, with an index if there are several.
 
-    The next tensor is requested only when there is room for it in memory. Raises OSError and SafetensorError.
+    Memory holds the tensors of one file, and the next tensor. Raises OSError and SafetensorError.
     """
     held: dict[str, torch.Tensor] = {}
     place: dict[str, int] = {}
