@@ -14,8 +14,9 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models import registry
 from localspec.models.entries import Entry
 from localspec.models.model import model_of
+from localspec.models.names import full_name
 from localspec.models.present import saved_choice
-from localspec.models.registry import NOWHERE, TargetCard, full_name
+from localspec.models.registry import NOWHERE, TargetCard
 from localspec.paths import Paths
 from localspec.quantities import amount, distinct, pace_in_words, size
 from localspec.store.store import user_store

@@ -15,9 +15,10 @@ from localspec.config import Settings
 from localspec.errors import NotHere
 from localspec.events import Reporter
 from localspec.models import registry
+from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
 from localspec.models.present import By, chat_models, missing_models, save_choice, saved_choice
-from localspec.models.registry import TargetCard, full_name
+from localspec.models.registry import TargetCard
 from localspec.outside_files import read_bytes
 from localspec.paths import Paths, private_directory, write_anew
 from localspec.store.conversations import Saved

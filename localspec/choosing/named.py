@@ -10,7 +10,8 @@ from localspec.models.default_draft import DRAFT_FOLDER, default_draft
 from localspec.models.drafter_cards import DrafterCard, accepted_kinds, find_drafter
 from localspec.models.drafter_kinds import MERGED, TABLE, WITH_PHRASES, can_be_merged, drafting_kinds, kind_of, kinds
 from localspec.models.model import Model, small_model_of
-from localspec.models.registry import TargetCard, full_name, resolve
+from localspec.models.names import full_name
+from localspec.models.registry import TargetCard, resolve
 from localspec.models.shape import Shape, shape_of
 
 

@@ -51,7 +51,8 @@ def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | 
     """
     if flags.settings.elsewhere is not None or flags.settings.origins["model"].startswith("--"):
         return flags, word, ""
-    from localspec.models.registry import exact_name, known, name_in_prompt
+    from localspec.models.names import exact_name, name_in_prompt
+    from localspec.models.registry import known
 
     if (named := exact_name(word)) is not None and named in known():
         return flags.with_model(named), None, ""

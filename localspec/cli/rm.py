@@ -18,19 +18,9 @@ from localspec.hub.cached_gguf import cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.entries import Entry
+from localspec.models.names import repository_of, sources_of
 from localspec.models.present import is_here
-from localspec.models.registry import (
-    NOWHERE,
-    cards,
-    is_import,
-    is_path,
-    reference,
-    renamed,
-    repository_of,
-    resolve,
-    save_former_names,
-    sources_of,
-)
+from localspec.models.registry import NOWHERE, cards, is_import, is_path, reference, renamed, resolve, save_former_names
 from localspec.paths import Paths
 from localspec.pulling.heads import drafter_made_of
 from localspec.quantities import counted, size

@@ -29,7 +29,8 @@ from localspec.cli.texts import checked_prompt, piped_text
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.events import Done, Prefill, Text
 from localspec.hub.sources import REPOSITORY, is_address
-from localspec.models.registry import full_name, known, name_in_prompt
+from localspec.models.names import full_name, name_in_prompt
+from localspec.models.registry import known
 from localspec.quantities import counted, precision_in_words, short_pace, size
 from localspec.text import safe
 

@@ -23,7 +23,8 @@ from localspec.models.drafter_cards import MTP, comes_with_mtp, damaged_drafters
 from localspec.models.drafter_kinds import kind_of, kinds
 from localspec.models.entries import Entry, Form, PublishedDrafter
 from localspec.models.model import default_sampling_of, draft_form, model_of
-from localspec.models.registry import TargetCard, full_name, named_card, source_here
+from localspec.models.names import full_name
+from localspec.models.registry import TargetCard, named_card, source_here
 from localspec.models.shape import Shape
 from localspec.quantities import amount, size
 from localspec.store.store import user_store

@@ -28,7 +28,7 @@ from localspec.marks import drawable
 from localspec.models import registry
 from localspec.models.drafter_cards import accepted_kinds, trained_drafters
 from localspec.models.drafter_kinds import TABLE, kinds
-from localspec.models.registry import full_name
+from localspec.models.names import full_name
 from localspec.paths import OWNER_READS, Paths, file_stem, without_rights
 from localspec.quantities import counted, speedup
 from localspec.store.store import user_store

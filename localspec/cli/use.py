@@ -9,8 +9,8 @@ from localspec.cli.console import say
 from localspec.config import load
 from localspec.errors import LocalspecError
 from localspec.models import registry
+from localspec.models.names import full_name
 from localspec.models.present import present_model, save_choice
-from localspec.models.registry import full_name
 from localspec.paths import Paths
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect

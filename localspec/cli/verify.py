@@ -16,8 +16,9 @@ from localspec.hub.cache import size as bytes_of
 from localspec.hub.cached_gguf import verify_gguf
 from localspec.hub.sources import Source, packed_sources
 from localspec.models.drafter_cards import DIGEST, drafter_directories, file_digest, read_drafter, remedy
+from localspec.models.names import repository_of, sources_of
 from localspec.models.only_copies import is_only_copy
-from localspec.models.registry import NOWHERE, is_import, is_path, repository_of, resolve, sources_of
+from localspec.models.registry import NOWHERE, is_import, is_path, resolve
 from localspec.paths import Paths
 from localspec.quantities import counted, size
 from localspec.text import one_line

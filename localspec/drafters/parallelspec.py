@@ -34,9 +34,9 @@ from localspec.drafters.trained import (
 )
 from localspec.errors import UsageMistake
 from localspec.families.architecture import TransformerConfig, in_features, weight_map
-from localspec.models.drafter_cards import BIAS, WEIGHT, TargetMap, target_map
 from localspec.models.small_model import compare_tokens, impossible_ids, mask_token, masked_model
 from localspec.models.stored_names import stored_name
+from localspec.models.target_map import BIAS, WEIGHT, TargetMap, target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.weights.checkpoint import inspect
 from localspec.weights.stored import LazyTensors, read_config

@@ -17,8 +17,9 @@ from localspec.events import Reporter
 from localspec.machine import compiled
 from localspec.machine.machine import this_machine
 from localspec.models import registry
+from localspec.models.names import full_name
 from localspec.models.only_copies import move_only_copies
-from localspec.models.registry import TargetCard, full_name
+from localspec.models.registry import TargetCard
 from localspec.models.tokenizer_trial import child_at_hand
 from localspec.paths import Paths, free_disk
 from localspec.quantities import counted, distinct, size

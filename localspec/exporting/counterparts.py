@@ -22,10 +22,11 @@ from localspec.exporting.layouts import write_eagle3, write_heads, write_model
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.models.default_draft import compare_stored
-from localspec.models.drafter_cards import DrafterCard, remedy, target_map
+from localspec.models.drafter_cards import DrafterCard, remedy
 from localspec.models.registry import TargetCard
 from localspec.models.small_model import mask_token, masked_model
 from localspec.models.stored_names import stored_name
+from localspec.models.target_map import target_map
 from localspec.models.tokenizer import Tokenizer
 from localspec.nn.target import Target
 from localspec.nn.weights import TYPES, Weights

@@ -17,6 +17,7 @@ from localspec.hub.cache import find_snapshot
 from localspec.models.drafter_kinds import TABLE, WEIGHTS, Takes, kind_of, kinds
 from localspec.models.registry import TargetCard
 from localspec.models.shape import Shape
+from localspec.models.target_map import target_map
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect, is_packed, read_config, read_json, tensor_headers, weight_files
 from localspec.weights.fingerprint import Identity
@@ -396,87 +397,3 @@ def _is_acceptance(content: object) -> bool:
         return content is None
     length, nodes = content.get("length"), content.get("nodes")
     return type(nodes) is int and isinstance(length, int | float) and nodes >= 1 and 1 <= length <= nodes + 1
-
-
-WEIGHT, BIAS = "target_proj.weight", "target_proj.bias"
-PICKLE, FILE = "warp_model.bin", "warp_model.safetensors"  # the published pickle, and the file that is read
-_FLOATS = ("BF16", "F16", "F32")
-_SCALES = ("pard2_scale", "pard_scale", "feat_scale")  # the first one in config.json counts
-
-
-@dataclass(frozen=True)
-class TargetMap:
-    """A linear map to inputs of a small model. A token with embedding e gets the input e + `scale` · (W s + b).
-
-    s [states] joins the target's states after each of `layers`, at the position before the token. Layers are indices in
-    Hugging Face's hidden_states; negative ones count from the end. W [hidden_size, states] and b are in `file`.
-    """
-
-    layers: tuple[int, ...]
-    scale: float
-    file: Path
-    has_bias: bool
-    states: int  # channels of s
-    hidden_size: int  # of the small model
-    parameters: int
-
-    def for_target(self, num_layers: int, hidden_size: int) -> tuple[int, ...]:
-        """Return `layers` as non-negative indices, for a target with this many layers and channels.
-
-        Raises UsageMistake if the map is for another target.
-        """
-        places = tuple(layer + num_layers + 1 if layer < 0 else layer for layer in self.layers)
-        if any(not 0 <= place <= num_layers for place in places) or self.states != len(places) * hidden_size:
-            raise UsageMistake(
-                f"The small model in {self.file.parent} reads {self.states} channels of the states "
-                f"{', '.join(map(str, self.layers))} of its target, but this model has {num_layers} layers of "
-                f"{hidden_size} channels; name the model that it was made for."
-            )
-        return places
-
-
-def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
-    """Return the map of the target's states that a drafter's config.json describes; None without a map.
-
-    Raises NotHere if the map's file in `path` is missing, and LocalspecError for invalid content.
-    """
-    if not (config.get("pard2") or config.get("spd_type") == "pard2"):
-        return None
-    layers = config.get("pard2_target_layers")
-    scale = next((config[name] for name in _SCALES if name in config), 0.02)
-    if not isinstance(layers, list) or not 1 <= len(layers) <= 64 or not all(type(layer) is int for layer in layers):
-        raise _wrong(path, "pard2_target_layers", layers)
-    if type(scale) not in (int, float) or not 0 < abs(scale) < 1e6:
-        raise _wrong(path, "pard2_scale", scale)
-    file = path / FILE
-    if not file.is_file():
-        how = "fetch it again"
-        if (path / PICKLE).is_file():
-            how = (
-                f"{path / PICKLE} is a pickle, which may run code when it is read. In that directory make it with "
-                'python -c "import torch, safetensors.torch as s; '
-                f"s.save_file(torch.load('{PICKLE}', weights_only=True), '{FILE}')\""
-            )
-        raise NotHere(f"{path} lacks {FILE}, the map of the target's states; {how}.")
-    headers = tensor_headers(file)
-    shapes = {name: tuple(headers[name]["shape"]) for name in (WEIGHT, BIAS) if name in headers}
-    if others := [headers[name]["dtype"] for name in shapes if headers[name]["dtype"] not in _FLOATS]:
-        raise LocalspecError(
-            f"{file} has weights of the type {others[0]} instead of {', '.join(_FLOATS)}; use another drafter."
-        )
-    weight = shapes.get(WEIGHT, ())
-    has_bias = bool(config.get("pard2_proj_bias", config.get("proj_bias", False))) and BIAS in shapes
-    fits = len(weight) == 2 and weight[0] == config.get("hidden_size") and shapes.get(BIAS, weight[:1]) == weight[:1]
-    if not fits or weight[1] != config.get("pard2_target_dim", weight[1]):
-        raise LocalspecError(
-            f"{file} does not fit its config.json: {WEIGHT} is {list(weight)}, and the model is "
-            f"{config.get('hidden_size')} wide and reads {config.get('pard2_target_dim')} channels; fetch it again."
-        )
-    parameters = weight[0] * weight[1] + (weight[0] if has_bias else 0)
-    return TargetMap(tuple(layers), float(scale), file, has_bias, weight[1], weight[0], parameters)
-
-
-def _wrong(path: Path, name: str, value: object) -> LocalspecError:
-    return LocalspecError(
-        f"{path / 'config.json'} says {name} = {str(value)[:80]}, which is not possible; fetch it again."
-    )

@@ -29,7 +29,8 @@ from localspec.machine.machine import Machine, this_machine
 from localspec.models.drafter_cards import MTP
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.entries import Form
-from localspec.models.registry import TargetCard, cards, named_card, repository_of, source_here, sources_of, split_of
+from localspec.models.names import repository_of, sources_of
+from localspec.models.registry import TargetCard, cards, named_card, source_here, split_of
 from localspec.models.shape import Shape
 from localspec.pulling import gguf
 from localspec.pulling.gguf import Instead, is_packed, replaced, second_copy, with_smaller_form

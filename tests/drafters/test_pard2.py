@@ -35,8 +35,9 @@ from localspec.drafters.parallelspec import Drafter
 from localspec.drafters.phrases import WithPhrases
 from localspec.drafters.pool import PhrasePool
 from localspec.errors import LocalspecError
-from localspec.models.drafter_cards import read_drafter, target_map
+from localspec.models.drafter_cards import read_drafter
 from localspec.models.s3d_prediction import MeasuredLayers
+from localspec.models.target_map import target_map
 
 Make = Callable[[str], Tiny]
 MASK, SCALE, GREEDY = 317, 0.5, Sampling()

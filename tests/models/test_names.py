@@ -14,7 +14,8 @@ from localspec.cli.main import main
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.sources import Source
 from localspec.models import registry
-from localspec.models.registry import TargetCard, full_name, name_in_prompt
+from localspec.models.names import full_name, name_in_prompt
+from localspec.models.registry import TargetCard
 
 SMOL, HALF, WHOLE = (
     "SmolLM2-135M-Instruct.Q4_1",

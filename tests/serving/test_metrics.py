@@ -7,7 +7,7 @@ from reply_statistics import said
 from scripted_models import scripted_model
 from serving.conftest import start
 
-from localspec.serving.room import Metrics
+from localspec.serving.metrics import Metrics
 
 VALUES = {
     "localspec_prompt_tokens_total": 101,

@@ -1,0 +1,128 @@
+"""Finds what a user means by a name: a model here, perhaps by the beginning of its name, or repositories of the hub."""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from localspec.config import nearest
+from localspec.errors import LocalspecError, NotHere, UsageMistake
+from localspec.hub.sources import Source, is_address
+from localspec.models import registry
+from localspec.models.registry import TargetCard
+from localspec.weights.packed_files import is_gguf
+
+LATEST = ":latest"  # the tag that Ollama adds to a name without one
+LISTED = 5  # most candidates that a message names
+
+
+def full_name(name: str) -> str:
+    """Return the full name of the model here that `name` means: the same name in another case, or a unique prefix.
+
+    Paths, repositories and unknown names are returned unchanged. Raises UsageMistake for a prefix of several names, and
+    NotHere for a prefix of models that are registered but not here.
+    """
+    if not name or registry.find(name) or "\0" in name or os.path.lexists(os.path.expanduser(name)):
+        return name
+    if (exact := exact_name(name)) is not None:
+        return exact
+    if is_address(name):
+        return str(Source.parse(name))
+    wanted = _plain(name)
+    if name.startswith((".", "~")) or "/" in name or "\\" in name or not wanted:
+        return name  # a path or repository is not a prefix of another name
+    every = registry.known()
+    begun = [card for card in every.values() if card.name.lower().startswith(wanted)]
+    here = _one_name_each(card for card in begun if card.here)
+    if len(here) > 1:
+        listed = ", ".join(here[:LISTED]) + (f", and {len(here) - LISTED} more" if len(here) > LISTED else "")
+        raise UsageMistake(f"{name!r} could be any of {listed}; type more of the name.")
+    if here:
+        return here[0]
+    if begun:
+        first, *others = (card.name for card in begun)
+        also = f" (as would {', '.join(others[:LISTED])})" if others else ""
+        raise NotHere(f"No model here begins with {name!r}; `localspec pull {first}` fetches one{also}.")
+    return name
+
+
+def exact_name(name: str) -> str | None:
+    """Return the one name of a model here that equals `name` except for case; None if no name or several do.
+
+    A registered name in its exact spelling is returned even if the model is not here.
+    """
+    if name in registry.cards():
+        return name
+    spelled = [name.lower(), _plain(name)]
+    with suppress(LocalspecError):  # the address of a page on the hub
+        spelled.append(str(Source.parse(name)).lower())
+    every = registry.known()
+    if name in every:
+        return name
+    same = _one_name_each(card for card in every.values() if card.name.lower() in spelled)
+    return same[0] if len(same) == 1 else None
+
+
+def name_in_prompt(word: str) -> str | None:
+    """Return the model here that a prompt of one word probably names; None for most words."""
+    if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
+        return None
+    with suppress(LocalspecError, OSError, ValueError):
+        found = full_name(word)
+        if found.lower().startswith(_plain(word)) and found in registry.known():
+            return found
+    return None
+
+
+def _plain(name: str) -> str:
+    """Return a name in lower case without Ollama's tag `:latest`."""
+    return name.lower().removesuffix(LATEST)
+
+
+def _one_name_each(cards: Iterable[TargetCard]) -> list[str]:
+    """Return one name for each set of files, because several of the models may share their files."""
+    names: dict[Path, str] = {}
+    for card in cards:
+        names.setdefault(card.path, card.name)
+    return list(names.values())
+
+
+# -- repositories ------------------------------------------------------------------------------------------------------
+
+
+def sources_of(name: str, here: bool = False) -> list[Source]:
+    """Return all repositories that may have been fetched for a model: the model in any of its forms, and its drafters.
+
+    With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for an
+    unregistered name without a slash, and UsageMistake for a GGUF file or an invalid repository.
+    """
+    every = registry.cards()
+    if name in every:
+        entry = every[name].entry
+        assert entry is not None
+        fetched = (*entry.sources, *(one.source for one in entry.drafters))
+        return list(dict.fromkeys(one for one in fetched if one is not None))
+    if registry.is_path(name) and is_gguf(Path(name).expanduser()):
+        raise UsageMistake(f"{name} is already on this machine; chat with it: `localspec chat -m {name}`.")
+    if "/" not in name:
+        if here:
+            registry.refuse_damaged(name)
+        names = [one.name for one in every.values() if one.here or not here]
+        listed = (
+            "`localspec list` shows those that are here"
+            if here
+            else "give one that `localspec doctor` lists, or org/repo"
+        )
+        raise NotHere(f"There is no model {name!r}{nearest(name, names)}; {listed}.")
+    return [Source.parse(name)]
+
+
+def repository_of(name: str) -> Source | None:
+    """Return the repository from which an installed model was fetched, or else its publisher's repository.
+
+    Return None if the model came with localspec, or is the user's own directory.
+    """
+    card = registry.cards().get(name)
+    if card is None:
+        return Source.parse(name)
+    return registry.source_here(card.entry) or card.entry.source if card.entry else None
