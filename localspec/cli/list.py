@@ -14,7 +14,7 @@ from localspec.config import load
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cached_gguf import cached_gguf
-from localspec.hub.sources import packed_sources
+from localspec.hub.records import packed_sources
 from localspec.models.default_draft import DRAFT_FOLDER, default_draft
 from localspec.models.drafter_cards import damaged_drafters, trained_drafters
 from localspec.models.present import present_model

@@ -20,19 +20,10 @@ from localspec.hub.fetch import Interrupted
 from localspec.hub.plan import Part, Plan, free_disk_bytes
 from localspec.hub.sources import Source, is_address
 from localspec.models.registry import cards
+from localspec.pulling.announced import Announced, announced
 from localspec.pulling.heads import Converted, NotConverted
 from localspec.pulling.packing import Installed, Packed
-from localspec.pulling.pull import (
-    AboutToFetch,
-    AlreadyHere,
-    Announced,
-    DrafterToTrain,
-    Fetched,
-    Planned,
-    PullEvent,
-    PullOptions,
-    announced,
-)
+from localspec.pulling.pull import AboutToFetch, AlreadyHere, DrafterToTrain, Fetched, Planned, PullEvent, PullOptions
 from localspec.pulling.pull import pull as pulled
 from localspec.quantities import Arrival, counted, size
 from localspec.text import one_line

@@ -16,7 +16,7 @@ from localspec.choosing.plans import RunPlan
 from localspec.choosing.survey import recommend
 from localspec.cli.console import folded, width
 from localspec.errors import LocalspecError
-from localspec.hub.sources import record
+from localspec.hub.records import record
 from localspec.machine.machine import this_machine
 from localspec.models.default_draft import default_draft, too_large_to_draft
 from localspec.models.drafter_cards import MTP, comes_with_mtp, damaged_drafters, trained_drafters

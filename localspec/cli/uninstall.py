@@ -16,7 +16,8 @@ from localspec.environment import home
 from localspec.errors import LocalspecError
 from localspec.hub.cache import Removal, removable, remove
 from localspec.hub.cached_gguf import CachedGguf, cached_gguf, discard_gguf
-from localspec.hub.sources import Source, all_records, packed_sources
+from localspec.hub.records import all_records, packed_sources
+from localspec.hub.sources import Source
 from localspec.paths import Paths
 from localspec.quantities import size
 from localspec.store.cleaning import erase

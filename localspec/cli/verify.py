@@ -14,7 +14,8 @@ from localspec.errors import LocalspecError, NotHere
 from localspec.hub.cache import Verified, find_snapshot, verify
 from localspec.hub.cache import size as bytes_of
 from localspec.hub.cached_gguf import verify_gguf
-from localspec.hub.sources import Source, packed_sources
+from localspec.hub.records import packed_sources
+from localspec.hub.sources import Source
 from localspec.models.drafter_cards import DIGEST, drafter_directories, file_digest, read_drafter, remedy
 from localspec.models.names import repository_of, sources_of
 from localspec.models.only_copies import is_only_copy

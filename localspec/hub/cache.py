@@ -15,18 +15,8 @@ from typing import Any
 
 from localspec.environment import hub_places
 from localspec.errors import LocalspecError, NotHere
-from localspec.hub.sources import (
-    COMMIT,
-    DIGEST,
-    ExpectedFile,
-    PullRecord,
-    Source,
-    all_records,
-    folder,
-    forget,
-    record,
-    records,
-)
+from localspec.hub.records import COMMIT, DIGEST, ExpectedFile, PullRecord, all_records, folder, forget, record, records
+from localspec.hub.sources import Source
 from localspec.outside_files import read_bytes
 from localspec.paths import Paths
 from localspec.weights.checkpoint import inspect

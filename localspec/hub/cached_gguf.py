@@ -11,7 +11,8 @@ from localspec.environment import hub_places
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Verified, damages, discard, repository, snapshot
 from localspec.hub.cache import size as bytes_of
-from localspec.hub.sources import COMMIT, DIGEST, ExpectedFile, Source
+from localspec.hub.records import COMMIT, DIGEST, ExpectedFile
+from localspec.hub.sources import Source
 from localspec.quantities import size
 
 _TYPE = r"((?P<stem>.*?)[-._])??(?P<type>(UD-)?(I?Q\d[A-Z0-9_]*|TQ\d[A-Z0-9_]*|BF16|FP?16|FP?32|MXFP4))"

@@ -14,7 +14,8 @@ from localspec.errors import DoesNotFit, LocalspecError
 from localspec.hub.cache import cached, damage, discard, repository, size, snapshot
 from localspec.hub.client import broke_off, client, localspec_errors, server
 from localspec.hub.plan import Part, Plan, is_weights
-from localspec.hub.sources import ExpectedFile, Source, folder, must_be_writable, record, remember
+from localspec.hub.records import ExpectedFile, folder, must_be_writable, record, remember
+from localspec.hub.sources import Source
 from localspec.paths import OWNER_WRITES, Paths, without_rights, write_anew
 from localspec.quantities import distinct
 from localspec.quantities import size as shown

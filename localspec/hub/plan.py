@@ -11,7 +11,8 @@ from localspec.families.table import ARCHITECTURES, supported
 from localspec.hub.cache import HEADS, TOKENIZER, cached, damage
 from localspec.hub.cached_gguf import of_type, types_listed
 from localspec.hub.client import client, localspec_errors, must_be_online, page, server
-from localspec.hub.sources import COMMIT, GGUF_NAME, NAME, ExpectedFile, Source, is_valid
+from localspec.hub.records import COMMIT, GGUF_NAME, NAME, ExpectedFile, is_valid
+from localspec.hub.sources import Source
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import free_disk
 from localspec.published_heads import kind_of_heads, why_not_read

@@ -1,30 +1,15 @@
-"""The sources of models, and records of their pulls.
+"""The source of a model: a repository of the Hugging Face hub at one revision, and one type of its GGUF files."""
 
-A source is a repository of the Hugging Face hub at one revision, and one type of its GGUF files. Each repository has a
-small file of records, so that its files can be verified without a network.
-"""
-
-import json
 import re
-import tempfile
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from localspec.environment import home
-from localspec.errors import LocalspecError, UsageMistake
-from localspec.outside_files import parse_json, read_bytes
-from localspec.paths import Paths, private_directory, write_anew
-from localspec.weights.packed_file import PackedFile
-from localspec.weights.packed_files import packed_files, ranked
+from localspec.errors import UsageMistake
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(.+)", re.IGNORECASE)
-_INREPOSITORYSITORY = re.compile(r"([^/]+/[^/:@]+)/(tree|blob|resolve)/([^/]+)(?:/(.+))?")
+_IN_REPOSITORY = re.compile(r"([^/]+/[^/:@]+)/(tree|blob|resolve)/([^/]+)(?:/(.+))?")
 _FILE_TYPE = re.compile(r".*?[-._]((?:UD-)?[A-Z]*\d[A-Z0-9_]*?)(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
 _REVISION = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)*", re.ASCII)
 
@@ -71,170 +56,8 @@ def _from_address(text: str) -> str:
     if (address := _ADDRESS.fullmatch(text.strip())) is None:
         return text
     path = re.split(r"[?#]", address[1])[0].strip("/")
-    if (within := _INREPOSITORYSITORY.fullmatch(path)) is None:
+    if (within := _IN_REPOSITORY.fullmatch(path)) is None:
         return path
     repo, _, revision, file = within.groups()
     kind = _FILE_TYPE.fullmatch(file or "")
     return f"{repo}{'' if revision == 'main' else f'@{revision}'}{f':{kind[1]}' if kind else ''}"
-
-
-# -- records -----------------------------------------------------------------------------------------------------------
-
-FORMAT = 1  # version of the files of records
-COMMIT = re.compile(r"[0-9a-f]{40}")
-DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")  # of a fetched file: no directory, and harmless
-GGUF_NAME = re.compile(rf"({NAME.pattern}/){{0,3}}{NAME.pattern}\.gguf", re.IGNORECASE)  # often in separate folders
-
-
-@dataclass(frozen=True)
-class ExpectedFile:
-    """The name, length and digest that a file must have. The digest is a SHA-256 (64 digits) or git's blob id (40)."""
-
-    name: str
-    bytes: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class PullRecord:
-    """One pulled revision of a repository. `commit` is the commit of `source.revision` at that time."""
-
-    source: Source
-    commit: str
-    time: str
-    files: tuple[ExpectedFile, ...]
-
-
-def folder(source: Source) -> str:
-    """Return the name of a repository's directory in the cache."""
-    return "models--" + source.repo.replace("/", "--")
-
-
-def all_records(paths: Paths | None = None) -> list[PullRecord]:
-    """Return every pulled revision of every repository. Unreadable records and invalid names are skipped."""
-    directory, found = (paths or Paths(home())).pulled, []
-    with suppress(OSError):
-        for file in sorted(directory.glob("models--*.json")):
-            repo = file.stem.removeprefix("models--").replace("--", "/", 1)
-            for pulled in records(Source(repo), paths).values():
-                with suppress(UsageMistake):
-                    found.append(replace(pulled, source=Source.parse(f"{repo}@{pulled.source.revision}")))
-    return found
-
-
-def must_be_writable(paths: Paths | None = None) -> None:
-    """Make the directory of the records. Raises LocalspecError if it cannot be written."""
-    directory = (paths or Paths(home())).pulled
-    try:
-        with tempfile.TemporaryFile(dir=private_directory(directory)):
-            pass
-    except OSError as error:
-        raise LocalspecError(
-            f"Fetched models are recorded in {directory}, which cannot be written ({error.strerror}); correct that, or "
-            "set LOCALSPEC_HOME to another directory."
-        ) from None
-
-
-def _record_file(source: Source, paths: Paths | None) -> Path:
-    return (paths or Paths(home())).pulled / f"{folder(source)}.json"
-
-
-def record(source: Source, paths: Paths | None = None) -> PullRecord | None:
-    """Return the record of this revision; None if it was not pulled, or its record cannot be read."""
-    return records(source, paths).get(source.revision)
-
-
-def records(source: Source, paths: Paths | None) -> dict[str, PullRecord]:
-    """Return the records of a repository by revision. A damaged file counts as empty."""
-    try:
-        content: Any = parse_json(read_bytes(_record_file(source, paths)))
-        if content["format"] != FORMAT or content["repo"] != source.repo:
-            return {}
-        return {name: _pulled(Source(source.repo, name), entry) for name, entry in content["revisions"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-
-
-def _pulled(source: Source, entry: Any) -> PullRecord:
-    files = tuple(
-        ExpectedFile(name, fact["bytes"], fact.get("sha256") or fact["git_sha1"])
-        for name, fact in entry["files"].items()
-    )
-    if not COMMIT.fullmatch(entry["commit"]) or not files or not all(map(is_valid, files)):
-        raise ValueError
-    return PullRecord(source, entry["commit"], str(entry["time"]), files)
-
-
-def is_valid(file: ExpectedFile) -> bool:
-    """Return whether the name is harmless, and length and digest are possible."""
-    harmless = NAME.fullmatch(file.name) or GGUF_NAME.fullmatch(file.name)
-    return bool(harmless and type(file.bytes) is int and file.bytes >= 0) and bool(
-        isinstance(file.digest, str) and DIGEST.fullmatch(file.digest)
-    )
-
-
-def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths: Paths | None = None) -> str | None:
-    """Record a finished pull. Return a notice if an unreadable record had to be set aside. Raises OSError."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    with _locked(source, paths):
-        file, known = _record_file(source, paths), records(source, paths)
-        notice = None
-        if not known and file.exists():
-            aside = file.with_suffix(f".{int(datetime.now(UTC).timestamp())}.aside")
-            file.replace(aside)
-            notice = f"{file} could not be read and was set aside as {aside.name}."
-        _write(file, source, {**known, source.revision: PullRecord(source, commit, now, files)})
-    return notice
-
-
-def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
-    """Remove a commit from the records. Raises OSError."""
-    with _locked(source, paths):
-        file, known = _record_file(source, paths), records(source, paths)
-        left = {name: pulled for name, pulled in known.items() if pulled.commit != commit}
-        if left:
-            _write(file, source, left)
-        elif known:
-            file.unlink(missing_ok=True)
-
-
-def _locked(source: Source, paths: Paths | None) -> Any:
-    """Return a lock that keeps two pulls of one repository from overwriting each other's record."""
-    from filelock import FileLock
-
-    file = _record_file(source, paths)
-    private_directory(file.parent)
-    return FileLock(file.with_suffix(".lock"), mode=0o600)
-
-
-def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
-    content = {
-        "format": FORMAT,
-        "repo": source.repo,
-        "revisions": {
-            name: {
-                "commit": pulled.commit,
-                "time": pulled.time,
-                "files": {
-                    fact.name: {"bytes": fact.bytes, "sha256" if len(fact.digest) == 64 else "git_sha1": fact.digest}
-                    for fact in pulled.files
-                },
-            }
-            for name, pulled in known.items()
-        },
-    }
-    write_anew(file, json.dumps(content, indent=1).encode())
-
-
-def packed_sources(paths: Paths) -> dict[str, PackedFile]:
-    """Return the packed models that were pulled, by source.
-
-    If a source has several packed files, prefer a registration of its GGUF files, or else the newest file.
-    """
-    pulled = []
-    for one in packed_files(paths):
-        with suppress(UsageMistake):
-            if str(Source.parse(one.header.origin.repo)) == one.header.origin.repo:
-                pulled.append(one)
-    return {one.header.origin.repo: one for one in ranked(pulled)}

@@ -13,7 +13,8 @@ from localspec.config import nearest
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import find_snapshot, pulled_sources
-from localspec.hub.sources import Source, folder, packed_sources
+from localspec.hub.records import folder, packed_sources
+from localspec.hub.sources import Source
 from localspec.models.entries import PACKAGE, Entry, read_entries
 from localspec.outside_files import parse_json, read_bytes
 from localspec.paths import Paths, private_directory, write_anew

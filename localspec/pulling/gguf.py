@@ -18,7 +18,8 @@ from localspec.families.family import positive
 from localspec.families.table import OF_GGUF
 from localspec.hub.cache import differs, snapshot
 from localspec.hub.plan import CONFIG, Part, Plan, plan
-from localspec.hub.sources import Source, packed_sources
+from localspec.hub.records import packed_sources
+from localspec.hub.sources import Source
 from localspec.machine.machine import Machine
 from localspec.models.entries import Entry, Form
 from localspec.models.registry import source_here

@@ -9,7 +9,8 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, UsageMistake
 from localspec.hub.cache import find_snapshot, snapshot
 from localspec.hub.plan import Plan
-from localspec.hub.sources import Source, folder, packed_sources
+from localspec.hub.records import folder, packed_sources
+from localspec.hub.sources import Source
 from localspec.models.drafter_kinds import kind_of
 from localspec.models.registry import split_of
 from localspec.paths import Paths, private_directory

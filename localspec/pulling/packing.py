@@ -15,7 +15,8 @@ from localspec.families.model_config import ModelConfig, least_parameters
 from localspec.hub.cache import discard, find_snapshot, repository, snapshot
 from localspec.hub.cached_gguf import tidy
 from localspec.hub.plan import Part, Plan, is_weights
-from localspec.hub.sources import Source, forget
+from localspec.hub.records import forget
+from localspec.hub.sources import Source
 from localspec.machine import compiled
 from localspec.machine.machine import Machine
 from localspec.models.shape import Shape

@@ -24,7 +24,8 @@ from localspec.errors import LocalspecError
 from localspec.events import Reporter
 from localspec.families.family import MixtureSizes
 from localspec.hub.cached_gguf import of_type, types_listed
-from localspec.hub.sources import ExpectedFile, Source
+from localspec.hub.records import ExpectedFile
+from localspec.hub.sources import Source
 from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
 from localspec.paths import Paths, private_directory

@@ -166,7 +166,7 @@ def test_mistakes_and_what_does_not_fit_are_the_same_as_of_a_pull(home, monkeypa
     refused = at(home, NOBODY, "pull", "mine", "--drafter", "medus", "--dry-run")
     assert refused.returncode == 2 and wording("did_you_mean_medusa") in sentence(refused)
     small = Machine((Device("cpu", "a CPU", 10**9, 600 * 10**6 + 1000, ("fp32",)),), 1)
-    monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: small)
+    monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: small)
     said = announced(home, "mine", "--drafter", "none")
     assert said["fits"] is False and wording("does_not_fit") in said["memory"]
 

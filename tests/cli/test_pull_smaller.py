@@ -183,7 +183,8 @@ def test_where_something_else_would_be_kept_the_original_comes(home, hub):
 
 def test_on_a_gpu_the_original_comes_and_a_gguf_file_says_what_it_becomes_there(home, hub, monkeypatch):
     """On a simulated machine with a GPU: only the decisions of a pull; a model this small must be named explicitly."""
-    monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: machine(gpu(24)))
+    for place in ("pulling.pull", "pulling.announced"):
+        monkeypatch.setattr(f"localspec.{place}.this_machine", lambda: machine(gpu(24)))
     # There is nothing to ask its driver.
     monkeypatch.setattr("localspec.pulling.pull.Measurements", lambda cache, quiet: NoMeasurements())
     said = json.loads(at(home, hub, "pull", "mine", "--dry-run", "--json", LOCALSPEC_DEVICE="cuda:0").stdout)

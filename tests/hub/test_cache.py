@@ -12,7 +12,8 @@ from each import each
 from hub_server import git_sha1
 
 from localspec.hub.cache import discard, find_snapshot, pulled_sources, verify
-from localspec.hub.sources import ExpectedFile, Source, forget, record, remember
+from localspec.hub.records import ExpectedFile, forget, record, remember
+from localspec.hub.sources import Source
 from localspec.paths import Paths
 
 SOURCE, COMMIT = Source("org/name"), "c" * 40

@@ -20,7 +20,8 @@ from localspec.chat import figures
 from localspec.config import Settings
 from localspec.errors import DoesNotFit
 from localspec.hub.plan import Part, Plan
-from localspec.hub.sources import ExpectedFile, Source
+from localspec.hub.records import ExpectedFile
+from localspec.hub.sources import Source
 from localspec.pulling.pull import Planned
 from localspec.store.database import Database, NoRoom
 from localspec.store.phrases import pack_key, pack_tokens
