@@ -149,22 +149,23 @@ class RowAttention(Protocol):
     def nbytes(self) -> int:
         """Bytes of keys and values."""
 
-    def seats(
+    def reserve_rows(
         self,
         positions: Sequence[int],
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
-        """Reserve room for the keys and values of new rows. Return the arguments that `__call__` takes after `qkv`.
+        """Reserve room for the keys and values of new rows. Return the `places` for `__call__`.
 
-        Each row sees itself and, without `seen`, all rows before it. With `seen` it sees the first `seen[row][0]` rows
-        and the rows listed after that number. With a `window` it sees only rows less than `window` positions before it.
+        Each row sees itself. Without `seen`, each row also sees all rows before it. With `seen`, row i sees the first
+        `seen[i][0]` rows and the rows with the numbers `seen[i][1:]`. With a `window`, a row sees no row that is
+        `window` positions or more before it.
         """
 
-    def __call__(self, qkv: Rows, *seats: Any) -> Rows:
-        """Return the attention output of rows, [rows, heads * head_dim], and store their keys and values at their
-        seats.
+    def __call__(self, qkv: Rows, *places: Any) -> Rows:
+        """Store the keys and values of new rows. Return the rows' attention output, [rows, heads * head_dim].
 
+        `places` is the result of `reserve_rows` for these rows.
         qkv [rows, (heads + 2 * key heads) * head_dim] are queries, keys and values, not rotated yet.
         """
 
@@ -278,7 +279,7 @@ def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
     """Return bool [rows, first + rows]: the rows that each new row sees, `first` stored rows before `rows` new ones.
-    The other arguments are those of `RowAttention.seats`."""
+    The other arguments are those of `RowAttention.reserve_rows`."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)
     else:

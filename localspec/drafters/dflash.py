@@ -121,12 +121,12 @@ class Layer:
         """Store keys and values of the text, made from features [rows, hidden_size]."""
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
-    def __call__(self, x: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `seats` are the rows'
-        places in the cache, from `attention.seats`."""
+    def __call__(self, x: Rows, *places: Any) -> Rows:
+        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `places` are the rows'
+        places in the cache, from `attention.reserve_rows`."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
-        x = x + self._o(self.attention(qkv, *seats))
+        x = x + self._o(self.attention(qkv, *places))
         h = self._norm(x, "post_attention_layernorm")
         return x + self._down(self._gate(h) * self._up(h))
 
@@ -254,20 +254,20 @@ class Drafter(ParallelDrafter):
     def _predict(self, root: int, text: int) -> tuple[Rows, Rows]:
         """Return logits [depth, vocab_size] and states [depth, hidden_size] after a root that follows `text` tokens."""
         block = self.options.block
-        seats: list[Any] = []
+        places: list[Any] = []
         for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
-            seats += layer.attention.seats(range(text, text + block), self._seen(text, window), window)
+            places += layer.attention.reserve_rows(range(text, text + block), self._seen(text, window), window)
         ids = self.compute.integers([[token] for token in (root, *[self.options.mask] * (block - 1))])
-        logits, states = self._of_block(ids, *seats)
+        logits, states = self._of_block(ids, *places)
         return logits[: self.depth], states[: self.depth]
 
-    def _block_logits(self, ids: Rows, *seats: Any) -> tuple[Rows, ...]:
-        """Return logits and states from row `FIRST` on, of ids [rows, 1] at the places `seats` in all layers'
+    def _block_logits(self, ids: Rows, *places: Any) -> tuple[Rows, ...]:
+        """Return logits and states from row `FIRST` on, of ids [rows, 1] at the given `places` in all layers'
         caches."""
-        target, each = self.compute.target, len(seats) // len(self._layers)
+        target, each = self.compute.target, len(places) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
-        for place, layer in enumerate(self._layers):
-            x = layer(x, *seats[place * each : (place + 1) * each])
+        for index, layer in enumerate(self._layers):
+            x = layer(x, *places[index * each : (index + 1) * each])
         states = self.compute.rms_norm(x[self.FIRST :], self._sizes.rms_norm_eps) * self._norm
         logits = target.head(states) * self._multiplier
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states

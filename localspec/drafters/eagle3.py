@@ -161,12 +161,12 @@ class Layer:
         linears = self._qkv, self._o, self._gate, self._up, self._down
         return bytes_of(*linears, self.attention, *self._norms.values())
 
-    def __call__(self, embeddings: Rows, features: Rows, *seats: Any) -> Rows:
-        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `seats` are the rows'
-        places in the cache, from `attention.seats`."""
+    def __call__(self, embeddings: Rows, features: Rows, *places: Any) -> Rows:
+        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `places` are the rows'
+        places in the cache, from `attention.reserve_rows`."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
-        x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *seats))
+        x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *places))
         h = self._norm(x, "mlp_norm")
         return x + self._down(self._gate(h) * self._up(h))
 
@@ -297,9 +297,9 @@ class Drafter(PathDrafter):
             else:
                 seen = [[text, *paths[parent]] for parent in parents]
                 first = attention.length
-                seats = attention.seats([position - 2 + depth] * len(tokens), seen)
+                places = attention.reserve_rows([position - 2 + depth] * len(tokens), seen)
                 nodes = self.compute.integers(list(zip(tokens, parents, strict=True)))
-                states, logits = self._of_nodes(nodes, states, *seats)
+                states, logits = self._of_nodes(nodes, states, *places)
                 paths = [[*above, first + row] for row, (_, *above) in enumerate(seen)]
             return self._vocabulary.whole(logits) if sampled else logits
 
@@ -317,19 +317,19 @@ class Drafter(PathDrafter):
             tokens = committed[start : start + CHUNK]
             features = self._features.of_tokens(start, len(tokens))
             ids = self.compute.integers([[token] for token in tokens])
-            (states,) = self._of_text(ids, features, *attention.seats(range(start - 1, start - 1 + len(tokens))))
+            (states,) = self._of_text(ids, features, *attention.reserve_rows(range(start - 1, start - 1 + len(tokens))))
             if start + len(tokens) == len(committed):
                 last: Rows = states[len(states) - 1 :]
                 return last
 
-    def _text_states(self, ids: Rows, features: Rows, *seats: Any) -> tuple[Rows, ...]:
+    def _text_states(self, ids: Rows, features: Rows, *places: Any) -> tuple[Rows, ...]:
         """Return the states of tokens of the text. ids [rows, 1] are the tokens."""
-        return (self._layer(self._embed(ids[:, 0]), features, *seats),)
+        return (self._layer(self._embed(ids[:, 0]), features, *places),)
 
-    def _node_states(self, nodes: Rows, above: Rows, *seats: Any) -> tuple[Rows, ...]:
+    def _node_states(self, nodes: Rows, above: Rows, *places: Any) -> tuple[Rows, ...]:
         """Return states and logits of nodes. nodes [rows, 2] has each node's token, and its parent's row in `above`."""
         features = self._normed(above) if self.options.output else above
-        states = self._layer(self._embed(nodes[:, 0]), features[nodes[:, 1]], *seats)
+        states = self._layer(self._embed(nodes[:, 0]), features[nodes[:, 1]], *places)
         return states, *self._root_logits(states)
 
     def _root_logits(self, states: Rows) -> tuple[Rows, ...]:

@@ -27,7 +27,7 @@ class NativeAttention:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def seats(
+    def reserve_rows(
         self,
         positions: Sequence[int],
         seen: Sequence[Sequence[int]] | None = None,

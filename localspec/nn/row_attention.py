@@ -28,7 +28,7 @@ class TorchAttention:
     ) -> None:
         """Begin without rows. Keys and values have the type and device of `like`.
 
-        Seats have static shapes while the recorder is active.
+        Results of `reserve_rows` have static shapes while the recorder is active.
         """
         self._sizes, self._rotary, self._norms, self._recorder = sizes, rotary, norms, recorder
         self.length = self.grown = 0  # rows that it holds; and how often it had to move to larger memory
@@ -41,15 +41,15 @@ class TorchAttention:
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def seats(
+    def reserve_rows(
         self,
         positions: Sequence[int],
         seen: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make room for rows. Return their positions and slots, int64 [rows, 2], and what they see, bool [rows, slots].
+        """Make room for rows. Return their (position, slot), int64 [rows, 2], and the mask, bool [rows, slots].
 
-        Rows that pad a static shape come last, and each sees only itself.
+        The mask is True where a row sees a slot. Rows that pad a static shape come last, and each sees only itself.
         """
         rows, first = len(positions), self.length
         filled, slots = rows, first + rows

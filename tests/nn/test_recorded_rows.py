@@ -148,8 +148,8 @@ class Story:
 
     @staticmethod
     def over(attention: TorchAttention) -> Callable[..., tuple[torch.Tensor, ...]]:
-        def function(qkv: torch.Tensor, *seats: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (attention(qkv, *seats),)
+        def function(qkv: torch.Tensor, *places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (attention(qkv, *places),)
 
         return function
 
@@ -159,7 +159,7 @@ class Story:
         channels = (self.sizes.num_heads + 2 * self.sizes.num_kv_heads) * self.sizes.head_dim
         qkv = torch.randn(len(positions), channels, generator=self._chance)
         found = [
-            function(qkv, *attention.seats(positions, seen, window))[0]
+            function(qkv, *attention.reserve_rows(positions, seen, window))[0]
             for function, attention in zip(self.functions, self.attentions, strict=True)
         ]
         assert found[0].shape == found[1].shape
@@ -201,9 +201,9 @@ def test_rows_that_were_not_requested_leave_no_trace(target):
     channels = (target.compute.target.sizes.num_heads + 2 * attention._sizes.num_kv_heads) * attention._sizes.head_dim
     chance = torch.Generator().manual_seed(1)
     for start in (0, 5, 10):
-        function(torch.randn(5, channels, generator=chance), *attention.seats(range(start, start + 5)))
+        function(torch.randn(5, channels, generator=chance), *attention.reserve_rows(range(start, start + 5)))
     held = attention._kept[:, :, :15].clone()
-    places, mask = attention.seats(range(15, 18))
+    places, mask = attention.reserve_rows(range(15, 18))
     assert mask.any(1).all(), "of nothing that a row sees the mean is no number"
     function(torch.randn(3, channels, generator=chance), places, mask)
     assert torch.equal(attention._kept[:, :, :15], held) and attention.length == 18
@@ -215,9 +215,9 @@ def test_nan_and_inf_leave_no_trace(tiny, target):
         attention = one.compute.attention(one.compute.target.sizes, None, {})
         function = one.compute.recorded(Story.over(attention), attention)
         channels = (attention._sizes.num_heads + 2 * attention._sizes.num_kv_heads) * attention._sizes.head_dim
-        function(torch.ones(5, channels), *attention.seats(range(5)))
-        (none,) = function(torch.full((4, channels), float("nan")), *attention.seats(range(5, 9)))
+        function(torch.ones(5, channels), *attention.reserve_rows(range(5)))
+        (none,) = function(torch.full((4, channels), float("nan")), *attention.reserve_rows(range(5, 9)))
         assert none.isnan().all()
         attention.truncate(5)
-        (good,) = function(torch.ones(3, channels), *attention.seats(range(5, 8)))
+        (good,) = function(torch.ones(3, channels), *attention.reserve_rows(range(5, 8)))
         assert good.isfinite().all()
