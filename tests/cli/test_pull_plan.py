@@ -123,7 +123,7 @@ def test_a_drafter_that_nobody_publishes_is_named_with_what_makes_it(home):
 def test_memory_is_that_of_the_survey_also_where_layers_differ_or_have_tables(home, monkeypatch, name):
     """From the flat sizes in config.json, a Gemma 4 would have 1.9 of its 4.6 billion parameters."""
     here = machine(cpu(24))
-    monkeypatch.setattr("localspec.pulling.pull.this_machine", lambda: here)
+    monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: here)
     plan = recommend(model_of(cards()[name]), here, NoMeasurements(), here=False).plan
     assert plan is not None
     said = announced(home, name)
