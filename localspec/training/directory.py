@@ -1,4 +1,4 @@
-"""The directory of a training: checks that it can be written, and locks it for one training at a time."""
+"""The directory of a training: its lock for one training at a time, and the plan and progress of its course."""
 
 import json
 import os
