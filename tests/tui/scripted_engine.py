@@ -24,9 +24,9 @@ from localspec.events import Done, Event, Memory, Prefill, Statistics, Text
 from localspec.models.registry import TargetCard
 from localspec.store.store import Store
 from localspec_tui.app import ChatApp
-from localspec_tui.block_view import PromptView
 from localspec_tui.engine_thread import EngineThread
 from localspec_tui.screens.chat import ChatScreen
+from localspec_tui.widgets.message_view import PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
 from localspec_tui.widgets.status_line import LiveLine

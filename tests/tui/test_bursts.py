@@ -10,10 +10,10 @@ from textual.events import Key, MouseDown
 from textual.widgets import Input, OptionList
 from tui.scripted_engine import talked, until
 
-from localspec_tui.block_view import NoticeView, PromptView
 from localspec_tui.screens import conversations
 from localspec_tui.screens.conversations import ConversationsScreen
 from localspec_tui.screens.palette import Palette
+from localspec_tui.widgets.message_view import NoticeView, PromptView
 
 
 def in_one_read(talk, keys):

@@ -348,7 +348,7 @@ async def follow(turns):
 Turns._follow = follow
 """,
     "drawing": """
-from localspec_tui.block_view import PromptView
+from localspec_tui.widgets.message_view import PromptView
 def render_lines(view, crop):
     words = view.source
     raise OverflowError(WORD)

@@ -9,9 +9,10 @@ from textual import events
 from textual.widgets import Input
 from tui.scripted_engine import say, talked, until
 
-from localspec_tui.block_view import BlockView, MessageView
+from localspec_tui.block_view import BlockView
 from localspec_tui.widgets.conversation_view import ConversationView
 from localspec_tui.widgets.find_line import FindLine
+from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.mounted_turns import AROUND, BATCH, MOUNTED
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.status_line import BelowLine

@@ -13,10 +13,10 @@ from tui.scripted_engine import say, talked, until
 from localspec.config import Settings
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec_tui.block_view import PromptView
 from localspec_tui.screens.chat import ChatScreen
 from localspec_tui.screens.palette import ALSO
 from localspec_tui.widgets.conversation_view import ConversationView
+from localspec_tui.widgets.message_view import PromptView
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.reply_view import ReplyView
 

@@ -8,7 +8,7 @@ from localspec.chat.commands import COMMANDS
 from localspec.models import registry
 from localspec.store.store import Store
 from localspec_tui import slash_commands
-from localspec_tui.block_view import NoticeView
+from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.prompt import Prompt
 
 

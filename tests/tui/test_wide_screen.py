@@ -6,8 +6,8 @@ from tui.scripted_engine import talked, until
 from tui.test_conversations import keep
 from tui.test_snapshots import REPLY, registered
 
-from localspec_tui.block_view import MessageView, NoticeView
 from localspec_tui.screens.palette import Palette
+from localspec_tui.widgets.message_view import MessageView, NoticeView
 from localspec_tui.widgets.xray_view import XRayView
 
 SIZE = (200, 50)

@@ -1,4 +1,4 @@
-"""A widget that displays all blocks of a reply, and draws only the visible rows; the widgets of prompts and notices."""
+"""A widget that displays all blocks of a reply, and draws only the visible rows."""
 
 import sys
 import time
@@ -13,17 +13,13 @@ from urllib.parse import unquote
 from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual import events
-from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.content import Content, Span
 from textual.geometry import Offset, Region, Size
 from textual.selection import Selection
 from textual.strip import Strip
 from textual.style import Style
 from textual.widget import Widget
-from textual.widgets import Static
 
-from localspec.chat.attachments import ComposedPrompt
 from localspec.text import one_line, safe
 from localspec_tui import keymap
 from localspec_tui.laid_block import PADDING, LaidBlock, LaidOutOnce
@@ -333,40 +329,3 @@ def highlighted(code: str, language: str, ansi: bool, dark: bool) -> tuple[Span,
         if time.perf_counter() > end:
             break
     return tuple(spans)
-
-
-# -- prompts and notices -----------------------------------------------------------------------------------------------
-
-
-class MessageView(LaidOutOnce, Vertical, can_focus=True):
-    """The view of a prompt or a reply. alt+up, alt+down and clicks move the focus between these views.
-
-    Text that is typed while a view has the focus still goes to the prompt field.
-    """
-
-    def __init__(self, source: str) -> None:
-        super().__init__()
-        self.source = source  # as it was written
-
-
-class PromptView(MessageView):
-    """A prompt as it was typed. Files before it have one line each."""
-
-    def __init__(self, prompt: ComposedPrompt) -> None:
-        super().__init__(prompt.typed)
-        self._files = prompt.files
-
-    def compose(self) -> ComposeResult:
-        if self._files:
-            names = (name.rpartition("/")[2] for name in self._files)  # their directories are in the prompt itself
-            yield Static("\n".join(f"+ {safe(name)}" for name in names), markup=False, classes="files")
-        yield PlainText(self.source)
-
-
-class NoticeView(Static):
-    """A notice of localspec between the messages."""
-
-    def __init__(self, sentence: str, *, trouble: bool = False) -> None:
-        self.sentence = sentence
-        mark = "✗" if trouble else "·"
-        super().__init__(f"{mark} {safe(sentence)}", markup=False, classes="trouble" if trouble else "")

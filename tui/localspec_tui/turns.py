@@ -11,8 +11,8 @@ from localspec.chat.figures import repeated, same_answer, thought
 from localspec.errors import LocalspecError
 from localspec.repetition import goes_round
 from localspec_tui import keymap, messages
-from localspec_tui.block_view import NoticeView
 from localspec_tui.messages import Pace
+from localspec_tui.widgets.message_view import NoticeView
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

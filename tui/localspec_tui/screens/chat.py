@@ -15,7 +15,7 @@ from textual.widgets import Input, Static
 from localspec.chat.commands import is_command, look_up, read
 from localspec.errors import LocalspecError
 from localspec_tui import keymap, messages, slash_commands
-from localspec_tui.block_view import BlockView, NoticeView
+from localspec_tui.block_view import BlockView
 from localspec_tui.clipboard import CodeCopies
 from localspec_tui.editor import edit_prompt
 from localspec_tui.engine_thread import EngineThread
@@ -27,6 +27,7 @@ from localspec_tui.widgets.download_line import DownloadLine
 from localspec_tui.widgets.find_line import Finder, FindLine
 from localspec_tui.widgets.first_screen import FirstScreen
 from localspec_tui.widgets.keys_panel import KeysFooter, KeysPanel, of_the_chat
+from localspec_tui.widgets.message_view import NoticeView
 from localspec_tui.widgets.mounted_turns import import_replies
 from localspec_tui.widgets.prompt import Prompt
 from localspec_tui.widgets.side_panel import LEAST_COLUMNS, SidePanel

@@ -10,7 +10,8 @@ from textual.widget import Widget
 
 from localspec.chat.attachments import ComposedPrompt, saved_prompt
 from localspec.store.searched_words import fold, span
-from localspec_tui.block_view import BlockView, MessageView, NoticeView
+from localspec_tui.block_view import BlockView
+from localspec_tui.widgets.message_view import MessageView, NoticeView
 from localspec_tui.widgets.mounted_turns import Exchange, MountedTurns, import_replies
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from textual.widgets import Static
 from localspec.chat.attachments import ComposedPrompt
 from localspec.chat.figures import memory_begins
 from localspec.quantities import counted
-from localspec_tui.block_view import PromptView
 from localspec_tui.laid_block import LaidOutOnce
+from localspec_tui.widgets.message_view import PromptView
 
 if TYPE_CHECKING:
     from localspec.chat.trace import Trace

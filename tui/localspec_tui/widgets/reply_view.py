@@ -17,8 +17,9 @@ from textual.widgets import Static
 from localspec.chat.figures import ending, saved_thought, summary
 from localspec.repetition import goes_round
 from localspec.text import one_line, safe
-from localspec_tui.block_view import BlockView, MessageView, PlainText
+from localspec_tui.block_view import BlockView, PlainText
 from localspec_tui.growing_document import LONGEST, GrowingDocument, is_long, read_blocks
+from localspec_tui.widgets.message_view import MessageView
 from localspec_tui.widgets.status_line import BETWEEN
 
 FOLDED, OPEN = "▸", "▾"
