@@ -124,6 +124,7 @@ def test_memory_is_that_of_the_survey_also_where_layers_differ_or_have_tables(ho
     """From the flat sizes in config.json, a Gemma 4 would have 1.9 of its 4.6 billion parameters."""
     here = machine(cpu(24))
     monkeypatch.setattr("localspec.pulling.announced.this_machine", lambda: here)
+    monkeypatch.setattr("localspec.pulling.announced.free_disk_bytes", lambda: 10**12)
     plan = recommend(model_of(cards()[name]), here, NoMeasurements(), here=False).plan
     assert plan is not None
     said = announced(home, name)
