@@ -26,7 +26,7 @@ from localspec.weights.recipe import draft_in_words
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """One line of the table: a function that loads the engine, the requested nodes, and the acceptance rule."""
+    """One line of the table: the choice to load, the requested nodes, and the acceptance rule."""
 
     choice: Choice
     nodes: int | Literal["auto"]
@@ -101,7 +101,7 @@ def bench(
                     "nodes": row.nodes,
                     "accept": row.accept,
                     "exactness": promise,
-                    **_paired(first),
+                    **_draft_model_facts(first),
                     **figures.of_row(
                         ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
                     ),
@@ -117,7 +117,7 @@ def _first_engines(
 ) -> list[Engine]:
     """Return an engine for each choice.
 
-    Engines with the same draft model share the model, and the hyperparameters that were found for it and the target.
+    Engines with the same draft model share the loaded model, and the hyperparameters found for this pair of models.
     """
     made: dict[int, Engine] = {}
     # Fixed sizes come last, because they use the window and the phrases that a search finds.
@@ -133,8 +133,7 @@ def _first_engines(
     return [made[number] for number in range(len(choices))]
 
 
-def _paired(engine: Engine) -> dict[str, Any]:
-    """Return the draft model and hyperparameters of a row; empty if it has none."""
+def _draft_model_facts(engine: Engine) -> dict[str, Any]:
     draft = engine.choice.draft
     if draft is None:
         return {}
@@ -159,12 +158,12 @@ def run_rows(
     at_most: Callable[[], float] = lambda: math.inf,
     warm_up: Limits | None = None,
 ) -> list[list[Statistics]]:
-    """Return the replies of each row of the comparison to all prompts, `repeat` times; `sampling` is by row.
+    """Return one list of replies for each compared row, with `repeat` replies to each prompt.
 
-    No further turn begins when `until`, called with the number of finished turns, returns true. `at_most` returns an
-    upper bound of the seconds until the last turn ends. The first reply of each row does not count; its limits are
-    `warm_up`, if given. Each reply comes from a new engine, because text learned in one reply would make the next one
-    faster. After each turn the `timer` times forwards by number of rows. `before_turn` runs before each turn.
+    `engines` and `sampling` have one entry for each row. No further turn begins when `until`, called with the number of
+    finished turns, returns true. `at_most` limits the displayed remaining seconds. The first reply of each row does not
+    count; its limits are `warm_up`, if given. Each reply comes from a new engine, because text learned in one reply
+    would make the next reply faster. `before_turn` runs before each turn, and the `timer` times forwards after it.
     """
     began = time.monotonic()
     for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):

@@ -18,7 +18,7 @@ ROUNDS = 3  # at each look
 
 @dataclass(frozen=True)
 class RowCosts:
-    """The costs of forwards by their number of rows: multiples of a forward of one row, which takes `one` seconds."""
+    """The costs of forwards by their rows (new tokens), in multiples of a forward of one row, which takes `one` s."""
 
     rows: tuple[int, ...]
     costs: tuple[float, ...]
@@ -31,7 +31,7 @@ class RowCosts:
 
 
 class RowTimer:
-    """A timer of forwards. Numbers of rows take turns, so that background load affects all numbers equally."""
+    """A timer of forwards. A round times each number of rows, so that background load affects all numbers equally."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -150,17 +150,17 @@ def _speedup(ours: Statistics, theirs: Statistics) -> float:
 
 
 def _costs(reply: Statistics, plain: Statistics) -> tuple[float, float, float]:
-    """Return the durations of drafting, verification and the rest of a step of `reply`, in steps of `plain`."""
+    """Return the time of drafting, verification and the rest per step of `reply`; 1 is the time of a `plain` step."""
     unit = plain.decode_seconds / plain.steps * reply.steps
     draft, verify = reply.draft_seconds / unit, reply.verify_seconds / unit
     return draft, verify, reply.decode_seconds / unit - draft - verify
 
 
 def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> list[float | None]:
-    """Return each reply's highest possible speedup: τ times a plain step, divided by its own step without drafting.
+    """Return the highest possible speedups: acceptance length × plain step ÷ the reply's step without drafting.
 
-    Pairs are a reply and the plain reply. A limit is None if the pair's forwards were not counted by rows. Both steps
-    include Python's work between forwards: without it small models would seem to exceed the limit.
+    Each pair is a reply and the plain reply to the same prompt. A limit is None if the pair's forwards were not counted
+    by rows. Both steps include Python's work between forwards: without it small models would seem to exceed the limit.
     """
     counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
     host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])

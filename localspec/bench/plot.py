@@ -83,7 +83,7 @@ def _png(svg: str) -> bytes:
 def figure(report: dict[str, Any]) -> str:
     """Return the rows of a report as an SVG document."""
     bars = [
-        PlotBar(row_name(row), row["tokens_per_second"], *_label(row))
+        PlotBar(row_name(row), row["tokens_per_second"], *_label_and_colour(row))
         for row in report["rows"]
         if row["tokens_per_second"]
     ]
@@ -116,8 +116,7 @@ class PlotBar(NamedTuple):
     colour: str
 
 
-def _label(row: dict[str, Any]) -> tuple[str, str]:
-    """Return the text to the right of a row's bar, and its colour."""
+def _label_and_colour(row: dict[str, Any]) -> tuple[str, str]:
     ratio = row["speedup"]
     colour = UNRELIABLE if row["reliable"] is False else FASTER if (ratio or 0) > 1 else SLOWER
     return gain(row), colour if row["nodes"] else PLAIN

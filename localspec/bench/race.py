@@ -30,7 +30,7 @@ FEWEST = 16  # tokens after the first one; with fewer the time of a single step 
 
 @dataclass(frozen=True)
 class Moment:
-    """The text that one step added, and the seconds of this lane's own work until then."""
+    """The text and the number of tokens that one step added to a lane, and the lane's clock after that step."""
 
     seconds: float
     text: str
@@ -144,9 +144,9 @@ def on_its_own_clock(session: "Session", events: Generator[Event, None, None]) -
 
 
 def with_drafts(engine: "Engine") -> "Engine":
-    """Return a new engine on the target of this one, with its drafter.
+    """Return a new engine with the target and the drafter of `engine`.
 
-    If it drafts nothing, the new one drafts with phrases: the race shows whether that pays.
+    If `engine` does not draft, the new engine drafts with phrases: the race shows whether phrases pay.
     """
     from localspec import Engine
     from localspec.choosing.plans import AUTO_NODES
@@ -257,7 +257,7 @@ def _caption(lanes: Sequence[Lane], seconds: float | None) -> str:
 
 
 def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[str]:
-    """Return a name, `height` lines of text, and two lines of figures."""
+    """Return the lines of a lane's column: its name, `height` lines of text, a bar, and figures."""
     text, tokens = lane.until(seconds)
     passed = lane.seconds if seconds is None else min(seconds, lane.seconds)
     over = lane.statistics is not None and passed >= lane.seconds
@@ -275,7 +275,6 @@ def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[
 
 
 def _figures(tokens: int, decoding: float | None) -> str:
-    """Return a line with the number of tokens and the seconds of decoding, or `READING` before decoding begins."""
     return READING if decoding is None else f"{counted(tokens, 'token')}, {_seconds(decoding)}"
 
 
@@ -295,13 +294,13 @@ def moments(lanes: Sequence[Lane]) -> Iterator[float]:
 
 
 def redrawn(lines: Sequence[str], before: int) -> str:
-    """Return the output that replaces a frame of this many lines."""
+    """Return the terminal output that draws `lines` over the last frame, which has `before` lines."""
     up = f"\x1b[{before}A" if before else ""
     return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
 
 
 def whole_screen(lines: Sequence[str]) -> str:
-    """Return the output that replaces everything on the screen with a frame."""
+    """Return the terminal output that fills the whole screen with the lines of a frame."""
     return "\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J"
 
 

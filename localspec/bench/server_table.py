@@ -59,7 +59,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """Return a server's name for use outside of the table."""
+    """Return the name of a server in sentences and bars: its program and its address."""
     return one_line(f"{row['program'] or 'the server'} at {row['name']}")
 
 

@@ -136,16 +136,16 @@ def gain(row: dict[str, Any]) -> str:
     return ", unreliable" if row["reliable"] is False else f"  {speedup(row['speedup'])}"
 
 
-def bars(names: Sequence[str], shares: Sequence[float], said: Sequence[str], width: int) -> Iterator[str]:
-    """Yield a line for each bar: its name, the bar and its label."""
+def bars(names: Sequence[str], shares: Sequence[float], labels: Sequence[str], width: int) -> Iterator[str]:
+    """Yield a line for each bar: its name, the bar itself and its label."""
     wide = max(map(len, names), default=0)
-    room = width - wide - max(map(len, said), default=0) - len("    " + " ")
-    for name, share, figures in zip(names, shares, said, strict=True):
-        yield f"  {name:{wide}}  {bar(share, max(SHORTEST_BAR, min(LONGEST_BAR, room)))} {figures}"
+    room = width - wide - max(map(len, labels), default=0) - len("    " + " ")
+    for name, share, label in zip(names, shares, labels, strict=True):
+        yield f"  {name:{wide}}  {bar(share, max(SHORTEST_BAR, min(LONGEST_BAR, room)))} {label}"
 
 
 def row_name(row: dict[str, Any]) -> str:
-    """Return the name of a row outside of the table."""
+    """Return the name of a row in sentences and bars: its drafter and its nodes."""
     if row["drafter"] == "none":
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
     size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
@@ -182,7 +182,7 @@ _ROW_HEADS = ("drafter", "nodes", "tokens/s", "", "speedup", "", "τ", "draft", 
 
 
 def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
-    """Return the table without the columns that have no room, and an explanation of its heads."""
+    """Yield the lines of the table, then an explanation of its heads. Columns that do not fit `width` are left out."""
     lines, left_out = [list(_ROW_HEADS), *map(_row, rows)], []
     for head in _FIRST_LEFT_OUT:
         first, *rest = _widths(lines)
@@ -203,7 +203,6 @@ def _mark(row: dict[str, Any]) -> str:
 
 
 def _beyond(speedup: float | None, limit: float | None) -> bool:
-    """Return whether a speedup exceeds the limit that its acceptance allows."""
     return speedup is not None and limit is not None and not possible(speedup, limit)
 
 

@@ -50,7 +50,7 @@ class ComposedPrompt(NamedTuple):
         return {"typed_from": len(self.before), "files": list(self.files)} if self.before else {}
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":
-        """Return this prompt, preceded by `text`: the content of the files `names`."""
+        """Return this prompt, preceded by `text`, the content of the files `names`."""
         ahead = joined(text)
         return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
 
@@ -128,9 +128,9 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, see
         except _Unread as trouble:
             said.append(_refusal([str(trouble)]))
             continue
-        own = None if count is None else counted_tokens(content, count)
-        tokens += own or 0
-        said.append(_label(name, content, own))
+        counted_in_file = None if count is None else counted_tokens(content, count)
+        tokens += counted_in_file or 0
+        said.append(_label(name, content, counted_in_file))
     long = not seen and is_long(text)
     typed = counted_tokens(text, count) if count is not None and (tokens or long) else None
     if long:

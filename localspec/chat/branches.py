@@ -14,7 +14,7 @@ CONTEXT = 12  # of these characters, at most, before the first difference
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list. Its family, a conversation with all its branches, is next to it."""
+    """A conversation in a list, where each family (a conversation and all its branches) is together."""
 
     info: ConversationInfo
     below: bool = False  # listed below another branch of its family
@@ -33,12 +33,12 @@ class ListedConversation(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """Return " (piped)" for a conversation that a chat lists only in search results; empty for others."""
+        """Return " (piped)" if the input or output of the conversation was a pipe; otherwise an empty text."""
         return "" if self.info.for_a_chat else " (piped)"
 
 
 def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedConversation]:
-    """Return the list of these conversations. Each family is together, at the place of its first conversation.
+    """Return these conversations as a list, each family together at the place of its first conversation.
 
     Raises StoreTrouble.
     """
@@ -71,10 +71,10 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
-    """Return pairs of ids, this conversation and another of its family; a list says where the turns of a pair differ.
+    """Return pairs of ids: this conversation and a member of its family to compare it with.
 
-    The pair with the conversation's origin is first, even if the origin is not listed or is deleted. Then comes the
-    pair with the latest branch of this conversation, or else with any other member of the family.
+    The first pair is with the conversation's origin, if it is a branch, even if the origin is not listed or is deleted.
+    The next pair is with its latest branch, or else with any other member of the family.
     """
     others = [other for other in family if other is not info]
     others.sort(key=lambda other: other.branch_of != info.id)

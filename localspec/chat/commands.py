@@ -97,7 +97,6 @@ def read(line: str) -> ParsedLine:
 
 
 def _quoted(text: str) -> str:
-    """Return a word in quotes for a message, cut if it is long."""
     return repr(text if len(text) <= QUOTED else f"{text[:QUOTED]}…")
 
 
@@ -132,7 +131,7 @@ def needed(before: str) -> str | None:
 
 
 def look_up(need: str, history: "History | None") -> list[Suggestion]:
-    """Read the suggestions of the list `need` from the disk. Return none if it cannot be read."""
+    """Read the suggestions of the list `need` from the disk. Return an empty list if that fails."""
     try:
         if need == "resume":
             found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
@@ -169,7 +168,7 @@ def choices(before: str, known: Known) -> list[Completion]:
 
 
 def starts_command(before: str) -> bool:
-    """Return whether this text has the beginning of a command or a path, even of an unknown one."""
+    """Return whether the text before the cursor begins a slash command or ends in an `@path`, known or not."""
     return _is_command(before) or _PATH.search(before) is not None
 
 

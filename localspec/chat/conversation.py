@@ -89,7 +89,7 @@ class Conversation:
         conversation.id = saved.info.id if history is not None else None
         conversation.turns, conversation._called = list(saved.turns), saved.info.title
         conversation._counted_by = saved.info.model
-        conversation._enter()
+        conversation._mark_open()
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
@@ -101,7 +101,7 @@ class Conversation:
         """Return a new conversation with this system prompt, and this one's model, history and source."""
         self._leave()
         new = Conversation(self._history, self.model, system, self._notice, self.source)
-        new._enter()
+        new._mark_open()
         return new
 
     def branch(self, turns: int) -> "Conversation":
@@ -138,7 +138,7 @@ class Conversation:
         return found
 
     def back(self) -> "Conversation | None":
-        """Delete this branch if it has no new answer, and return its origin; return None for any other conversation.
+        """Delete this branch and return its origin, if the branch has no new answer; otherwise return None.
 
         An answer that equals an earlier one does not count as new.
         """
@@ -153,7 +153,7 @@ class Conversation:
             tried = {**turn.figures, "seed": self.turns[-1].figures.get("seed")}
             before.turns[self._branched_at] = replace(turn, figures=tried)
         if before is not None:
-            before._enter()
+            before._mark_open()
         return before
 
     def instruct(self, system: str | None) -> None:
@@ -253,11 +253,11 @@ class Conversation:
         about: Mapping[str, Any] | None = None,
         think: bool | None = None,
     ) -> Generator[Event, None, None]:
-        """Yield the events of the reply. To stop it, close the generator: the turn is saved as interrupted.
+        """Yield the events of the reply. To stop the reply, close the generator: the turn is saved as interrupted.
 
-        The figures `about` are saved with the prompt. `think` says whether the model thinks first, if it has a switch
-        for that. A turn is saved before its `Done` is yielded. Raises the errors of `Engine.chat`; a refused prompt is
-        not saved.
+        The figures `about` are saved with the prompt. `think` says whether the model thinks first, if its template has
+        a switch for thinking. A turn is saved before its `Done` is yielded. Raises the errors of `Engine.chat`; a
+        refused prompt is not saved.
         """
         events = engine.chat([*self._messages(), {"role": "user", "content": prompt}], sampling, limits, think)
         reply, reasoning, saved_at, turn = "", "", 0.0, None
@@ -354,11 +354,11 @@ class Conversation:
                     f"conversation {self.id}."
                 )
         self._replaced = None
-        self._enter()
+        self._mark_open()
         return number
 
-    def _enter(self) -> None:
-        """Mark this conversation as open in this window."""
+    def _mark_open(self) -> None:
+        """Mark this conversation as open in this process. Notify the user if another process has it open, too."""
         if self._history is not None and self._history.presence.enter(self.id):
             self._notice(ELSEWHERE)
 
@@ -401,7 +401,7 @@ class Conversation:
                 self._trouble = str(trouble)
 
     def _leave(self) -> None:
-        """Save the unsaved turns, and release the conversation before another one takes its place."""
+        """Save the unsaved turns before another conversation takes the place of this one; notify if turns are lost."""
         self.keep_rest()
         if words := self.unsaved_words:
             self._notice(f"“{self.title}” loses {words}, which could not be saved: {self.trouble}")

@@ -265,19 +265,19 @@ def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
     return f"{words} for {seconds_words(seconds)}, {counted(tokens, 'token')}"
 
 
-def saved_thought(kept: Mapping[str, Any]) -> str:
+def saved_thought(saved: Mapping[str, Any]) -> str:
     """Return the result of the function `thought` for figures that were saved; the word "thought" without figures."""
-    tokens, seconds = _figure(kept.get("reasoning_tokens")), _figure(kept.get("reasoning_s"))
+    tokens, seconds = _valid_number(saved.get("reasoning_tokens")), _valid_number(saved.get("reasoning_s"))
     return "thought" if tokens is None or seconds is None else thought(int(tokens), seconds)
 
 
-def summary(kept: Mapping[str, Any]) -> str:
+def summary(saved: Mapping[str, Any]) -> str:
     """Return the line below a reply, from the figures saved with it: `4.1 s · 248 tokens · 2.4× faster`.
 
     The figures may come from another version or from a file that somebody changed. Invalid figures are left out.
     """
     first, decoding, tokens, ratio = (
-        _figure(kept.get(name)) for name in ("first_token_s", "decode_s", "completion_tokens", "speedup")
+        _valid_number(saved.get(name)) for name in ("first_token_s", "decode_s", "completion_tokens", "speedup")
     )
     parts = []
     if first is not None and decoding is not None:
@@ -289,31 +289,30 @@ def summary(kept: Mapping[str, Any]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def ending(reason: str | None, kept: Mapping[str, Any]) -> str:
+def ending(reason: str | None, saved: Mapping[str, Any]) -> str:
     """Return how a reply with these saved figures ended; "" if the model ended it, or if the reason is unknown."""
-    if reason == "length" and kept.get("context_full") is True:
+    if reason == "length" and saved.get("context_full") is True:
         return "the reply ended because the context was full"
     return ENDINGS.get(reason, "")
 
 
-def repeated(kept: Mapping[str, Any], warmer: str) -> str:
+def repeated(saved: Mapping[str, Any], warmer: str) -> str:
     """Return why this reply was stopped: it repeated itself. `warmer` is advice to raise the temperature."""
-    return f"stopped: the reply repeated itself; {_remedy(kept, warmer)}"
+    return f"stopped: the reply repeated itself; {_remedy(saved, warmer)}"
 
 
-def same_answer(kept: Mapping[str, Any], warmer: str) -> str:
+def same_answer(saved: Mapping[str, Any], warmer: str) -> str:
     """Return the notice that a new answer equals an earlier one, with the same advice as `repeated`."""
-    return f"The answer is the same as an earlier one, so it makes no branch; {_remedy(kept, warmer)}."
+    return f"The answer is the same as an earlier one, so it makes no branch; {_remedy(saved, warmer)}."
 
 
-def _remedy(kept: Mapping[str, Any], warmer: str) -> str:
+def _remedy(saved: Mapping[str, Any], warmer: str) -> str:
     """Return advice for more variety: `warmer`, unless the temperature of the reply was high already."""
-    temperature = _figure(kept.get("temperature"))
+    temperature = _valid_number(saved.get("temperature"))
     return warmer if temperature is None or temperature < WARM else "ask again, or in other words"
 
 
-def _figure(value: object) -> float | None:
-    """Return a saved value as a number; None if it is not a valid number to display."""
+def _valid_number(value: object) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LARGEST
     return float(value) if is_number else None  # type: ignore[arg-type]
 

@@ -73,7 +73,7 @@ def introduction(engine: "Answerer", card: TargetCard) -> Introduction:
 
 
 def expected_starters(card: TargetCard, elsewhere: bool) -> tuple[str, ...]:
-    """Return suggested first prompts for a model that is not loaded yet, chosen by the size that its headers state.
+    """Return suggested first prompts for a model that is not loaded yet, chosen by its number of parameters.
 
     `elsewhere` says that the model is on a server.
     """

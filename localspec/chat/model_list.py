@@ -60,7 +60,7 @@ class Choosable:
 
 
 def models_here(current: TargetCard | None) -> list[Choosable]:
-    """Return the models on this machine, the directory of `-m` first, without their speeds.
+    """Return the models on this machine, without their speeds; first `current`, if it is not registered.
 
     Raises LocalspecError if models.toml cannot be read.
     """
@@ -69,20 +69,20 @@ def models_here(current: TargetCard | None) -> list[Choosable]:
 
 def all_models(
     current: TargetCard | None,
-    held: tuple[str, int] = ("cpu", 0),
+    freed: tuple[str, int] = ("cpu", 0),
     pace: tuple[str, ...] = (),
     rule: DrafterRule = "auto",
 ) -> tuple[list[Choosable], bool]:
-    """Return the models here, those that fit this machine and could be fetched, and those that do not fit.
+    """Return the models here, models to fetch that fit this machine, and models that do not fit.
 
     Return also whether the speed of this machine was ever measured. Unlike `localspec doctor`, measure nothing now,
-    because a reply may be running. `current` is the model that answers now, and `pace` its speed in words. `held` is
-    the present model's device, and the bytes of the device that another model could use in its place. Drafters are
-    chosen by `rule`. Raises LocalspecError if models.toml cannot be read.
+    because a reply may be running. `current` is the model that answers now, and `pace` its speed in words. `freed` is
+    the device of `current`, and the bytes that become free there if `current` is unloaded. Drafters are chosen by
+    `rule`. Raises LocalspecError if models.toml cannot be read.
     """
     with user_store(lambda _: None, create=False) as store:
         measurements = Measurements(MeasurementCache(store), quiet=True)
-        machine = _without(this_machine(measurements.bandwidth), *held)
+        machine = _with_freed(this_machine(measurements.bandwidth), *freed)
         here = recommendations(machine, measurements, here=True, rule=rule)
         ways = {one.card.name: one for one in here}
         if current is not None and current.name not in ways:
@@ -100,7 +100,7 @@ def all_models(
     elsewhere = [
         replace(one, recommended=pair.model_and_drafter in best)
         for pair in more
-        if (one := _elsewhere(pair)) is not None
+        if (one := _item_to_fetch(pair)) is not None
     ]
     mine = {name for name, one in ways.items() if one.model_and_drafter in best}
     local = [replace(one, recommended=one.card.name in mine) for one in _here(current, paces)]
@@ -150,9 +150,8 @@ def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
         yield f"These models do not fit this machine: {', '.join(one.title for one in by_place['too large'])}."
 
 
-def _without(machine: Machine, name: str, held: int) -> Machine:
-    """Return the machine as if the present model were unloaded from device `name`, where it holds `held` bytes."""
-    devices = (replace(one, free=one.free + held) if one.name == name else one for one in machine.devices)
+def _with_freed(machine: Machine, device: str, freed_bytes: int) -> Machine:
+    devices = (replace(one, free=one.free + freed_bytes) if one.name == device else one for one in machine.devices)
     return replace(machine, devices=tuple(devices))
 
 
@@ -168,22 +167,21 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
         if isinstance(what, LocalspecError):
             yield Choosable(card, "here", card.name, (str(what),), usable=False)
         else:
-            about = (*_parts(what), *paces.get(card.name, ()), *_sentences(card.description))
+            about = (*_parameters_and_weights(what), *paces.get(card.name, ()), *_sentences(card.description))
             chosen = choice is not None and choice.model in (registry.reference(card), card.name)
             yield Choosable(card, "here", card.name, about, default=chosen)
 
 
-def _parts(what: Checkpoint) -> tuple[str, ...]:
-    """Return the number of a model's parameters and the size of its weights, in words."""
-    return f"{amount(what.parameters)} parameters", what.held
+def _parameters_and_weights(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return f"{amount(checkpoint.parameters)} parameters", checkpoint.held
 
 
-def _pace(one: Recommendation, answers: bool) -> tuple[str, ...]:
+def _pace(one: Recommendation, is_current: bool) -> tuple[str, ...]:
     """Return the speed of a model in words, with its speedup, or the reason why the model does not fit."""
     if one.plan is None:
         return ()
     if not one.fits:
-        return () if answers else (f"does not fit now: {_too_large(one)}",)
+        return () if is_current else (f"does not fit now: {_too_large(one)}",)
     return pace_in_words(one.plan.speed, one.plan.measured, one.speedup if one.drafts else None)
 
 
@@ -195,9 +193,8 @@ def _too_large(one: Recommendation) -> str:
     return f"needs {needed}{on}, and {usable} may be used"
 
 
-def _elsewhere(one: Recommendation) -> Choosable | None:
-    """Return a download as an item of the list: a model, or a drafter for a model here; None if nothing is to be
-    fetched."""
+def _item_to_fetch(one: Recommendation) -> Choosable | None:
+    """Return the item for a model to fetch, or for a model here whose drafter is to be fetched; None for any other."""
     card, needed = one.card, one.to_fetch
     if card.here:
         if not one.fits or not (needed.bytes or needed.drafter):

@@ -34,7 +34,7 @@ class ReadablePhrase(NamedTuple):
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """Return the pools with a model's name, and the pools of the model's directory that have other names.
+    """Return a model's phrase pools: those with its name, and those of its directory with another name.
 
     Raises StoreTrouble.
     """
@@ -56,7 +56,7 @@ def readable_phrases(
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
-    """Return a function that decodes a pool's token ids, and a notice if it can show only the ids."""
+    """Return a function that decodes a pool's token ids, and a notice if they cannot be decoded; else an empty text."""
     try:
         tokenizer = _tokenizer(pool.path) or _tokenizer_by_name(pool)
     except NotHere:
@@ -69,7 +69,7 @@ def reader(pool: PoolInfo) -> tuple[Decode, str]:
 
 
 def decoder(path: str | None) -> Decode:
-    """Return a function that decodes token ids for the model at `path`. Its result is None without a tokenizer."""
+    """Return a function that decodes token ids of the model at `path`, or returns None if no tokenizer is there."""
     with suppress(LocalspecError):
         if tokenizer := _tokenizer(path):
             return _decode_by(tokenizer)
@@ -90,9 +90,9 @@ def _tokenizer(path: str | None) -> "Tokenizer | None":
 
 
 def _tokenizer_by_name(pool: PoolInfo) -> "Tokenizer | None":
-    """Return the tokenizer of the model with the pool's name; None if the tokenizer now produces other ids.
+    """Return the tokenizer of the model with the pool's name; None if the pool's ids are of another tokenizer.
 
-    The pool's path is of no use if the model was moved or imported again. Raises LocalspecError.
+    Use this if the model is no longer at the pool's path. Raises LocalspecError.
     """
     tokenizer = _tokenizer(str(resolve(pool.model).path))
     return tokenizer if tokenizer and tokenizer.hash == pool.tokenizer.split("-")[0] else None

@@ -49,8 +49,8 @@ class ChatSettings:
     def change(self, values: Mapping[str, str], model: "Answerer | None") -> None:
         """Set `values` by their keys. If one of them is invalid, none is set. Raises UsageMistake.
 
-        An empty value and `default` restore the initial value. If no model is loaded yet, `fit` resets values that the
-        model does not support.
+        An empty value and `default` restore the initial value. If `model` is None (not loaded yet), call the method
+        `fit` later, to reset values that the model does not support.
         """
         typed = {**self.typed, **{_key(key): value.strip() for key, value in values.items()}}
         typed = {key: value for key, value in typed.items() if value not in ("", DEFAULT)}
@@ -62,7 +62,7 @@ class ChatSettings:
         self.now, self.typed = now, typed
 
     def fit(self, model: "Answerer") -> str | None:
-        """Restore all initial values if this model does not support a present one, and return a sentence that says so.
+        """Restore all initial values if this model does not support a present value. Return a notice of this, or None.
 
         Raises UsageMistake if the model does not support an initial value.
         """
@@ -95,7 +95,7 @@ class ChatSettings:
         self.now, self.typed = self.first, {}
 
     def another(self, figures: Mapping[str, Any] | None, model: "Answerer") -> Settings:
-        """Return the settings for another answer to a prompt; `figures` are those of the earlier answer, if it exists.
+        """Return the settings for another answer to a prompt; `figures` belong to the earlier answer, if there is one.
 
         A seed that the user chose is raised by one, so that answers differ and can be reproduced. If replies are
         greedy, the new answer is sampled. Raises UsageMistake if the model does not support a present setting.

@@ -152,11 +152,11 @@ def _ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 def _unnamed_model(
     settings: Settings, store: Store | None, reporter: Reporter, instead: bool = False, saves: bool = True
 ) -> TargetCard:
-    """Return the saved choice, or the only model here, or else the best one for this machine, which is then saved.
+    """Return the saved choice, the only model here, or the best model for this machine, which becomes the saved choice.
 
-    Unless the saved choice answers, a notice names the model, at most once a day. With `instead`, the model replaces a
-    conversation's missing model, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of
-    the saved choice is missing, a notice names the choice. If no choice is saved, a notice names all models with
+    A notice names any model except the saved choice, at most once a day. With `instead`, the model replaces the missing
+    model of a conversation, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of the
+    saved choice is missing, a notice names the choice. If there is no saved choice, a notice names all models with
     missing files.
     """
     paths = Paths(environment.home())

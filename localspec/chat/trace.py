@@ -77,7 +77,7 @@ class Trace:
             self.tokens.extend(event.tokens)
 
     def _packed(self, draft: Draft) -> Draft:
-        """Return a draft in little memory: a chat keeps those of all its replies."""
+        """Return a copy that takes less memory: a chat keeps the drafts of all its replies."""
         sources = None if draft.sources is None else tuple(draft.sources)
         return Draft(
             array("I", draft.tokens), array("h", draft.parents),
@@ -137,7 +137,7 @@ class Trace:
 
 
 def _proposers(draft: Draft) -> list[str]:
-    """Return the proposer of each node; empty for the root and for probes, which propose nothing."""
+    """Return the proposer of each node; empty for the root and for `probe` nodes, which no step can accept."""
     names = ["", *(draft.sources or ["drafter"] * len(draft.tokens))[1:]]
     probes = draft.probe or [False] * len(names)
     return ["" if probe else name for probe, name in zip(probes, names, strict=True)]
@@ -196,7 +196,7 @@ class Pieces:
         return len(self.all) - before
 
     def at(self, token: int) -> int:
-        """Return the number of the piece that contains a token, or of the last piece."""
+        """Return the index of the piece that contains a token, or of the last piece if no piece has the token yet."""
         return bisect_right(self.all, token, key=lambda piece: piece.first) - 1
 
     def _close(self) -> None:
