@@ -60,7 +60,7 @@ def decoded(content: bytes) -> str:
 
 
 def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
-    """Return parsed JSON. `pairs`, if given, makes an object from its pairs of name and value.
+    """Return parsed JSON. `pairs`, if given, makes each object from a list of (name, value).
 
     Raises ValueError for invalid JSON, for deep nesting, and for a number with too many digits.
     """

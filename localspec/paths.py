@@ -71,7 +71,7 @@ class Paths:
     kernels = _Place("cache_dir", "kernels")  # code compiled for GPUs
 
     def answers_of(self, model: str) -> list[Path]:
-        """Return the directories of a model's saved answers, one for each packing. Drafters are trained on them."""
+        """Return the directories of a model's saved answers for training drafters: a directory for each packing."""
         stem = file_stem(model)
         return [one for one in self.answers.glob(f"{stem}-*") if re.fullmatch("-[0-9a-f]{12}", one.name[len(stem) :])]
 
@@ -129,7 +129,7 @@ def write_anew(file: Path, content: bytes, mode: int = 0o600) -> None:
 
 
 def _writer_is_gone(writer: str) -> bool:
-    """Return whether a process has ended. The name `writer` begins with the process's id."""
+    """Return whether the process whose id is at the beginning of the file name `writer` has ended."""
     import psutil  # seldom needed
 
     process = writer.partition("-")[0]
@@ -141,7 +141,7 @@ OWNER_READS, OWNER_WRITES = 0o077, 0o022  # for `without_rights`: only the owner
 
 @contextmanager
 def without_rights(bits: int) -> Iterator[None]:
-    """Take these rights from all files that this process or its libraries write within this context."""
+    """Remove the permission `bits` from all files that this process or its libraries create within this context."""
     before = os.umask(bits)
     os.umask(before | bits)
     try:
@@ -151,7 +151,7 @@ def without_rights(bits: int) -> Iterator[None]:
 
 
 def disk_of(place: Path) -> Path:
-    """Return the place itself if it exists, or else the nearest existing directory above it."""
+    """Return `place` if it exists, or else the nearest existing directory above it, on the same disk."""
     return next(parent for parent in (place, *place.absolute().parents) if parent.exists())
 
 

@@ -61,7 +61,7 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
 def why_not_read(config: Mapping[str, Any]) -> str | None:
     """Return the end of a sentence that says why a published drafter is not supported, and what to use instead.
 
-    Return None for anything else.
+    Return None for a config.json of any other model or drafter.
     """
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
@@ -74,9 +74,9 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
 
 
 def why_not_in_gguf(architecture: str) -> str | None:
-    """Return the end of a sentence that names the drafter in a GGUF file, and what to fetch instead.
+    """Return the end of a sentence about a GGUF file with a drafter: what it is, and what to fetch instead.
 
-    Return None for anything else.
+    Return None for any other architecture.
     """
     if architecture not in _ASSISTANTS_IN_GGUF:
         return None
@@ -102,7 +102,8 @@ def kind_of_heads(config: Mapping[str, Any]) -> str | None:
 
 
 def base_model(config: Mapping[str, Any], repo: str = "") -> str | None:
-    """Return the model that the heads are for, by their config.json, or by the name of an assistant's repository."""
+    """Return the model that the heads draft for, named in config.json or, for an assistant, in `repo`; None if
+    unknown."""
     if kind_of_heads(config) == ASSISTANT and repo.endswith(_OF_ASSISTANTS):
         return repo.removesuffix(_OF_ASSISTANTS)
     verifier = config.get("speculators_config")

@@ -28,7 +28,7 @@ def gib(count: float, digits: int = 1) -> str:
 
 
 def distinct(form: Callable[[float, int], str], first: int, second: int) -> tuple[str, str]:
-    """Return two sizes in words, with enough digits to show which is larger."""
+    """Return two sizes as `form(size, digits)` writes them, with enough digits to show which is larger."""
     shown = form(first, 1), form(second, 1)
     for digits in range(2, 10):
         if shown[0] != shown[1] or first == second:
@@ -66,7 +66,7 @@ def expected_pace(speed: float, measured: bool) -> str:
 
 
 def precision_in_words(dtype: str, quantize: str, bits: float | None) -> str:
-    """Return the precision of weights in words. `bits` is their average number of bits if they are in blocks."""
+    """Return the precision of weights in words. `bits` is the average per weight of GGUF blocks, otherwise None."""
     return f"{bits:.1f} bits per weight" if bits else dtype if quantize in ("none", "") else quantize
 
 

@@ -33,7 +33,7 @@ def goes_round(reply: str) -> bool:
     if not period:
         return False
     phrase = tail[-period:]
-    in_rows = "|" in phrase or _in_code(reply)
+    in_rows = "|" in phrase or _ends_in_code(reply)
     repeats, least = (REPEATS_IN_ROWS, WORDS_IN_ROWS) if in_rows else (REPEATS, 1)
     return len(_words(phrase)) >= least and tail[-repeats * period : -period] == tail[-(repeats - 1) * period :]
 
@@ -52,7 +52,7 @@ def is_loop(reply: str, prompt: str) -> bool:
         return False
     found = _WORD.findall(tail[-3 * period :].lower())
     words = {*(found[1:-1] or found)}  # the first and the last may be incomplete
-    intended = not words or words <= _words(prompt) or _CODE.search(tail[-period:]) or _in_code(reply)
+    intended = not words or words <= _words(prompt) or _CODE.search(tail[-period:]) or _ends_in_code(reply)
     length = max(REPEATS * period, LOOP) * (PATIENCE if intended else 1)
     return length <= len(tail) and tail[-length:-period] == tail[period - length :]
 
@@ -61,8 +61,7 @@ def _words(text: str) -> set[str]:
     return {word.lower() for word in _WORD.findall(text)}
 
 
-def _in_code(reply: str) -> bool:
-    """Return whether the end of a reply is inside a fence of code."""
+def _ends_in_code(reply: str) -> bool:
     return reply.count("```") % 2 == 1
 
 
@@ -86,7 +85,7 @@ REPEATED, PERIOD = 3, 24
 
 
 def until_it_goes_round(tokens: Sequence[int]) -> int:
-    """Return the number of tokens before a part begins to be repeated again and again.
+    """Return the number of tokens up to the end of the first phrase that comes at least REPEATED times in a row.
 
     Use it for measurements: even a short repetition distorts them. The other functions in this file take text.
     """

@@ -151,8 +151,8 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
                 "repeat "
                 "this command."
             )
-        case Installed(source, path, held):
-            typer.echo(one_line(f"{source} is here{f', {held}' if held else ''}: {path}"))
+        case Installed(source, path, weights):
+            typer.echo(one_line(f"{source} is here{f', {weights}' if weights else ''}: {path}"))
         case Packed(source, path, length, deleted, stays):
             typer.echo(one_line(f"{source} is packed, {size(length)}: {path}"))
             if deleted:

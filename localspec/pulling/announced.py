@@ -1,4 +1,4 @@
-"""The registry's facts about a pull, without a network: the plan of `localspec pull NAME --dry-run`."""
+"""Plans a pull without a network, from the registry's entries, for `localspec pull NAME --dry-run`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,7 +121,6 @@ def _instead(
 
 
 def _download(source: Source, card: TargetCard) -> Download:
-    """Return a source's download from the entry of this model, or of its small model."""
     assert card.entry is not None
     for entry in (card.entry, *(other.entry for other in cards().values() if other.entry)):
         if entry.source == source:

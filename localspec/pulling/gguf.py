@@ -38,8 +38,8 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
-    """Return the registration or packed file that an earlier pull made from exactly the commit of `part` with the
-    same `texts`; None if there is none."""
+    """Return the registration or packed file that an earlier pull made from the same commit of the GGUF file `part`,
+    with the same text files `texts`; None if there is none."""
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
@@ -81,8 +81,8 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
 def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None = None) -> tuple[bool | None, str]:
     """Return whether a model fits into memory, by the size and the type of its files, and a clause about the memory.
 
-    The first value is None if the weights may fit: what else needs memory is known only when the file is here. `shape`
-    comes from the model's entry.
+    The first value is False if the weights do not fit. Otherwise it is None: how much more memory the model needs is
+    known only when its file is here. `shape` comes from the model's entry.
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     experts = has_experts(part.config.get("architecture"), shape)
@@ -117,8 +117,8 @@ def has_experts(architecture: object, shape: Shape | None) -> bool:
 
 
 def second_copy(weights: int, settings: Settings) -> str:
-    """Return a clause about the second file, to which the `weights` bytes of a mixture of experts are copied; empty if
-    the settings name a packing."""
+    """Return a clause about the copy of a mixture of experts (`weights` bytes), which its first reply on a CPU needs;
+    empty if the settings name a packing."""
     if named_packing(settings):
         return ""
     where, cache = Paths(home()).packed, hub_places().cache
@@ -135,25 +135,25 @@ def register(
 ) -> Iterator[Installed | Packed]:
     """Register the file of a part under the name of its source, and pack it if the settings say so.
 
-    `texts` are the model's own text files, which replace the texts in the file; `before` is the result of
-    `made_before`. All fetched files stay if the registration fails. Raises the errors of `import_gguf`, and
-    LocalspecError if a file that replaces the original has weights of fewer bits than its name says.
+    `texts` are the text files of the original model, if the GGUF file is fetched in its place; they replace the texts
+    in the file. `before` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
+    errors of `import_gguf`, and with `texts` LocalspecError for weights of fewer bits than the file's name says.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
 
     source, file = str(part.source), snapshot(part.source, part.commit) / part.files[0].name
     origin = Origin(source, before.header.origin.revision if before else "", part.license, source, part.commit)
     try:
-        own = read_texts(snapshot(texts.source, texts.commit)) if texts and not before else None
+        new_texts = read_texts(snapshot(texts.source, texts.commit)) if texts and not before else None
         if before and texts:
-            own = {name: before.text(name) for name in before.header.texts}
+            new_texts = {name: before.text(name) for name in before.header.texts}
         if texts:
             from localspec.weights.gguf_model import GgufModel  # numpy
 
             named = _bits(part.source.gguf)
             if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < named):
                 raise LocalspecError(f"{file.name} has weights in {', '.join(fewer)}, fewer bits than its name says")
-        done = import_gguf(file, settings, reporter, origin, own)
+        done = import_gguf(file, settings, reporter, origin, new_texts)
     except LocalspecError as error:
         instead = f"; --original fetches the original weights, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is the hub's own file
@@ -188,7 +188,7 @@ def _bits(named: str) -> int:
 
 @dataclass(frozen=True)
 class Instead:
-    """The form that is fetched instead of the `original`.
+    """The smaller form of a model that is fetched instead of the publisher's own weights, `original`.
 
     The original would take `bytes` (None: unknown) and be packed in `packing`.
     """
@@ -220,10 +220,10 @@ def is_packed(settings: Settings) -> bool:
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
-    """Return the packing that the original would have, if a smaller form may replace the original; otherwise None.
+    """Return the packing of the original weights, if a smaller form may replace them; otherwise None.
 
-    With `packed_only` and a packing in the settings return None, because the smaller form's file would stay in addition
-    to the packed file.
+    Return None also with `packed_only` and a packing in the settings: the disk would then have the smaller form's file
+    as well as the packed file.
     """
     if not packed_only:
         return packing

@@ -49,7 +49,7 @@ def convert_heads(
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if not part.heads):
         whole, own = snapshot(part.source, part.commit), part.source
-        if part.whole or _heads_inside(whole):
+        if part.whole or _has_medusa_heads(whole):
             progress(f"making a drafter of {own}")
             from localspec.training.medusa_files import split  # torch: a second
             from localspec.training.published_files import convert
@@ -92,8 +92,7 @@ def drafter_made_of(source: Source, commit: str) -> Path | None:
     return None
 
 
-def _heads_inside(path: Path) -> bool:
-    """Return whether a model's files also have Medusa heads."""
+def _has_medusa_heads(path: Path) -> bool:
     return any(name.startswith(HEAD_PREFIX) for file in inspect(path).weight_files for name in tensor_headers(file))
 
 

@@ -31,19 +31,19 @@ from localspec.weights.packed_files import FILED, packed_files
 class Installed:
     """An event: a model is here, in this directory or file.
 
-    `held` describes weights that are read directly from its file.
+    `weights` is the precision and size of weights that are read directly from the file; otherwise empty.
     """
 
     source: Source
     path: Path
-    held: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True)
 class Packed:
     """An event: a model's packed form is here, and `deleted` bytes of its download were deleted.
 
-    With --packed-only, `stays` is the bytes of the model's weights that were here before.
+    With --packed-only, `stays` is the size in bytes of older weights of the model, which are not deleted.
     """
 
     source: Source
@@ -64,7 +64,8 @@ def packing_of(part: Part, settings: Settings, machine: Machine, measurements: M
 
 
 def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
-    """Return the packing in which to keep a model without its original weights: the settings', or `packing`, or int8.
+    """Return the packing for keeping a model without its original weights: from the settings, or else `packing` or
+    int8.
 
     Raises UsageMistake or LocalspecError if that is impossible, and DoesNotFit for a disk that is too small.
     """

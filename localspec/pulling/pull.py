@@ -122,7 +122,7 @@ class PullOptions:
 def pull(
     name: str, options: PullOptions, reporter: Reporter, downloaded: Callable[[int, int], None]
 ) -> Generator[PullEvent, None, None]:
-    """Fetch the model of a name or org/repo[@revision], and a drafter: of the given kind, or one that pays.
+    """Fetch a model by its name or org/repo[@revision], and a drafter: of the kind in `options`, or one that pays.
 
     `downloaded` is called with the bytes that are here and the total bytes. Raises UsageMistake for an invalid drafter,
     DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
@@ -210,7 +210,7 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
 
 @contextmanager
 def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) -> Iterator[MeasurementSource]:
-    """Open the measurements. To choose a drafter, get the bandwidth of each device first, as `doctor` does."""
+    """Yield this machine's measurements. If a drafter must be chosen, they include each device's bandwidth."""
     with user_store(reporter.notice, create=False) as store:
         known = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
         if options.drafter is None and card is not None and card.entry is not None and card.entry.drafters:

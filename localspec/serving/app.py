@@ -44,7 +44,8 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Serving:
-    """The ASGI application, which answers requests through `room`. `first` answers if a request names no model."""
+    """The ASGI application, which passes requests to the engines' thread `room`. The model `first` answers a request
+    that names no model."""
 
     def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
@@ -113,7 +114,7 @@ class Serving:
                 return StreamingResponse(pieces, media_type="text/event-stream", headers=headers)
             if (first := await box.next()) is None:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            shape = _shape(parsed, _first_answer(first))
+            shape = _reply_form(parsed, _first_answer(first))
             texts: list[Text] = []
             while (answer := await box.next()) is not None:
                 answer = _unless_wrong(answer)
@@ -129,7 +130,8 @@ class Serving:
     def _put(
         self, parsed: ClientRequest | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Put a request in the queue, and return a mailbox that receives its answers. Raises TooMany."""
+        """Put a request in the queue. Return its ticket, and a mailbox that receives its answers until the future
+        `left` is done. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(parsed, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.disconnected.set())  # even if the request itself is cancelled
@@ -248,7 +250,6 @@ def _is_text(value: object) -> bool:
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    """Wait until the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -291,13 +292,13 @@ def _first_answer(answer: Answer) -> StartedReply:
     return started
 
 
-def _shape(parsed: ClientRequest, started: StartedReply) -> ReplyForm:
-    """Return the JSON form of the reply to a request."""
+def _reply_form(parsed: ClientRequest, started: StartedReply) -> ReplyForm:
     return ReplyForm(parsed.messages is not None, started.model, localspec.__version__, started.start)
 
 
 async def _batches(seconds: float, box: Mailbox[Answer]) -> AsyncIterator[list[Answer]]:
-    """Yield the answers that have arrived, until the client has disconnected; an empty list after `seconds` without."""
+    """Yield lists of answers as they arrive, until the client has disconnected. Yield an empty list whenever no answer
+    has arrived for `seconds`."""
     while True:
         try:
             async with asyncio.timeout(seconds):
@@ -315,7 +316,7 @@ async def _pieces(
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of a streamed reply, and a comment after each SIGN_SECONDS without an answer.
 
-    `begun` are the answers that came before the headers were sent. Without any, the stream begins with a comment. A
+    `begun` has the answers that came before the headers were sent; if it is empty, the stream begins with a comment. A
     later error is sent as a piece of the stream, because the status is already 200.
     """
     usage, shape, answers, over = parsed.usage_in_stream, None, begun, False
@@ -328,7 +329,7 @@ async def _pieces(
                     found += piece
                 else:
                     try:
-                        shape = _shape(parsed, _first_answer(answer))
+                        shape = _reply_form(parsed, _first_answer(answer))
                         found += shape.first(usage) or b""
                     except LocalspecError as trouble:
                         found, over = broken_off(_wrong(trouble)[1]), True

@@ -58,7 +58,8 @@ class _Fields:
         return default if value is None else read(name, value)
 
     def only(self, name: str, *values: Any, why: str, instead: str = "leave it out") -> None:
-        """Raise RequestRefused for an unsupported field, unless its value is missing, null, or one of `values`."""
+        """Raise RequestRefused for the unsupported field `name`, unless it is missing, null, or equal to one of
+        `values`."""
         value = self.left.pop(name, None)
         if value is not None and not any(value == one and type(value) is type(one) for one in values):
             raise RequestRefused(f"'{name}' is not supported ({why}); {instead}.", name)
@@ -147,7 +148,7 @@ def _shared(
     fields.only("metadata", {}, why="requests over HTTP are not saved")
     fields.only("service_tier", "auto", "default", why="there is only one tier")
     for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
-        fields.take(name, _hint)
+        fields.take(name, _ignored_text)
     asked = ClientRequest(
         model=fields.take("model", _text),
         messages=messages,
@@ -186,8 +187,7 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _hint(name: str, value: object) -> None:
-    """Check that a field without effect is a text."""
+def _ignored_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise RequestRefused(f"'{name}' must be a text, not {shown(value)}.", name)
 
@@ -205,7 +205,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _truncation(name: str, value: object) -> bool:
-    """Return whether every turn must be kept. `value` is `truncation` as in OpenAI's Responses API."""
+    """Return whether all turns must stay in the prompt. `value` is `truncation` of OpenAI's Responses API."""
     if value not in ("auto", "disabled"):
         raise RequestRefused(f"'{name}' must be 'auto' or 'disabled', not {shown(value)}.", name)
     return value == "disabled"

@@ -34,9 +34,10 @@ FOREIGN_ORIGIN = "The header 'Origin' names another site, whose pages may not se
 class Guard:
     """A guard in front of an ASGI application.
 
-    Requests through the user's own socket need no key, because the socket's file mode protects it. Without a `key` no
-    others are accepted. A web page can send requests to this machine. If its domain name points here, these look like
-    requests to the page's own site (DNS rebinding). So the headers `Host` and `Origin` must name this machine.
+    Requests through the user's own socket need no key, because the socket's file mode protects it. All other requests
+    need the `key`, and are refused if `key` is None. A web page can send requests to this machine. If the page's domain
+    name points here, they look like requests to its own site (DNS rebinding). So the headers `Host` and `Origin` must
+    name this machine.
     """
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
@@ -55,13 +56,15 @@ class Guard:
     def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
         headers = headers_of(scope)
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
-        own = is_socket(scope)
-        if not own and (len(hosts) != 1 or _host(hosts[0]) not in LOCAL):
+        trusted = is_socket(scope)
+        if not trusted and (len(hosts) != 1 or _host(hosts[0]) not in LOCAL):
             return 403, FOREIGN_HOST, "invalid_request_error"
         if any(_origin(one) not in LOCAL for one in origins):
             return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
-        if not own and (self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)):
+        if not trusted and (
+            self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)
+        ):
             told = "is missing" if not keys else "is wrong"
             return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
         lengths = headers.get(b"content-length", [])

@@ -142,7 +142,7 @@ ENOUGH_FILES = 4096
 
 
 def connections_of_others() -> int:
-    """Return how many connections to the port are allowed: half of the limit on open files.
+    """Return how many connections to the server's port are allowed: half of this process's limit on open files.
 
     If that limit is low, raise it first if possible.
     """

@@ -197,7 +197,7 @@ class LoadedModels:
         """Return the engine of the model `name` at `path`, and the seconds for loading it.
 
         Commands of the server's own user send the name and the path. Raises the errors of `get`, and NotHere if the
-        name means another directory to this server.
+        model of this name is in another directory.
         """
         card = self._exact_card(name, path)
         began = time.monotonic()

@@ -35,7 +35,7 @@ class ServerPiece(NamedTuple):
     reasoning: str = ""
     reason: Reason | None = None  # why the reply is over
     usage: Mapping[str, Any] = {}
-    own: Mapping[str, Any] = {}  # fields that only localspec sends
+    localspec_fields: Mapping[str, Any] = {}  # fields that only localspec sends
     timings: Mapping[str, Any] = {}  # fields that only llama-server sends
     tool: str | None = None  # the name of a called tool, perhaps empty
     why: str = ""  # its word for an unusual reason
@@ -144,19 +144,19 @@ def shown(content: bytes) -> str:
 
 
 def count(value: object) -> int | None:
-    """Return a number of tokens or bytes; None for an impossible one."""
+    """Return `value` if it can be a number of tokens or bytes, otherwise None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
 def number(value: object) -> float | None:
-    """Return a figure; None for an impossible one."""
+    """Return `value` as a float if it can be a measurement (0 ≤ value < 10¹²), otherwise None."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
     return float(value) if is_number else None  # type: ignore[arg-type]
 
 
-def proposed(own: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens of a piece of a reply, and the proposer of each; empty if they are missing or invalid."""
-    tokens, sources = own.get("token_ids"), own.get("token_sources")
+def proposed(localspec_fields: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the token ids in `localspec_fields`, and the proposer of each; both empty if missing or invalid."""
+    tokens, sources = localspec_fields.get("token_ids"), localspec_fields.get("token_sources")
     if not isinstance(tokens, list) or not isinstance(sources, list) or len(tokens) != len(sources):
         return (), ()
     if not all(type(token) is int and 0 <= token < 2**31 for token in tokens):

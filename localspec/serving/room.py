@@ -69,7 +69,7 @@ class TooMany(LocalspecError):
 
 
 class ClientQueue(Generic[One]):
-    """A queue that hands out requests, one of each client in turn. Any thread may use it.
+    """A queue of requests that serves the clients in turn, one request at a time. Any thread may use it.
 
     At most `most` items wait, with at most `most_bytes` together.
     """
@@ -159,7 +159,8 @@ class Ticket:
 
 
 class EngineRoom(threading.Thread):
-    """The thread of the engines. `opening` returns the models; what it enters into the ExitStack is closed at the end.
+    """The thread of the engines. `opening` returns the models, and enters into an ExitStack what must be closed at the
+    end.
 
     After `idle` seconds without a request, `end` is called once. If the thread cannot continue, `end` is called as
     well, and `failure` is a sentence with the reason.
@@ -187,7 +188,7 @@ class EngineRoom(threading.Thread):
 
     @property
     def ahead(self) -> int:
-        """The number of requests that would be answered before a new request, if all came from the same client."""
+        """The number of requests that wait or are being answered. A new request waits for at most this many."""
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
@@ -261,7 +262,7 @@ class EngineRoom(threading.Thread):
             ticket.deliver(error)
 
     def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
-        """Deliver each event of the reply. After the reply is saved, deliver its figures in a last line `kept`."""
+        """Deliver each event of the reply as a line. After the reply is saved, deliver the line `{"kept": FIGURES}`."""
         loaded, _ = models.exactly(request.model, request.path)
         engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None

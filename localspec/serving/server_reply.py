@@ -67,7 +67,7 @@ class ServerReply:
         if head.status != OK:
             content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
             raise refusal(where, engine.model, head, content, engine.server.key)
-        forms = {"text/event-stream": messages, "application/json": self._at_once}
+        forms = {"text/event-stream": messages, "application/json": self._as_one_message}
         if head.kind not in forms:
             kind = one_line(head.kind)[:80] or "something without a name"
             raise LocalspecError(f"{where} answers with {kind}, which is not a reply; correct the address.")
@@ -139,8 +139,8 @@ class ServerReply:
         """Whether any text has arrived."""
         return self._pieces > 0
 
-    def _at_once(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
-        """Yield a whole reply, which the server did not stream, as the only message of a stream."""
+    def _as_one_message(self, lines: Iterator[bytes | None]) -> Iterator[bytes | None]:
+        """Yield a reply that the server did not stream, as the only message of a stream."""
         whole = b"\n".join(line for line in lines if line is not None)
         if self._engine.wanted():
             yield whole
@@ -159,22 +159,23 @@ class ServerReply:
         return ""
 
     def _take(self, piece: ServerPiece) -> None:
-        if self._engine.server.ours and piece.own:
-            self._engine.reported.update({name: piece.own[name] for name in _REPORTED if name in piece.own})
-            if "dropped_turns" in piece.own:
-                self._dropped = self._left_out + (count(piece.own["dropped_turns"]) or 0)
+        fields = piece.localspec_fields
+        if self._engine.server.ours and fields:
+            self._engine.reported.update({name: fields[name] for name in _REPORTED if name in fields})
+            if "dropped_turns" in fields:
+                self._dropped = self._left_out + (count(fields["dropped_turns"]) or 0)
         before = self._piece
         self._piece = ServerPiece(
             reason=piece.reason or before.reason,
             usage=piece.usage or before.usage,
-            own={**before.own, **piece.own},
+            localspec_fields={**before.localspec_fields, **fields},
             timings=piece.timings or before.timings,
             why=piece.why or before.why,
             tool=before.tool if piece.tool is None else before.tool or piece.tool,
         )
 
     def _text(self, piece: ServerPiece, final: bool = False) -> Text | None:
-        tokens, sources = proposed(piece.own) if self._engine.server.ours else ((), ())
+        tokens, sources = proposed(piece.localspec_fields) if self._engine.server.ours else ((), ())
         piece = self._thinking.part(piece, final)
         if not (piece.text or piece.reasoning or tokens):
             return None
@@ -197,8 +198,8 @@ class ServerReply:
     def _statistics(self) -> Statistics:
         """Return the figures so far: those that the server reports, or else those that this process measures."""
         usage, drafted = self._piece.usage, self._piece.timings
-        own = self._piece.own
-        timings, speculation, held = (mapping(own.get(name)) for name in ("timings", "speculation", "memory"))
+        fields = self._piece.localspec_fields
+        timings, speculation, sizes = (mapping(fields.get(name)) for name in ("timings", "speculation", "memory"))
         by_depth = speculation.get("acceptance_by_depth")
         depths = by_depth[:DEEPEST] if isinstance(by_depth, list) else []
         details = usage.get("completion_tokens_details")
@@ -230,7 +231,7 @@ class ServerReply:
             accepted=count(speculation.get("draft_n_accepted")) or count(drafted.get("draft_n_accepted")) or 0,
             sources=dict(self._sources),
             off_reason=word(speculation.get("off_reason")) or None,
-            memory=Memory(*(count(held.get(f"{name}_bytes")) or 0 for name in ("target", "drafter", "cache", "peak"))),
+            memory=Memory(*(count(sizes.get(f"{name}_bytes")) or 0 for name in ("target", "drafter", "cache", "peak"))),
             reasoning_tokens=self._thoughts if thoughts is None else thoughts,
             reasoning_seconds=reported("reasoning_s") or self._thought_until,
             reported_tokens=None if self._tokens else written or 0,

@@ -36,8 +36,8 @@ class SocketEngine:
     """One model of the user's own server. Use it from one thread.
 
     Settings change during a chat, and the server may then be busy. So a chat computes sampling and thinking in this
-    process, from the model's files. `localspec run` needs both only once. It uses the values that the server sent, so
-    it need not load a tokenizer.
+    process, from the model's files. `localspec run` uses the values that the server sent, so it need not load a
+    tokenizer.
 
     If the server ends before a reply has begun, `load` makes an engine in this process, which answers from then on. If
     it ends within a reply, the reply is broken off.
@@ -120,7 +120,7 @@ class SocketEngine:
 
     @property
     def held(self) -> tuple[str, int]:
-        """Return the device, and the bytes of its memory that this engine holds."""
+        """Return the engine's device, and how many bytes of the device's memory the engine takes."""
         return self._held if self._here is None else (self._here.held[0], self._here.held[1])
 
     @property
@@ -338,7 +338,7 @@ def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:
 
 
 def in_this_process(engine: "Answerer") -> "Engine":
-    """Return `engine`, but if this is an engine of the user's own server, load and return one in this process.
+    """Return `engine`, or, in place of an engine of the user's own server, a new engine that runs in this process.
 
     Raises UsageMistake for an engine of another server, and the errors of loading.
     """

@@ -1,4 +1,4 @@
-"""Requests that a command sends to its user's server through a socket: for an engine with certain settings, or a reply.
+"""The two requests of a command to its user's server, through a socket: to open an engine, and to reply.
 
 Command and server have the same version. So events are sent unchanged, and the protocol may change between versions.
 """
@@ -52,14 +52,14 @@ class OpenRequest:
         except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
             raise RequestRefused("Only localspec's own commands may send this request.") from None
 
-    def answer(self, models: LoadedModels, own: Settings) -> dict[str, Any]:
-        """Load the engine if necessary, and return its description.
+    def answer(self, models: LoadedModels, server_settings: Settings) -> dict[str, Any]:
+        """Load the engine if necessary, and return its description as JSON.
 
         Raises Differs, and the errors of loading.
         """
         if (self.version, self.isa) != (__version__, environment.instruction_set()):
             raise Differs("The server is another version of localspec.")
-        self._compare(models, own)
+        self._compare(models, server_settings)
         loaded, seconds = models.exactly(self.model, self.path)
         models.keep_alive = max(models.keep_alive, self.keep or 0.0)
         engine, settings = loaded.engine, self.settings
@@ -82,11 +82,12 @@ class OpenRequest:
             "start": Report.before(engine, sampling, seconds).start,
         }
 
-    def _compare(self, models: LoadedModels, own: Settings) -> None:
-        """Raise Differs if a setting of the command is neither the server's setting nor what the server chose."""
-        other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(own, name)]
+    def _compare(self, models: LoadedModels, server_settings: Settings) -> None:
+        """Raise Differs unless each setting of the command equals the server's setting, or the server's automatic
+        choice."""
+        other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(server_settings, name)]
         for name in other:
-            if name not in _CHOSEN or getattr(own, name) != _CHOSEN[name]:
+            if name not in _CHOSEN or getattr(server_settings, name) != _CHOSEN[name]:
                 raise Differs(f"The server was started with another {name}.")
         taken = models.choice_of(self.model, self.path) if other else None
         for name in other:

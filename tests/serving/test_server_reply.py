@@ -81,8 +81,8 @@ def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
     reply = ServerReply(engine, dropped=4)
     for piece, dropped in (
         (ServerPiece(), 4),
-        (ServerPiece(own={"dropped_turns": 2}), 6),
-        (ServerPiece(own={"dropped_turns": 2}), 6),
+        (ServerPiece(localspec_fields={"dropped_turns": 2}), 6),
+        (ServerPiece(localspec_fields={"dropped_turns": 2}), 6),
     ):
         reply._take(piece)
         assert reply._dropped == dropped
