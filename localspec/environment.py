@@ -90,7 +90,7 @@ def kernel_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 @dataclass(frozen=True)
 class HubPlaces:
-    """The cache, the server and the offline mode of the Hugging Face client, by variables that other programs share."""
+    """The settings of the Hugging Face client that it shares with other programs: cache, server and offline mode."""
 
     cache: Path
     """The common cache of models."""
@@ -113,7 +113,7 @@ def network_variables(ending: str = "", environ: Mapping[str, str] = os.environ)
 
 
 def hub_places(environ: Mapping[str, str] = os.environ) -> HubPlaces:
-    """Return the Hugging Face client's places by `environ`. The client reads these variables once, when imported."""
+    """Return the settings of the Hugging Face client by `environ`, which the client reads only once, when imported."""
 
     def place(*names: str, default: str) -> str:
         found = next((environ[name] for name in names if environ.get(name)), default)

@@ -130,7 +130,7 @@ Event = Prefill | Text | Done
 def possible(speedup: float, limit: float) -> bool:
     """Return whether a speedup is within its limit.
 
-    For several speedups, give the same quantile of the speedups and of their limits.
+    For several speedups, pass one quantile of the speedups, such as the median, and the same quantile of the limits.
     """
     return speedup <= SLACK * limit
 

@@ -197,7 +197,7 @@ def _attempt(
     def among(precisions: Sequence[Precision]) -> Attempt:
         ranked = run_plans(model, precisions, measurements, _most_nodes(settings), settings.context)
         if draft_device != device:  # the draft model takes no memory of this device
-            ranked = [_with_more(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
+            ranked = [_with_bytes(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
         return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)
 
     found = among(precisions)
@@ -234,12 +234,11 @@ def _eligible(
         extra = sum(drafter_bytes(one, model.shape, precision.dtype, numbers, planned) for one in drafter.trained)
     if draft is not None and draft.device == precision.device.name:
         extra = draft.bytes - fit.program(draft.quantize, precision.device.backend)
-    return [_with_more(plan, extra) for plan in ranked if plan.candidate.name == "none"]
+    return [_with_bytes(plan, extra) for plan in ranked if plan.candidate.name == "none"]
 
 
-def _with_more(plan: RunPlan, size: int) -> RunPlan:
-    """Return the plan with the bytes of a drafter added to its memory."""
-    return replace(plan, loaded_bytes=plan.loaded_bytes + size, bytes=plan.bytes + size, memory=plan.memory + size)
+def _with_bytes(plan: RunPlan, added: int) -> RunPlan:
+    return replace(plan, loaded_bytes=plan.loaded_bytes + added, bytes=plan.bytes + added, memory=plan.memory + added)
 
 
 def _is_of(candidate: DrafterCandidate, drafter: DrafterSpec) -> bool:

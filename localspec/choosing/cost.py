@@ -236,8 +236,8 @@ class Rates:
 class Estimate:
     """The estimated cost of a model's forwards.
 
-    `reads`, if known, is (weights that every step reads, weights of all experts). Each is a number of bytes divided by
-    the model's average bytes per weight, because `rates` are the seconds for a weight of average size.
+    `reads`, if known, counts the weights that every step reads, and the weights of all experts. Each count is a number
+    of bytes divided by the model's average bytes per weight, because `rates` are the seconds for an average weight.
     """
 
     shape: Shape

@@ -59,7 +59,7 @@ HELD_OUT = 0.85
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The expected tokens that each further node of a draft adds to a step, in descending order, and their source."""
+    """The expected tokens per step that each further node of a draft adds, largest first, and the source of these."""
 
     gains: tuple[float, ...]
     origin: str
@@ -77,7 +77,7 @@ class Acceptance:
         """Return the acceptance of the best tree of at most `nodes` nodes; `levels` [depth][rank] has candidates'
         chances.
 
-        A node adds the product of the chances on its path to a step's tokens. The node that adds most is always added
+        The gain of a node is the product of the chances on its path. The node with the largest gain is always added
         next (Medusa, §3.3.3).
         """
         ranked = [sorted(level, reverse=True) for level in levels]
@@ -222,7 +222,7 @@ class DraftModelEstimate:
 
 @dataclass(frozen=True)
 class CostInputs:
-    """The inputs to the cost of a draft: the target's shape and costs, the device's rates, and formats of numbers."""
+    """The inputs to the cost of drafters: the target's shape and costs, the device's rates, and earlier replies."""
 
     shape: Shape
     costs: ForwardCostModel
@@ -275,8 +275,8 @@ def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterato
 def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
     """Yield a drafter without phrases, then with phrases.
 
-    Phrases are not expected to raise the acceptance of a small model, which itself predicts most tokens of a phrase,
-    nor of a drafter of `chains`, where a phrase can only replace other tokens.
+    Phrases are not expected to raise the acceptance of a small model, which itself predicts most tokens of a phrase.
+    With `chains` no acceptance is raised: a draft is then a single path, where a phrase only replaces other tokens.
     """
     yield bare
     acceptance, phrases = bare.acceptance, expected("phrases")
@@ -317,13 +317,12 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
     """Return the bytes that a drafter takes with a target of this shape.
 
-    They include its cache for `planned` tokens, and for one forward the states of the target that the drafter reads.
+    The bytes include a cache for `planned` tokens, and the target's states of one forward, which the drafter reads.
     `numbers` is the result of `fit.drafter_numbers`.
     """
     cache = fit.cache(shape, planned, dtype) - fit.states(shape, dtype)
     size = DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, planned, drafter.options)
-    held = kind_of(drafter.kind).size(size)
-    return held + fit.CHUNK * drafter.inner * numbers[1]
+    return kind_of(drafter.kind).size(size) + fit.CHUNK * drafter.inner * numbers[1]
 
 
 def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:

@@ -58,7 +58,7 @@ def pull_set(
     """
     entry = card.entry
     assert entry is not None
-    model_source = _of_card(card)
+    model_source = _repository_of(card)
     if drafter is None:
         try:
             model = model_of(card)
@@ -95,13 +95,12 @@ def _sources_of(found: Recommendation) -> tuple[Source, ...]:
     if candidate is None or candidate.here:
         return ()
     if candidate.small is not None:
-        return _of_card(candidate.small)
+        return _repository_of(candidate.small)
     assert candidate.published is not None
     return (candidate.published.source,) if candidate.published.source else ()
 
 
-def _of_card(card: TargetCard) -> tuple[Source, ...]:
-    """Return the repository of a registered model, or nothing if it has none."""
+def _repository_of(card: TargetCard) -> tuple[Source, ...]:
     return (card.entry.source,) if card.entry and card.entry.source else ()
 
 
@@ -109,7 +108,7 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     """Return the repository of the drafter that the user names. Raises UsageMistake if nobody publishes it."""
     published = [one for one in entry.drafters if one.kind == kind]
     if kind in kinds("draft model") and card.draft:
-        return _of_card(named_card(card.draft))
+        return _repository_of(named_card(card.draft))
     if published and published[0].source is not None:
         return (published[0].source,)
     check_family(kind, entry.architecture, card.name)

@@ -58,7 +58,7 @@ def weights(shape: Shape, dtype: str, quantize: str, backend: str, parameters: i
 
 
 def cache(shape: Shape, tokens: int, dtype: str) -> int:
-    """Return the bytes of a cache: keys and values of `tokens` tokens, including a draft tree's, and recurrent states.
+    """Return the bytes of a cache for `tokens` tokens, draft nodes included: keys, values and recurrent states.
 
     The number of tokens is rounded up to a multiple of `BUCKET`. Layers with a window hold all tokens, too, so that a
     text can be continued from any of its tokens.
@@ -67,7 +67,8 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
 
 
 def states(shape: Shape, dtype: str) -> int:
-    """Return the bytes that recurrent layers hold: states in fp32, the rows before each state, and recent rows."""
+    """Return the bytes of recurrent layers: states in fp32, the inputs of the convolution before each state, and the
+    inputs of recent rows."""
     if (sizes := shape.delta) is None:
         return 0
     rows = STATES * (sizes.taps - 1) * sizes.channels + RECENT * sizes.read
@@ -116,9 +117,9 @@ def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
 def on_disk(quantize: str, backend: str, experts: int, over: int) -> int:
     """Return the bytes of experts that stay on the disk if a model needs `over` bytes more memory than it may take.
 
-    `experts` are the bytes of all experts. The result is 0 if the model fits, or if its experts are not in a mapped
-    file: on other devices, and with dense weights. At most half of the experts may stay on the disk, because reading
-    more for each token would be too slow. A model that needs still more memory does not fit.
+    `experts` are the bytes of all experts. The result is 0 if the model fits. It is also 0 with dense weights and for
+    engines other than the native one, because no mapped file holds the experts then. At most half of the experts may
+    stay on the disk, because reading more for each token would be too slow. A model that needs more does not fit.
     """
     return min(over, experts // 2) if over > 0 and backend == "native" and quantize != "none" else 0
 
@@ -137,8 +138,8 @@ def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int
         states = CHUNK * shape.hidden_size * 4
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
     item = ITEM[dtype]
-    held = max(CHUNK * _row(shape) * item, (nodes + 1) * shape.vocab_size * (item + 4))
-    return held + (recordings(shape, dtype, quantize, nodes) if backend == "cuda" else 0)
+    layer_or_logits = max(CHUNK * _row(shape) * item, (nodes + 1) * shape.vocab_size * (item + 4))
+    return layer_or_logits + (recordings(shape, dtype, quantize, nodes) if backend == "cuda" else 0)
 
 
 def _row(shape: Shape) -> int:
@@ -159,10 +160,10 @@ def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
     step = rows * (_row(shape) * item + shape.vocab_size * (item + 1))
     picks = shape.vocab_size * (NOISE_BYTES + 2 * rows * 4)
     dense = 2 * shape.hidden_size * shape.widest.intermediate_size * item if quantize == "nf4" else 0
-    held = 0
+    recurrent = 0
     if (sizes := shape.delta) is not None:  # states before and after a forward, and what recurrent layers read
-        held = 2 * sizes.numbers * ITEM["fp32"] + MOST_CHAINED * sum(sizes.layers) * sizes.read * item
-    return results + step + picks + dense + held + PRODUCTS + USUAL_RECORDINGS * RECORDING
+        recurrent = 2 * sizes.numbers * ITEM["fp32"] + MOST_CHAINED * sum(sizes.layers) * sizes.read * item
+    return results + step + picks + dense + recurrent + PRODUCTS + USUAL_RECORDINGS * RECORDING
 
 
 def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int:

@@ -46,9 +46,9 @@ class ReplyStats:
     """Figures of replies with one drafter here: tokens per step, nodes per step, drafting seconds per verifying second.
 
     Unlike tokens/s, none of the three depends on the load of the machine. `rest` is the time of a step that is neither
-    drafting nor verification, also per verifying second. `peak` is the most memory that the process held, and `held` is
-    the drafter's part of it. `tokens` is the total length of these replies; earlier replies count less. `replies` is
-    their number, or 0 if an earlier version did not count them.
+    drafting nor verification, also per verifying second. `peak` is the most bytes that the process used, and
+    `drafter_bytes` is the drafter's part of them. `tokens` is the total length of these replies; earlier replies count
+    less. `replies` is their number, or 0 if an earlier version did not count them.
     """
 
     length: float
@@ -56,7 +56,7 @@ class ReplyStats:
     drafting: float
     rest: float = 0.0
     peak: int = 0
-    held: int = 0
+    drafter_bytes: int = 0
     tokens: float = math.inf
     replies: int = 0
 
@@ -208,19 +208,19 @@ def replies_subject(weights: str, device: str, dtype: str, quantize: str) -> str
 
 
 def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
-    """Return the figures of replies from their sums; None with fewer than LEAST_TOKENS tokens."""
-    tokens, steps, nodes, drafting, verifying, rest, peak, held, replies = sums
+    """Return the figures of replies from the sums that `with_reply` made; None with fewer than LEAST_TOKENS tokens."""
+    tokens, steps, nodes, drafting, verifying, rest, peak, drafter_bytes, replies = sums
     if tokens < LEAST_TOKENS or not steps or not verifying:
         return None
     shares = drafting / verifying, rest / verifying
-    return ReplyStats(tokens / steps, nodes / steps, *shares, int(peak), int(held), tokens, int(replies))
+    return ReplyStats(tokens / steps, nodes / steps, *shares, int(peak), int(drafter_bytes), tokens, int(replies))
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
-    """Return `sums`, which are figures of replies by drafter, with one more reply added. Earlier replies count less.
+    """Return `sums` (by drafter, over its replies) with one more reply added. Earlier replies count less.
 
-    Of the peaks only the lowest counts. A peak above OTHERS times the bytes of model, drafter and cache is ignored,
-    since this process may have held other models before.
+    The peak is not summed: the lowest one is kept. A peak above OTHERS times the bytes of model, drafter and cache is
+    ignored, since it may include other models that this process had loaded before.
     """
     new = (
         statistics.acceptance_length * statistics.steps,  # includes the token that ended the reply, since it took time
@@ -239,10 +239,10 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
 
 
 def _file_of_experts(path: Path) -> Path | None:
-    """Return the file that experts are read from: a packed copy, or else an original file, if it is on the disk for
-    packed copies; None for originals on another disk.
+    """Return the largest file of a model's experts: a packed copy, or else an original file.
 
-    Raises LocalspecError and OSError for a model whose files cannot be read.
+    Return None for an original file on another disk than packed copies. Raises LocalspecError and OSError for a model
+    whose files cannot be read.
     """
     paths, own, same = Paths(home()), read(path) if is_packed(path) else None, revision(path)
     of_it = [one for one in packed_files(paths) if one.header.origin.revision == same]

@@ -178,7 +178,7 @@ def run_plans(
     fits, or the fastest plain decoding if none fits.
     """
     plans = [plan for precision in precisions for plan in _plans_in(model, precision, measurements, most, context)]
-    plans = _in_one_packing(_as_it_answers(plans, model), model, measurements)
+    plans = _in_one_packing(_in_default_packing(plans, model), model, measurements)
     base = max((plan for plan in plans if plan.candidate.name == "none"), key=lambda plan: (plan.fits, plan.speed))
     rated = [
         replace(plan, cost_effectiveness=cost_effectiveness(plan.speed, plan.memory, base.speed, base.memory))
@@ -188,9 +188,8 @@ def run_plans(
     return sorted(rated, key=lambda plan: plan.cost_effectiveness, reverse=True)
 
 
-def _as_it_answers(plans: list[RunPlan], model: Model) -> list[RunPlan]:
-    """Return the plans in the default packing of a model in GGUF files, or the other plans if that packing does not
-    fit.
+def _in_default_packing(plans: list[RunPlan], model: Model) -> list[RunPlan]:
+    """Return the plans in the default packing of a model's GGUF file. If none of them fits, return the other plans.
 
     Where the default packing is not offered, as on a GPU, dense weights take its place, since int8 would lose more. A
     mixture of experts is packed again only on request, because a packed copy takes many gigabytes, and experts can also
@@ -305,7 +304,7 @@ def _plans_in(
             plain_speed, plain_bytes = tokens_per_second, size
         memory = size
         if replies is not None and replies.peak > 0:  # M needs a ratio: the peak, relative to it without the drafter
-            memory = round(plain_bytes * replies.peak / max(replies.peak - replies.held, 1))
+            memory = round(plain_bytes * replies.peak / max(replies.peak - replies.drafter_bytes, 1))
             size = max(size, replies.peak)
         yield RunPlan(
             precision, candidate, nodes, weights + candidate.bytes - on_disk, size, memory, tokens_per_second, measured,
@@ -429,7 +428,7 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return a key that sorts plans by complexity: rank, bytes, and whether the plan lacks phrases that cost nothing.
+    """Return a sort key, the simplest plan first: rank, bytes, and whether the plan has no phrases that cost nothing.
 
     Phrases rank before plain decoding, since nothing is drafted while phrases do not pay. If replies showed that
     looking up phrases takes time, they rank after plain decoding. Of two drafters with the same bytes, the one with

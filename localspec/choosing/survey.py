@@ -47,12 +47,11 @@ _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a
 
 
 def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
-    """Return the smallest of the publisher's other forms of a model, such as a GGUF type, that `pull` may fetch instead
-    of the original weights; None for the original.
+    """Return the form of a model, such as a GGUF type, that `pull` fetches instead of the original weights, or None.
 
-    `packing` is the packing to keep; None keeps the original. `packed` says that the file would be packed again instead
-    of being read as it is. The original is taken if no form suits, if the model has terms to accept, or if a drafter of
-    the entry must be trained with the original weights.
+    The smallest suited form by the model's publisher is taken. `packing` is the packing to keep; None keeps the
+    original. `packed` says that the file would be packed again instead of being read as it is. The result is None if no
+    form suits, if the model has terms to accept, or if a drafter of the entry must be trained with original weights.
     """
     weights = [kind_of(one.kind) for one in entry.drafters if one.kind in kinds(*WEIGHTS)]
     made = any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
@@ -97,13 +96,12 @@ class ToFetch:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The best plan to run a model on a machine, one that fits if possible. `reason` explains the plan, or why there is
-    none.
+    """The best plan to run a model on a machine; the plan fits if any plan does. `reason` explains the plan, or why
+    there is no plan.
 
     `speedup` is the speed with drafts relative to plain decoding in the same precision; None if nothing fits. `pace` is
     the tokens/s predicted from the machine only, so that the choice of a model does not depend on earlier replies.
-    `passed_over` is the reason why a small model that seems meant to draft is not used, and `idle` the reason why a GPU
-    is not used.
+    `passed_over` is the reason why an apparent draft model is not used, and `idle` the reason why a GPU is not used.
     """
 
     card: TargetCard
@@ -169,8 +167,8 @@ class Recommendation:
         candidate = self.plan.candidate if self.plan else None
         missing = [card for card in (self.card, candidate.small if candidate else None) if card and not card.here]
         precision = self.plan.precision if self.plan else None
-        kept = precision.quantize if precision and precision.device.engine == "native" else None
-        sizes = [_download(card.entry, kept if card is self.card else None) for card in missing]
+        packing = precision.quantize if precision and precision.device.engine == "native" else None
+        sizes = [_download(card.entry, packing if card is self.card else None) for card in missing]
         sized = [size for size in sizes if size is not None]
         other = candidate.published if candidate and candidate.small is None else None
         drafter = other.download if other else None
@@ -179,7 +177,7 @@ class Recommendation:
 
 
 def _download(entry: Entry | None, packing: str | None) -> int | None:
-    """Return about how many bytes a pull of a model fetches to keep it in a packing."""
+    """Return about how many bytes `pull` fetches for a model that it keeps in this packing; None if unknown."""
     form = suited_form(entry, packing) if entry else None
     return form_bytes(form, entry) if form and entry else original_bytes(entry) if entry else None
 
@@ -239,8 +237,8 @@ def recommend(
         chosen, others = max(fitting, key=lambda option: option[0].speed)
         pace = chosen.speed
         if model.card.here:
-            own = as_computed(chosen.precision.device, model)
-            open_ones = possible_precisions(model, precisions(own))
+            device = as_computed(chosen.precision.device, model)
+            open_ones = possible_precisions(model, precisions(device))
             predicted = best(run_plans(model, open_ones, _OfMachine(measurements)), here, rule=rule)
             pace = predicted.speed if predicted is not None else pace
         reason, gain = explained(chosen, others), speedup(chosen, others)
@@ -320,7 +318,7 @@ def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer
     for listed, rest in ((slow, ", passed over because answers take longer"), (others, " that should run here, too")):
         if listed:
             title = "Better mixtures of experts" if len(listed) > 1 else "A better mixture of experts"
-            sentences.append(f"{title}{rest}: {', '.join(map(_with_speed, listed))}.")
+            sentences.append(f"{title}{rest}: {', '.join(map(_name_with_speed, listed))}.")
     large = sorted((one for one in better if not one.fits), key=lambda one: one.plan.bytes if one.plan else 0)
     if large:
         sentences.append(f"{large[0].card.name}, a better mixture of experts, {large[0].reason}.")
@@ -330,12 +328,11 @@ def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer
     return " ".join(sentences)
 
 
-def _with_speed(one: Recommendation) -> str:
-    """Return the name of a mixture that fits, with its predicted speed in brackets."""
-    assert one.plan is not None
-    disk = f" with {size(one.plan.on_disk)} of its experts on the disk" if one.plan.on_disk else ""
-    thinks = "; it thinks before it answers" if one.thinks else ""
-    return f"{one.card.name} ({tokens_a_second(one.plan.speed)}{disk}{thinks})"
+def _name_with_speed(mixture: Recommendation) -> str:
+    assert mixture.plan is not None
+    disk = f" with {size(mixture.plan.on_disk)} of its experts on the disk" if mixture.plan.on_disk else ""
+    thinks = "; it thinks before it answers" if mixture.thinks else ""
+    return f"{mixture.card.name} ({tokens_a_second(mixture.plan.speed)}{disk}{thinks})"
 
 
 def _speed(one: Recommendation) -> float:

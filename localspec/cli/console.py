@@ -72,9 +72,9 @@ def table(
 
 
 def _parts(cell: str, wide: int, *, wraps: bool) -> list[str]:
-    """Break a cell into lines after blanks and plus signs if it `wraps`. Cut what is still too wide.
+    """Break a cell into lines after blanks and plus signs if it `wraps`. Cut lines that are still too wide.
 
-    Text in wide characters, such as Chinese, has no blanks: it is broken anywhere.
+    Words in wide characters, such as Chinese, are broken anywhere, because such text has no blanks.
     """
     parts = [""]
     for word in re.findall(r"[^ +]+[ +]?|[ +]", cell) if wraps else [cell]:
@@ -90,7 +90,7 @@ def _parts(cell: str, wide: int, *, wraps: bool) -> list[str]:
 def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
     """Break a line between words if it is too wide. Indent the parts after the first.
 
-    Paths and commands stay whole. If one is wider than a line, the terminal breaks it, and copying joins it again.
+    Paths and commands stay whole. The terminal breaks a path that is wider than a line, and copying joins it again.
     """
     if width is None:
         return [line]
@@ -191,7 +191,7 @@ def at_a_terminal() -> bool:
 
 
 def piped() -> bool:
-    """Return whether a program writes the prompts or reads the replies. A chat lists no conversations of programs."""
+    """Return whether a program writes the prompts or reads the replies; if so, no chat lists the conversation."""
     return not (at_a_terminal() and seen())
 
 
@@ -215,10 +215,9 @@ WAIT_SECONDS = 8.0  # a longer wait gets one line if no line can be overwritten
 
 
 class Progress:
-    """A line of progress on standard error. On a terminal it is overwritten.
+    """A line of progress on standard error. On a terminal it is overwritten; leaving the context removes it.
 
-    Elsewhere one line is printed for each wait of more than WAIT_SECONDS, unless `names_waits` is False. As a context
-    it is cleared at the end.
+    Elsewhere one line is printed for each wait of more than WAIT_SECONDS, unless `names_waits` is False.
     """
 
     def __init__(self, names_waits: bool = True) -> None:
@@ -252,7 +251,7 @@ class Progress:
             if self._named and _kind(what) != self._named:  # another wait has begun
                 self._wait, self._named = None, ""
             if self._wait is None and self._names_waits:
-                self._wait = Timer(WAIT_SECONDS, self._name)
+                self._wait = Timer(WAIT_SECONDS, self._print_wait)
                 self._wait.daemon = True
                 self._wait.start()
 
@@ -266,15 +265,15 @@ class Progress:
             tell("\r\x1b[K", end="")
             self._shown = False
 
-    def _name(self) -> None:
-        """Print the name of the current wait if it has become long."""
+    def _print_wait(self) -> None:
+        """Print what the user waits for; the timer calls this after WAIT_SECONDS."""
         with self._lock:
             if self._what:
                 self._named = _kind(self._what)
                 say(f"{self._what} …")
 
     def notice(self, sentence: str) -> None:
-        """Print a sentence in place of the line. The sentence stays."""
+        """Remove the line of progress, and print a sentence that stays."""
         self.clear()
         say(sentence)
 

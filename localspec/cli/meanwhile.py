@@ -28,7 +28,7 @@ class Meanwhile:
 
     @contextmanager
     def measuring(self, engine: Any) -> Iterator[None]:
-        """While the body runs, run missing measurements of the engine on another thread; then wait until they pause.
+        """Run missing measurements of the engine on another thread until the body and the stage in progress have ended.
 
         Nothing is measured for a model on a server.
         """

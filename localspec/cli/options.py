@@ -67,8 +67,8 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Return a decorator that gives a command the flags of the settings `names` in place of the argument `settings`.
 
-    `helps` has another help for some of the flags, or a pair: the displayed values, and the help. The command gets the
-    result of `load_settings`.
+    `helps` replaces the help of some flags, by a text, or by a pair: the displayed values and a text. The command gets
+    the result of `load_settings`.
     """
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
@@ -88,8 +88,8 @@ def _with_flags(
     command: Callable[..., T], name: str, flags: list[inspect.Parameter], build: Callable[..., object]
 ) -> Callable[..., T]:
     """Replace the argument `name` of a command by flags; `build` makes its value from them."""
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [flag for one in own for flag in (flags if one.name == name else [one])]
+    before = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [flag for one in before for flag in (flags if one.name == name else [one])]
 
     def with_flags(**values: Any) -> T:
         given = {flag.name: values.pop(flag.name) for flag in flags}

@@ -63,16 +63,16 @@ def show(
             best = readable_phrases(pool, store.phrases.most_useful(pool.pool) if store else (), decode)
             chosen.append((pool, list(islice(best, min(limit, sys.maxsize))), why_ids))
         stories = Stories(store.history) if store else None
-        titles = [[stories.of(kept.phrase) if stories else "" for kept in phrases] for _, phrases, _ in chosen]
+        titles = [[stories.of(readable.phrase) if stories else "" for readable in phrases] for _, phrases, _ in chosen]
     if as_json:
-        print_json([_as_json(kept) for _, phrases, _ in chosen for kept in phrases])
+        print_json([_as_json(readable) for _, phrases, _ in chosen for readable in phrases])
         return
     if not chosen:
         typer.echo("No phrases are saved yet.")
     for (pool, phrases, why_ids), lines in zip(chosen, titles, strict=True):
         typer.echo(one_line(f"{pool.model}: {counted(pool.phrases, 'phrase')}, the most useful first. {why_ids}"))
-        for kept, story in zip(phrases, lines, strict=True):
-            typer.echo(f"  {kept.line}  ({one_line(story)})")
+        for readable, story in zip(phrases, lines, strict=True):
+            typer.echo(f"  {readable.line}  ({one_line(story)})")
 
 
 @app.command()
@@ -112,8 +112,8 @@ def export(model: Model = None) -> None:
     with store_if_any(WHAT) as store:
         for pool in _pools_of(store, model):
             phrases = store.phrases.export(pool.pool) if store else ()
-            for kept in readable_phrases(pool, phrases, reader(pool)[0]):
-                print_json(_as_json(kept))
+            for readable in readable_phrases(pool, phrases, reader(pool)[0]):
+                print_json(_as_json(readable))
 
 
 def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
@@ -134,15 +134,15 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
     return chosen
 
 
-def _as_json(kept: ReadablePhrase) -> dict[str, Any]:
+def _as_json(readable: ReadablePhrase) -> dict[str, Any]:
     """Return a phrase as it is exported; `text` is None if the model's tokenizer is not here."""
-    phrase = kept.phrase
+    phrase = readable.phrase
     return {
-        "model": kept.pool.model,
+        "model": readable.pool.model,
         "before": unpack_tokens(phrase.before),
         "key": unpack_key(phrase.key),
         "after": unpack_tokens(phrase.after),
-        "text": kept.text,
+        "text": readable.text,
         "uses": phrase.uses,
         "served": phrase.served,
         "conversation": phrase.conversation,

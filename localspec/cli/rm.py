@@ -154,14 +154,14 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
         for file in mine:
             forget_tokenizer(file)
             if registered := _registration(file):
-                held = registered.origin.files
-                forget([Path(name) for name in held], (mark for _, mark in held.values()), paths)
+                originals = registered.origin.files
+                forget([Path(name) for name in originals], (mark for _, mark in originals.values()), paths)
             file.unlink(missing_ok=True)
         typer.echo(f"Deleted; {size(freed)} freed.")
 
 
 def _registration(file: Path) -> Header | None:
-    """Return the header of a registration; None for other files."""
+    """Return the header of a file that registers a GGUF file; None for any other file."""
     with suppress(LocalspecError):
         header = peek(file)[0].header
         return header if header.registered else None
@@ -169,14 +169,14 @@ def _registration(file: Path) -> Header | None:
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
-    """Return the packed files of the removed models, and of sources whose only files here are packed."""
+    """Return the packed files of the removed models, and of repositories with only packed files here."""
     found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
     found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
     return _without_others(sorted(found), [str(source) for source in sources])
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
-    """Return the packed files without those that another source may need as its only copy; print what is left out."""
+    """Return the packed files, except files pulled from a repository that is not in `sources`; print the exceptions."""
     others = {file: other for file in files if (other := other_source(file, sources))}
     for file, other in others.items():
         typer.echo(one_line(f"{other}, packed, has the same weights and stays: {file}"))

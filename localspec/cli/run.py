@@ -163,7 +163,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
 
 
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
-    """Return flags and prompt; the words are a prompt, or a model here and a prompt. Raises UsageMistake for others.
+    """Return flags and prompt. Raises UsageMistake if the words are neither a prompt nor a model here and a prompt.
 
     Unlike in `chat`, a unique prefix is enough for a model, because a prompt follows it. Raises NotHere for an address
     on the hub whose model is not here.

@@ -71,7 +71,6 @@ def _missing(key: str, card: TargetCard) -> str:
 
 
 def _installed_facts(card: TargetCard) -> Facts:
-    """Return facts about a model that is here, from its files."""
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
     own, passed_over = default_draft(card)
@@ -208,7 +207,7 @@ def form_in_words(form: Form) -> str:
 
 
 def _drafter_in_words(drafter: PublishedDrafter) -> str:
-    """Return in words where a published drafter comes from, its license, tokens per step, and if it is not lossless."""
+    """Return a published drafter in words: kind, origin, license, tokens per step, and "not lossless" if so."""
     where = (
         f"{drafter.source}, by {drafter.publisher or 'unknown'}" if drafter.source else "a small model of its family"
     )

@@ -232,7 +232,7 @@ def test_a_few_replies_move_what_is_expected_only_a_little() -> None:
 
 @given(st.integers(1, 20), st.integers(0, 19))
 def test_m_counts_the_peak_where_it_was_measured(peak: int, held: int) -> None:
-    known = told(phrases=ReplyStats(2.0, 3, 0.0, peak=peak * GIB, held=min(held, peak - 1) * GIB))
+    known = told(phrases=ReplyStats(2.0, 3, 0.0, peak=peak * GIB, drafter_bytes=min(held, peak - 1) * GIB))
     found = run_plans(model(), [PRECISION], known, 16)
     phrases, alone = one(found, "phrases"), one(found, "none")
     assert phrases.peak_measured and not alone.peak_measured
