@@ -28,9 +28,9 @@ _PIECE = 2**22  # bytes read at once
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of verifying a revision.
+    """The result of verifying a revision: the number of `files`, and a clause about each problem.
 
-    Its `files` were compared with the record of the pull (`recorded`) or with their names in the cache.
+    If `recorded`, the files were compared with the record of the pull; otherwise with the names of their blobs.
     """
 
     commit: str
@@ -41,8 +41,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class Removal:
-    """The effects of removing a revision: `bytes` become free, its other names (`also`) disappear, and other revisions
-    (`stay`) remain."""
+    """The effects of removing a revision: `bytes` are freed, and the other names of its commit (`also`) disappear.
+    `stay` are the names of the repository's other revisions."""
 
     source: Source
     commit: str
@@ -126,7 +126,7 @@ def size(file: Path) -> int:
 
 
 def cached(source: Source, commit: str, file: ExpectedFile) -> Path | None:
-    """Return where the client will find this file in the cache, by its name or its content; None if it is missing."""
+    """Return the path of a file in a commit's snapshot, or else of its blob; None unless its length is right."""
     pointer = snapshot(source, commit) / file.name
     path = pointer if os.path.lexists(pointer) else repository(source) / "blobs" / file.digest
     return path if size(path) == file.bytes else None
@@ -148,7 +148,7 @@ def discard(source: Source, commit: str, file: ExpectedFile) -> None:
 def verify(
     source: Source, paths: Paths | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Verified:
-    """Read every file of a revision, and compare it with the record of the pull, or else with its name in the cache.
+    """Compare every file of a revision with the record of the pull, or without a record with the name of its blob.
 
     `progress` is called with the bytes read and the total bytes. Raises NotHere if the revision is not here.
     """
@@ -271,7 +271,8 @@ def _display_name(source: Source, commit: str, refs: frozenset[str], records: di
 def remove(removal: Removal, paths: Paths | None = None) -> None:
     """Delete the record, and files that no other revision uses. Raises OSError, and LocalspecError if a deletion fails.
 
-    If no revision stays, names are deleted first. Contents without names then show that a deletion was interrupted.
+    If no revision stays, the snapshot is deleted before the blobs. Blobs without a snapshot then show that a deletion
+    was interrupted.
     """
     rest = removal.path == repository(removal.source)
     strategy = None if rest else _scan(removal.source).delete_revisions(removal.commit)
@@ -293,10 +294,9 @@ def forget_deleted(source: Source) -> None:
 
 
 def _scan(source: Source) -> Any:
-    """Return the client's view of the cache, reduced to this repository and to files inside its directory.
+    """Return huggingface_hub's list of cached files, reduced to this repository and to files in its directory.
 
-    With a view of the whole cache, the client could delete this commit in another copy of the repository, and linked
-    files outside the directory.
+    With the whole list, huggingface_hub could delete a commit of another repository, or linked files elsewhere.
     """
     from localspec.hub.client import client
 

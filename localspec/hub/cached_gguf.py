@@ -146,7 +146,7 @@ def _in(place: Path) -> Iterator[CachedGguf]:
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:
-    """Return the name, size and digest of a cached file. Only a link shows its digest: the name of its target."""
+    """Return a cached file's name, size and digest. A link's target is named by the digest; a copy gets "-"."""
     digest = os.path.basename(os.readlink(path)) if path.is_symlink() else ""
     return ExpectedFile(
         path.relative_to(commit).as_posix(), bytes_of(path), digest if DIGEST.fullmatch(digest) else "-"

@@ -24,7 +24,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @cache
 def client() -> Any:
-    """Return the module huggingface_hub. When it is first imported, it reads its variables and makes its logger."""
+    """Import huggingface_hub and return the module. The first import reads environment variables."""
     quiet_hub()
     import huggingface_hub
 
@@ -76,7 +76,7 @@ def _session() -> Any:
             self._stream.close()
 
     def bound(response: Any) -> None:
-        """Limit the bytes that are read into memory. A requested file is read in pieces, and is not limited."""
+        """Limit the bytes that `response.read()` accepts. Downloads read a response in pieces, without this limit."""
         read_whole, most = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
 
         def read() -> Any:

@@ -91,9 +91,9 @@ class _Fetching:
         return f"{'; '.join(said)}." if said else ""
 
     def part(self, part: Part) -> None:
-        """Fetch a part, small files first, because a directory without weights is never taken for a model.
+        """Fetch the files of a part, weights last, so that an interrupted pull leaves nothing that looks like a model.
 
-        Files that are cached already are compared with their digests too.
+        Files that are in the cache already are compared with their digests.
         """
         hub, places = client(), hub_places()
         for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
@@ -210,12 +210,10 @@ def _private_locks(source: Source) -> Iterator[None]:
                 lock.chmod(stat.S_IMODE(lock.stat().st_mode) & ~0o022)
 
 
-def _clear_what_the_client_tried(blobs: Path) -> None:
-    """Remove the files with which the client tests the umask and symbolic links. The client leaves them if it is killed
-    or the disk fails.
+def _delete_test_files(blobs: Path) -> None:
+    """Delete the files with which huggingface_hub tests the umask and symbolic links, if a killed process left them.
 
-    A process that is running the test now is not disturbed: the link that it tests needs no target, and the directory
-    is no longer needed once the link exists.
+    A test that another process is running does not fail: the tested link works without a target.
     """
     for left in (*blobs.glob("tmp_*-*-*-*-*"), *hub_places().cache.glob("tmp????????/dummy_file_*")):
         with suppress(OSError):
@@ -232,7 +230,7 @@ def _finish(part: Part, paths: Paths | None) -> list[str]:
 
     Return notices.
     """
-    _clear_what_the_client_tried(repository(part.source) / "blobs")
+    _delete_test_files(repository(part.source) / "blobs")
     if part.source.gguf or part.texts_only:  # the registration says where a model is from
         return []
     source, former = part.source, record(part.source, paths)

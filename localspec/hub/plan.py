@@ -35,9 +35,9 @@ _READ_FIRST = 2**25  # bytes of a config.json or index that is read for a plan, 
 class Part:
     """The files to fetch from one revision of a repository.
 
-    `heads` is the kind of drafter if the files are heads. `whole` says that the files are pickles of a model together
-    with its Medusa heads. `texts_only` says that the files are the texts of a model whose weights are in the previous
-    part. `here` has the names of files that are in the cache already.
+    `heads` is the kind of the drafter in the files; empty for a model. If `whole`, the files are pickles of a model
+    together with its Medusa heads. If `texts_only`, the files are a model's config and tokenizer, and its weights are
+    in the previous part. `here` are the names of the files that are in the cache already.
     """
 
     source: Source
@@ -154,7 +154,7 @@ def _part(source: Source) -> Part:
 
 
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
-    """Return a part with these files. Raises LocalspecError, and ValueError for impossible values."""
+    """Return a part with these files. Raises ValueError for an invalid file, and LocalspecError for a huge one."""
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
@@ -196,7 +196,7 @@ def _weight_names(
 def _table(
     source: Source, known: Mapping[str, ExpectedFile], read: Callable[[str], Any], index: str, suffix: str
 ) -> dict[str, str]:
-    """Return the file of each tensor in a repository, by the tensor's name, from an index.
+    """Read the weight_map of an index: return the name of each tensor's file, by the tensor's name.
 
     Raises LocalspecError for an invalid index.
     """

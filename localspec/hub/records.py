@@ -167,7 +167,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """Return the packed models that were pulled, by source.
 
-    If a source has several packed files, prefer a registration of its GGUF files, or else the newest file.
+    Of several packed files of a source, return the one that only registers GGUF files, or else the newest.
     """
     pulled = []
     for one in packed_files(paths):

@@ -64,8 +64,8 @@ class _Allowed:
 def limit_cores(count: int | None, shown: str = "") -> None:
     """Let this process compute with at most this many cores from now on; None means all.
 
-    Call it before a model is loaded. Raises UsageMistake if there are fewer cores; the message calls the setting
-    `shown`.
+    Call it before a model is loaded. Raises UsageMistake if there are fewer cores. `shown` is the setting and its
+    value for the message, such as "--threads 8".
     """
     if count is not None and count > _cores_here():
         raise UsageMistake(
@@ -273,10 +273,10 @@ _LONGEST = 0.5  # seconds of a measurement
 
 
 def disk_bandwidth(file: Path) -> float | None:
-    """Return the bytes per second of reads at random places of a file, the way experts are read; None if unknown.
+    """Measure reads at random places of a file, as of experts on disk. Return bytes per second; None if impossible.
 
-    The reads are about as long as the matrix of an expert. They are made one after another, and bypass the page cache,
-    which only Linux permits. The measurement takes at most half a second.
+    A read is about as long as the matrix of an expert. The reads follow one another, and bypass the page cache, which
+    only Linux permits. The measurement takes at most half a second.
     """
     direct = getattr(os, "O_DIRECT", 0)
     try:

@@ -1,6 +1,6 @@
 """The compiled library in Python: its structures and functions, and its errors as exceptions.
 
-Their names and order are as in `native/src/localspec.h`. Arrays are passed by address; callers must keep them alive.
+`native/src/localspec.h` has the same names and order. Arrays are passed by address; callers must keep them alive.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ class BlocksPacking(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """ls_table: rows that are read by token id, in plain form or as a matrix."""
+    """ls_table: a table with a row per token id, in fp32 or bf16, or as a packed matrix."""
 
     _fields_ = (("rows", c_void_p), ("format", c_int32), ("matrix", Matrix))
 

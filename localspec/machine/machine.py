@@ -1,4 +1,4 @@
-"""The machine as plain facts: its devices, the formats they compute in, and why others cannot be used."""
+"""Facts about the machine: its devices, the formats that each computes in, and why other formats do not work."""
 
 import platform
 import sys
@@ -14,10 +14,7 @@ _OPERATORS = {"int8": "aten::_weight_int8pack_mm", "int4": "aten::_weight_int4pa
 
 
 def lacking(quantize: str, device: str) -> str:
-    """Return a clause that says why this machine cannot compute in a packing (or `none`) on a device.
-
-    The clause is empty if it can.
-    """
+    """Return the reason why a device cannot compute in a packing, as a clause; empty if the packing works."""
     device_type = device.partition(":")[0]
     if quantize == "none":
         return ""
@@ -71,8 +68,8 @@ class Device:
 
     @property
     def backend(self) -> str:
-        """The backend, which determines bytes and speed: native on a CPU with the compiled library, else torch's
-        type of device."""
+        """The backend, on which a model's bytes and speed depend: native on a CPU with the compiled library, else
+        torch's type of the device."""
         return self.engine if self.engine == "native" else self.type
 
     @property

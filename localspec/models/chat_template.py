@@ -60,7 +60,7 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_printable
     )
     environment.filters["tojson"] = _to_json
-    environment.filters.update({name: _limited(name, made) for name, made in environment.filters.items()})
+    environment.filters.update({name: _limited(name, function) for name, function in environment.filters.items()})
     environment.globals.update(
         raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_Dict()
     )
@@ -142,20 +142,20 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return found
 
 
-def _limited(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that counts the size of its result."""
+def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a template's filter with a limit on the size of each result, and on the sum of all sizes."""
 
-    @wraps(made)
+    @wraps(function)
     def limited(*args: Any, **named: Any) -> Any:
-        return _Sandbox.counted(made(*_bounded(name, args, named), **named))
+        return _Sandbox.counted(function(*_bounded(name, args, named), **named))
 
     return limited
 
 
 def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the arguments of a filter or method, with each iterator turned into a list.
+    """Return the arguments of the filter or method `name`, with each iterator turned into a list.
 
-    Raises MemoryError if the result would be too long.
+    Raises MemoryError if a call with these arguments could return too long a text.
     """
     if name not in _GROWING:
         return args
@@ -192,7 +192,7 @@ def _size(value: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return the factor by which an argument may lengthen a text: its value if it is an integer, else 1."""
+    """Return how many times longer an argument may make a text: as its absolute value if it is an integer, else 1."""
     return max(1, abs(value)) if isinstance(value, int) else 1
 
 

@@ -142,14 +142,14 @@ class ChatTokenizer:
         answer = self._answer(messages, waits, switches)
         systems = {at for at, message in enumerate(messages) if message["role"] == "system"}
         if "text" in answer and systems:
-            systems -= self._in_text(messages, waits, switches)
+            systems -= self._included_systems(messages, waits, switches)
         if systems and ("text" in answer or answer.get("refused")):
             for merged in (systems - {0}, systems):  # many accept the first one, but no others
                 fewer = _merged(messages, merged)
                 if len(fewer) == len(messages):
                     continue
                 found = self._answer(fewer, waits, switches)
-                if "text" in found and (merged == systems or 0 in self._in_text(fewer, waits, switches)):
+                if "text" in found and (merged == systems or 0 in self._included_systems(fewer, waits, switches)):
                     return str(found["text"])
                 answer = answer if "text" in answer else found
         if "text" in answer:
@@ -191,8 +191,10 @@ class ChatTokenizer:
             return {"error": "it produces halves of surrogate pairs, which are not characters"}
         return {"text": text}
 
-    def _in_text(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None) -> frozenset[int]:
-        """Return the indices of the system messages that the template includes; the other arguments are `_answer`'s."""
+    def _included_systems(
+        self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None
+    ) -> frozenset[int]:
+        """Return the indices of the system messages whose contents are in the template's text."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
             written = set()
@@ -252,18 +254,18 @@ class ChatTokenizer:
     @cached_property
     def switch(self) -> Switch | None:
         """The switch of the model's template for thinking; None if it has none."""
-        return find_switch(self.tokenizer.chat_template or "", self._asks)
+        return find_switch(self.tokenizer.chat_template or "", self._switched)
 
     def heeds_switch(self, system: str | None) -> bool:
         """Return whether the template's switch has an effect with this system prompt. Some prompts disable it."""
-        return self.switch is not None and self.switch.changes(self._asks, system)
+        return self.switch is not None and self.switch.changes(self._switched, system)
 
     def thinks_by_itself(self, system: str | None) -> bool | None:
         """Return whether the template lets the model think by default; None if its switch has no effect."""
-        return self.switch.is_on(self._asks, system) if self.switch and self.heeds_switch(system) else None
+        return self.switch.is_on(self._switched, system) if self.switch and self.heeds_switch(system) else None
 
-    def _asks(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
-        """Return the text of a conversation if the template's variables are `switches`; empty if the template fails."""
+    def _switched(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
+        """Return the template's text of a conversation, with these variables set; empty if the template fails."""
         try:
             return self._templated(messages, waits=True, switches=switches)
         except LocalspecError:
@@ -271,12 +273,13 @@ class ChatTokenizer:
 
     @property
     def thinks(self) -> WhenItThinks | None:
-        """When the model thinks before it answers: "always", "no", or as a "switch" says; None if unknown."""
+        """When the model thinks before an answer: "always", "no", or "switch" if a switch decides; None if unknown."""
         if self.switch is not None:
             return "switch"
         if self.thinking is None:
             return "no"
-        begun = self._asks([{"role": "user", "content": "a"}], {}).rstrip().endswith(self.thinking.marks.opening)
+        text = self._switched([{"role": "user", "content": "a"}], {})
+        begun = text.rstrip().endswith(self.thinking.marks.opening)
         return "always" if begun else None
 
     # -- reading and writing ------------------------------------------------------------------------------------------

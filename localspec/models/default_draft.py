@@ -35,12 +35,12 @@ class DefaultDraft:
 
 
 def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
-    """Return the small model that drafts for a target, and sentences about a skipped model, if any.
+    """Return the small model that drafts for a target, and sentences about the models that were skipped.
 
     The result is the first of these models that is here and has the target's tokens: the model that models.toml names;
-    the model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json whose
-    step reads at most half of the target's bytes. If none is here, the result is the model named in models.toml, to be
-    fetched. Only headers are read. `every` is a recent result of `registry.known`, for callers with many models.
+    the model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json that
+    reads at most half of the target's bytes per step. Otherwise return the model in models.toml, to be fetched, or
+    None. Only headers are read. `every` is a recent result of `registry.known`, for callers with many models.
     """
     named: DefaultDraft | None = None
     if card.draft:
@@ -126,7 +126,7 @@ def compare(
 
     `small` and `target` are tokens by id, and `special` are the target's ids that occur in no text. The small model in
     `path` has `vocabulary` ids. Its tokenizer may list special tokens with higher ids, such as the token for images in
-    Gemma 3's text models. Drafters give the small model other ids instead.
+    Gemma 3's text models. Drafters replace these ids by others before the small model reads a text.
     """
     different = [index for index in target.keys() & small.keys() if target[index] != small[index]]
     if different:

@@ -51,7 +51,7 @@ class Detokenizer:
         return new
 
     def _shorten(self, text: str, before: int) -> None:
-        """Move the start of the window to a later place where no character is split."""
+        """Make the first held tokens the new context, up to the last place that splits no returned character."""
         for place in range(len(self._held) - 1, 0, -1):
             head = self._decode([*self._context, *self._held[:place]])[before:]
             if len(head) <= self._given and head + self._decode(self._held[place:]) == text:

@@ -50,9 +50,9 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 
 
 def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
-    """Return the names of the kinds of drafters that a model accepts, judged by its layers, its family and its files.
+    """Return the names of the kinds of drafters that suit a model's layers, family and files.
 
-    `takes` limits the result, for example to kinds that take "weights". Unknown properties of a model exclude no kind.
+    With `takes` return only kinds that take, for example, "weights". Unknown properties of a model exclude no kind.
     """
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
@@ -65,7 +65,7 @@ def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) 
 
 
 def _suits(kind: str, architecture: str | None, card: TargetCard) -> bool:
-    """Return whether a kind of drafter suits a model: its family, and for `mtp` its files, which need an MTP layer."""
+    """Return whether a kind of drafter suits a model's family, and for `mtp` whether the files have an MTP layer."""
     try:
         check_family(kind, architecture, card.name)
         if kind == MTP and card.here and architecture is not None:
@@ -132,7 +132,7 @@ class DrafterCard:
 
 
 def remedy(file: Path) -> str:
-    """Return the end of a sentence about a damaged file of a drafter, which says what to do."""
+    """Return a clause that says what to do about a damaged file of a drafter."""
     shipped = PACKAGE in file.parents
     return "the installation is damaged, so install localspec again" if shipped else TRAIN_AGAIN
 
@@ -185,7 +185,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
 
 
 def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
-    """Return the readable trained drafters for a model: of each kind the drafter that `find_drafter` finds."""
+    """Return the trained drafters for a model: one of each kind, the same as `find_drafter` returns."""
     found: dict[str, DrafterCard] = {}
     for _, drafter in _drafters_here(card, paths):
         if isinstance(drafter, DrafterCard):
@@ -203,7 +203,6 @@ def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
 
 
 def _read(path: Path) -> DrafterCard | LocalspecError:
-    """Return the drafter in a directory, or the reason why it cannot be read."""
     try:
         return read_drafter(path)
     except LocalspecError as trouble:
@@ -269,8 +268,8 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
 def _is_shipped_for(path: Path, target: Mapping[str, Any], card: TargetCard) -> bool:
     """Return whether a drafter came with localspec and is for the registered model of `card`.
 
-    The model may be here in any published form. Forms round the weights differently, and how often the drafter is right
-    was not measured with all of them.
+    The model may be here in any published form. Forms round the weights differently, and the drafter's accuracy was
+    not measured with all forms.
     """
     entry = card.entry
     return SHIPPED in path.parents and entry is not None and not entry.path and entry.name == target.get("name")
@@ -384,7 +383,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _are_accuracies(content: object) -> bool:
-    """Return whether a value lists how often the token of each rank was right, by depth."""
+    """Return whether a value of drafter.json is a list [depth][rank] of rates from 0 to 1."""
     return isinstance(content, list) and all(
         isinstance(level, list) and level and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in level)
         for level in content
@@ -392,7 +391,7 @@ def _are_accuracies(content: object) -> bool:
 
 
 def _is_acceptance(content: object) -> bool:
-    """Return whether a value is empty, or lists tokens per forward by nodes."""
+    """Return whether a value of drafter.json is None, or an acceptance `length` with the `nodes` of its trees."""
     if not isinstance(content, dict):
         return content is None
     length, nodes = content.get("length"), content.get("nodes")

@@ -58,7 +58,7 @@ class DrafterSize:
 
     @property
     def layer_rows(self) -> int:
-        """Bytes of the keys and values that a layer of the drafter keeps, with as many key heads as the target's."""
+        """Bytes of the keys and values of a drafter's layer with the target's number of key heads."""
         return 2 * self.tokens * self.shape.num_kv_heads * self.shape.head_dim * self.other_bytes
 
     @property
@@ -114,9 +114,9 @@ class DrafterKind:
 
     `takes` says what a kind needs. Of the kinds that take nothing, `auto` chooses `phrases` and plain decoding; others
     must be named. `auto` chooses `lookahead`, merged drafters and a probe of the target's layers only after replies
-    showed that they pay, because their gain cannot be predicted. `has_phrases`: its drafts are phrases, or are
-    lengthened by phrases without `+phrases`. `parts` is the setting that lists the method's active parts.
-    `searched(parts)` returns the hyperparameters that are searched for a target and its draft model.
+    showed that they pay, because their gain cannot be predicted. `has_phrases`: drafts have phrases even without
+    `+phrases` in the name. `parts` is the name of a setting, which lists the parts of the method that are switched on.
+    `searched(parts)` returns the names of hyperparameters that are searched for a target and its draft model.
 
     `mask_key`: a small language model whose config.json has this key is a drafter of this kind. `by_shapes`: published
     files become a drafter without any weight of the target, so the target may be in a GGUF file. `states_in` is the
@@ -158,8 +158,7 @@ class DrafterKind:
         return self.training_module or f"localspec.training.drafters.{self.name}"
 
 
-def _with_head_rows(one: DrafterSize) -> int:
-    """Return the bytes of all parameters, and of the copied rows of the target's head."""
+def _size_with_head(one: DrafterSize) -> int:
     return one.weights + one.head_rows
 
 
@@ -175,17 +174,16 @@ def _medusa_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of a draft. A small model has layers and a head; a single layer uses the target's head."""
+    """Return the seconds of a draft by a small model with layers and a head, or by one layer and the target's head."""
     model = cost.parameters > cost.shape.layer
     head, layers = (0, cost.shape.num_layers) if model else (cost.head, 1)
     return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
 
 
 def _parallelspec_size(one: DrafterSize) -> int:
-    """Return the bytes. A small model's cache is at most as large as the target's; a single layer's is as large as that
-    of one target layer.
+    """Return the bytes of a small model with a cache of the target's size, or of one layer with a cache for one layer.
 
-    The correction of a layer is multiplied with the target's head when it is loaded.
+    A single layer's low-rank correction grows at loading, when it is multiplied with the target's head.
     """
     if one.parameters > 2 * one.shape.layer:
         return one.weights + one.cache_bytes
@@ -196,9 +194,9 @@ def _parallelspec_size(one: DrafterSize) -> int:
 
 @lru_cache
 def _s3d_proposal(shape: Shape) -> tuple[float, int]:
-    """Return the share of a forward that a draft takes (β) and the length of a draft (γ) that S3D's predictor proposes.
+    """Return the drafting layers' share of the model's weights (β) and the tokens per draft (γ).
 
-    The predictor (§5.3) sees only the shape of the model.
+    Both are proposed by S3D's predictor (§5.3) from the shape of the model.
     """
     head = shape.embedding / shape.layer
     proposal = propose(shape.num_layers, head, Constants())
@@ -213,8 +211,8 @@ def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
 
 
 def _eagle3_parameters(shape: Shape) -> int:
-    """Return the parameters: a layer that reads two vectors per token, the map of three states, and a head for a
-    draft vocabulary."""
+    """Return the number of parameters: a layer that reads two vectors per token, a matrix from three inner states of
+    the target to one state, and a head for a draft vocabulary."""
     head = min(shape.vocab_size, DRAFT_VOCABULARY) * shape.hidden_size
     wider = shape.hidden_size * shape.head_dim * (shape.num_heads + 2 * shape.num_kv_heads)
     return shape.layer + wider + 3 * shape.hidden_size**2 + head
@@ -226,18 +224,18 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
     return levels * (cost.product(cost.parameters, 2) + 2 * cost.layer_seconds)
 
 
-def _kept_by_a_layer(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of one layer, and a state per token."""
+def _layer_bytes(one: DrafterSize) -> int:
+    """Return the bytes of a drafter of one layer: weights, the layer's keys and values, and a state per token."""
     return one.weights + one.layer_rows + one.states
 
 
 def _mtp_size(one: DrafterSize) -> int:
-    """Return the bytes including the cache of one more layer like the target's, and a state per token."""
+    """Return the bytes of an MTP layer: weights, keys and values as in the target's last layer, a state per token."""
     return one.weights + one.shape.cached_in_last(one.cache_bytes) + one.states
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of drafting token by token: each token takes one layer and the head, a share of a forward."""
+    """Return the seconds of drafting token by token. A token takes the layer's and the head's share of a forward."""
     steps, shape = min(cost.depth, max(nodes, 1)), cost.shape
     read = cost.parameters
     if shape.experts is not None:  # it reads as many experts as a layer of the target
@@ -251,8 +249,8 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
 
-def _kept_by_layers(one: DrafterSize, parameters: int) -> int:
-    """Return the bytes of all keys and values and of a feature per token, for layers of `parameters` weights in all."""
+def _cache_bytes(one: DrafterSize, parameters: int) -> int:
+    """Return the bytes of a state per token, and of all keys and values of layers with `parameters` weights in all."""
     layers = max(round(parameters / one.shape.layer), 1)
     return layers * one.layer_rows + one.states
 
@@ -271,9 +269,8 @@ def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _dspark_size(one: DrafterSize) -> int:
-    """Return the bytes including keys and values of each layer, and a feature per token."""
     rank = one.options.get("rank", MARKOV_RANK)  # from its file; an invalid value is refused when it is loaded
-    return one.weights + _kept_by_layers(
+    return one.weights + _cache_bytes(
         one, _without_markov(one.parameters, one.shape, rank if isinstance(rank, int) else 0)
     )
 
@@ -288,8 +285,7 @@ def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
-    """Return the names of the searched hyperparameters: the window if the small model is accelerated, and phrases if it
-    is accelerated or its drafts are lengthened."""
+    """Return the names of the hyperparameters that are searched if these parts of Ouroboros are switched on."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []
@@ -311,11 +307,11 @@ TABLE = [
     ),
     DrafterKind(
         "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
-        _eagle3_seconds, size=_kept_by_a_layer, parameters=_eagle3_parameters, states_in="fc.weight",
+        _eagle3_seconds, size=_layer_bytes, parameters=_eagle3_parameters, states_in="fc.weight",
         on_chains=True,
     ),
     DrafterKind(
-        "medusa", "heads on the target's last state, one per depth", "weights", _medusa_seconds, size=_with_head_rows,
+        "medusa", "heads on the target's last state, one per depth", "weights", _medusa_seconds, size=_size_with_head,
         on_chains=True,
     ),
     DrafterKind(
@@ -333,11 +329,11 @@ TABLE = [
         "semi", "the target's last state and a tiny model of the drafted tokens", "weights",
         # depth by depth, each time with the target's head
         lambda cost, nodes: cost.depth * (cost.product(cost.parameters + cost.head, 1) + 2 * cost.layer_seconds),
-        size=_with_head_rows, on_chains=True, with_experts=False,
+        size=_size_with_head, on_chains=True, with_experts=False,
     ),
     DrafterKind(
         "dflash", "a few layers that draft a block of mask tokens at once", "published",
-        _dflash_seconds, size=lambda one: one.weights + _kept_by_layers(one, one.parameters), by_shapes=True,
+        _dflash_seconds, size=lambda one: one.weights + _cache_bytes(one, one.parameters), by_shapes=True,
         states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(
@@ -367,7 +363,7 @@ TABLE = [
 
 
 def kinds(*takes: Takes) -> tuple[str, ...]:
-    """Return the names of all kinds, or only of the kinds that take one of the arguments, such as "weights"."""
+    """Return the names of all kinds. With arguments, such as "weights", return only the kinds that take one of them."""
     return tuple(kind.name for kind in TABLE if not takes or kind.takes in takes)
 
 

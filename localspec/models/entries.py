@@ -32,9 +32,9 @@ class PublishedLength:
 
 @dataclass(frozen=True)
 class PublishedDrafter:
-    """A known drafter for a model. Without a `source` nobody publishes one, and `localspec train` makes it.
+    """A known drafter for a model. A drafter without a `source` is not published; `localspec train` makes it.
 
-    `bytes` is the size of the download, if it is known and is not two bytes per parameter.
+    `bytes` is the size of the download; None if it is unknown, or is two bytes per parameter.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class PublishedDrafter:
 
     @property
     def download(self) -> int | None:
-        """About how many bytes the download has; None if the registry does not say."""
+        """The approximate size of the download in bytes; None if unknown."""
         return self.bytes or (2 * self.parameters if self.parameters else None)  # weights in 16 bits
 
 

@@ -149,7 +149,7 @@ def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
 
 
 def draft_form(card: TargetCard) -> str | None:
-    """Return in words the form of a draft model on a CPU, perhaps coarser than usual; None without a special form."""
+    """Return a text with a draft model's bits per weight and tokens of its short head on a CPU; None without both."""
     small = small_model_of(card, drafts=True)
     shape, few = small.shape, head_tokens(small.shape.vocab_size)
     head = few - shape.vocab_size * (not shape.tied) if few else 0  # additional rows of the short head

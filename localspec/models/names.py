@@ -47,7 +47,7 @@ def full_name(name: str) -> str:
 
 
 def exact_name(name: str) -> str | None:
-    """Return the one name of a model here that equals `name` except for case; None if no name or several do.
+    """Return the name of the model here that equals `name` except for case; None unless there is exactly one.
 
     A registered name in its exact spelling is returned even if the model is not here.
     """

@@ -48,7 +48,7 @@ class TargetCard:
 
     @property
     def names(self) -> str:
-        """The model's repository, if it has one, and its name, to search for the name of a family."""
+        """The model's repository, if known, and its name: a text that contains the name of the model's family."""
         source = self.entry.source if self.entry else None
         return f"{source.repo} {self.name}" if source else self.name
 
@@ -84,8 +84,8 @@ def _listed_imports(
 ) -> dict[str, PackedFile]:
     """Return the imported models whose GGUF files a registered entry lists, by the entry's name.
 
-    Of several models for an entry, take the model with the entry's name, else the first. A model with another name is
-    left out if the entry's model is here in another form.
+    Of several imports for one entry, return the import with the entry's name, or else the first. Imports with other
+    names are left out if files of the entry itself are here.
     """
     entries = {name: card.entry for name, card in found.items() if card.entry}
     by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
@@ -150,10 +150,7 @@ def _renamed(every: Mapping[str, TargetCard], paths: Paths | None) -> dict[str, 
 
 @cache
 def _shipped_entries() -> tuple[Entry, ...]:
-    """Return the shipped entries.
-
-    They are read only once, because that takes longer than the rest of resolving a name.
-    """
+    """Return the entries of models.toml, which is read only once, because reading takes most of `resolve`'s time."""
     file = PACKAGE / "models.toml"
     if not file.exists():  # a source tree: the wheel has it inside the package
         file = PACKAGE.parent / "models.toml"
@@ -175,8 +172,8 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
-    """Return the directory of the target that `localspec pull` extracts from a whole model with Medusa heads in
-    pickles."""
+    """Return the directory to which `localspec pull` extracts a target from pickles that hold a target and Medusa
+    heads."""
     return (paths or Paths(home())).drafters / folder(source) / "target"
 
 
@@ -316,14 +313,15 @@ def is_path(name: str) -> bool:
 
 
 def could_be_here(name: str) -> bool:
-    """Return whether `name`, a result of `reference`, is a path or registered; names of a server's models are not."""
+    """Return whether `name`, a result of `reference`, is a path or registered, unlike a model on a server."""
     return os.path.isabs(name) or find(name) is not None
 
 
 def reference(card: TargetCard) -> str:
     """Return the name by which `resolve` finds this model from any directory: its name, or its absolute path.
 
-    Conversations and phrases are saved under this name, so an import that an entry lists keeps its first name.
+    Conversations and phrases are saved under this name. So for an imported model it is the name given at the import,
+    even if an entry with another name lists the model's file now.
     """
     return str(card.path) if card.entry is None else card.imported_as or card.name
 

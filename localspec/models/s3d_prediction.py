@@ -44,7 +44,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasuredLayers:
-    """Some layers, and how often their candidate of each rank equals the whole model's token, without training."""
+    """Some of a model's layers, and by rank the share of their candidates that equal the whole model's token.
+
+    They were measured without training.
+    """
 
     layers: tuple[int, ...]
     shares: tuple[float, ...]
@@ -64,7 +67,7 @@ class MeasuredLayers:
         return self.shares[0]
 
     def gains(self, depth: int) -> tuple[float, ...]:
-        """Return the gain of each node, the largest first, of a draft that extends only its likeliest token."""
+        """Return the expected gain of each node, largest first, in a draft tree with one branching node per depth."""
         reached = [self.agreement**level for level in range(depth)]
         return tuple(sorted((before * share for before in reached for share in self.shares), reverse=True))
 
@@ -86,7 +89,8 @@ def symmetric(layers: int, kept: int) -> tuple[int, ...]:
 
 
 def share(layers: int, kept: int, head: float) -> float:
-    """Return β: the share of the weights that a draft reads. The head, which weighs `head` layers, is always read."""
+    """Return β, the share of the weights that a draft reads: `kept` of the layers, and a head as large as `head`
+    layers."""
     return (kept + head) / (layers + head)
 
 
@@ -150,8 +154,8 @@ def propose(
     """Return the layers and tokens per draft that should be fastest (§5.3). Add a token to the draft only if it pays.
 
     Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are the `measured` ones.
-    `length` returns the tokens per iteration of the verified tree, by its candidates' chances [depth][rank]. At most
-    `most` layers are considered (None: all).
+    `length(chances)` returns the tokens per iteration of the tree with these chances of candidates [depth][rank]. At
+    most `most` layers draft (None: no limit).
     """
     own = {len(one.layers): one for one in measured}
     counts = sorted(own) or range(1, (most or layers) + 1)
@@ -213,9 +217,10 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
-    """Return the squared error of the best discount for this U, and that discount (`otherwise` with only first tokens).
+    """Return the smallest squared error for this U, and the discount with this error, from measured `places`.
 
-    Each place is (β, tokens before it in the draft, rate): rate = α(β) - discount * (tokens before it * α(β)).
+    A place is (β, number k of earlier tokens in the draft, rate): rate ≈ α(β) - discount * k * α(β). If all places
+    have k = 0, the discount is `otherwise`.
     """
     first = [acceptance(beta, u) for beta, _, _ in places]
     falls = [before * rate for (_, before, _), rate in zip(places, first, strict=True)]

@@ -116,7 +116,7 @@ class Shape:
     def layer(self) -> int:
         """The number of weights of one layer's matrices, on average; for recurrent models, of an attention layer.
 
-        For a mixture of experts, count a layer with an MLP in place of the experts, as its drafters have.
+        For a mixture of experts, count a layer with an MLP in place of the experts, like the layers of its drafters.
         """
         if self.experts or self.delta:
             one = self.widest
@@ -126,7 +126,8 @@ class Shape:
 
     @property
     def linears(self) -> Iterator[tuple[str, list[int], int]]:
-        """The name of each matrix of the layers and of the head, the number of rows of each part, and of inputs."""
+        """(Name, numbers of output channels by part, number of input channels) of each matrix of the layers and of
+        the head."""
         for index in range(self.num_layers):
             for name, rows, inputs in self._matrices(index):
                 yield f"layers.{index}.{name}.weight", rows, inputs
@@ -135,7 +136,7 @@ class Shape:
         yield "lm_head.weight", [self.vocab_size], self.hidden_size
 
     def _matrices(self, index: int) -> Iterator[tuple[str, list[int], int]]:
-        """Yield the name of each matrix of a layer, the number of rows of each part, and of inputs."""
+        """Yield (name, numbers of output channels by part, number of input channels) of each matrix of a layer."""
         hidden, width = self.hidden_size, self.layer_inputs[0]
         one = self.layer_sizes[index] if self.layer_sizes else self.widest
         if self.delta and self.delta.layers[index]:
@@ -179,7 +180,7 @@ class Shape:
 
     @property
     def embedding(self) -> int:
-        """The number of weights of the input embedding, and of a head."""
+        """The number of weights of the input embedding, which is also the number of weights of the head."""
         return self.vocab_size * self.hidden_size
 
     @property

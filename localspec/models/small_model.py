@@ -46,8 +46,8 @@ def mask_token(config: ModelConfig, path: Path) -> int:
 
 
 def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: int) -> npt.NDArray[np.bool_]:
-    """Return which ids of the target are never drafted, bool [vocabulary]: the mask token, and ids unknown to a
-    tokenizer."""
+    """Return bool [vocabulary]: True for ids that are never drafted, because they are the mask token or unknown to one
+    of the tokenizers."""
     known = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
     never = np.ones(vocabulary, np.bool_)
     never[[index for index in known if index < len(never)]] = False

@@ -31,7 +31,7 @@ def stored_name(name: str) -> str:
 
 
 def use_stored_names(module: Any) -> None:  # a torch module, whose methods for hooks have no types
-    """Make state dicts use the stored names of a module's own parameters and submodules, in both directions."""
+    """Make a module save and load state dicts with the stored names of its direct parameters and submodules."""
     stored = {name: other for name, other in STORED_NAMES.items() if hasattr(module, name)}
     ours = {other: name for name, other in stored.items()}
 
@@ -69,8 +69,8 @@ MOST_RANK = 1024  # a higher one is no longer low rank
 class AdaptedPart:
     """One adapted projection of the Hugging Face layout, in one of localspec's linear layers.
 
-    The projection is the rows `first` to `first` + `size` of the linear layer, with `inputs` columns. The rows `start`
-    to `end` are adapted. `block` is its index among the adapted projections in this layer.
+    The projection is the rows `first` to `first` + `size` of the linear layer, with `inputs` columns. Only its rows
+    `start` to `end` are adapted. `block` is the projection's index among those of the linear layer that are adapted.
     """
 
     layer: int

@@ -259,7 +259,7 @@ def _content(value: object) -> str | None:
 
 
 def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> str | None:
-    """Return the template. A template file is preferred to the config, and of several named templates the default."""
+    """Return the chat template: the template file, or else the config's template, or its default if it has several."""
     template = files.get("chat_template.jinja", config.get("chat_template"))
     if isinstance(template, list):
         template = {entry["name"]: entry["template"] for entry in template}

@@ -80,7 +80,7 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
     known = Paths(home()).tokenizers / mark
     if mark in _tried or known.is_file():
         return Trial(_tried.get(mark, ""), known)
-    tokenizer, *template = _answers(files, path)
+    tokenizer, *template = _child_results(files, path)
     if "error" in tokenizer:
         why = first_line(tokenizer["error"])
         whole = tokenizer.get("sentence")
@@ -119,9 +119,11 @@ def _started() -> "subprocess.Popen[bytes]":
         ) from error
 
 
-def _answers(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
-    """Return the child's answers about the tokenizer and the template. After them comes an error. It
-    stands for the missing answer if the child crashed."""
+def _child_results(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]:
+    """Return the child's results: one for the tokenizer, then one for the template, unless the child crashed before.
+
+    The last item is always an error, to be used in place of a missing result.
+    """
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
     said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])

@@ -67,7 +67,7 @@ def child() -> None:
 
 
 def _tried_tokenizer(files: dict[str, str], path: Path) -> Tokenizer:
-    """Encode and decode some texts. An unusable tokenizer panics, or ends the process.
+    """Return the tokenizer after it has encoded and decoded some texts. An unusable one panics, or ends the process.
 
     Raises the tokenizer's errors, and LocalspecError for steps that might never end and could not be interrupted.
     """
@@ -128,7 +128,7 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return texts that repeat words of the tokenizer's regular expressions: some expressions never end on them."""
+    """Return texts of repeated words from the tokenizer's regular expressions. Some expressions never end on them."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:

@@ -238,7 +238,7 @@ def test_a_vocabulary_is_handed_on_once_and_to_the_same_files_only(unseen, model
 def test_what_comes_with_localspec_is_not_tried(unseen, monkeypatch):
     import localspec
 
-    monkeypatch.setattr(tokenizer_trial, "_answers", pytest.fail)
+    monkeypatch.setattr(tokenizer_trial, "_child_results", pytest.fail)
     Tokenizer.open(Path(localspec.__file__).parent / "demo")
     assert not unseen.exists()
 
@@ -261,7 +261,7 @@ def test_a_template_that_fails_its_trial_is_never_rendered_here(unseen, model, m
         patch.setattr("localspec.models.chat_template.render_template", pytest.fail)
         with pytest.raises(LocalspecError, match=f"chat template cannot be used .*{why}"):
             ChatTokenizer(tokenizer).render(ASKED)
-        patch.setattr(tokenizer_trial, "_answers", pytest.fail)
+        patch.setattr(tokenizer_trial, "_child_results", pytest.fail)
         assert Tokenizer.open(model).trial == tokenizer.trial
 
 
