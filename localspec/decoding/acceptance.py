@@ -78,7 +78,7 @@ def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> W
 
 
 def _log_probabilities(row: npt.NDArray[np.float32], sampling: Sampling) -> tuple[npt.NDArray[np.float64], np.float64]:
-    """Return log p of logits [vocab_size] at this temperature, and the threshold above which a token is typical."""
+    """Return log p of logits [vocab_size] by this sampling, and the log p above which a token is typical."""
     scores = row / np.float64(sampling.temperature)
     scores -= scores.max()
     chances = scores - np.log(np.exp(scores).sum())

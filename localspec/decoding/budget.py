@@ -49,7 +49,7 @@ class ObservedCosts:
 
     @property
     def wants_plain(self) -> bool:
-        """Whether the time of trees has changed so much that plain steps should be timed again."""
+        """Whether forwards of trees became so much slower or faster that plain steps should be timed again."""
         return any(
             max(self._deviation(size), then) >= CHANGE * min(self._deviation(size), then)
             for size, then in self._then.items()
@@ -120,9 +120,9 @@ class PlainTime:
 
     @property
     def wanted(self) -> bool:
-        """Whether the next step should have no draft.
+        """Whether the next step should have no draft, so that plain decoding is timed again.
 
-        About one step in a hundred is requested, unless steps without drafts occur anyway.
+        A plain step is due `SOON` steps after the last one, and up to `OFTEN` steps later in a reply.
         """
         return self._costs is not None and self._steps - self._last >= self._wait
 
@@ -178,9 +178,9 @@ class Budget:
     that a node is accepted after its parent is the drafter's estimate if there is one. Otherwise it is estimated from
     the node's source, its depth, and its rank among its siblings.
 
-    The budget learns only from tokens that the target commits. It follows each draft along these tokens, through pruned
-    nodes too. Thus the budget also judges children of verified nodes, and the first guess of a draft that was pruned
-    completely. These judgements cost no rows, and show when a source becomes right again.
+    The budget learns only from tokens that the target commits. The budget follows each draft along these tokens,
+    through pruned nodes too. So it also judges children of verified nodes, and the first guess of a draft that was
+    pruned completely. These judgements cost no rows, and show when a source begins to propose right tokens again.
 
     Speculation is switched off if steps took longer than plain steps would have for the same tokens. Drafts that take
     no time are not switched off, even if no token is accepted.
@@ -218,10 +218,10 @@ class Budget:
         return self.most
 
     def token_seconds(self, context: int) -> float | None:
-        """Return the seconds that one token takes at present, and that an accepted draft token saves; None without
-        costs.
+        """Return the present seconds per token, which each accepted draft token saves; None without costs.
 
-        The present slowness of the machine is divided out, because a draft model's costs do not include it either.
+        The seconds are divided by the slowness of the machine, because a draft model's costs do not include slowness
+        either.
         """
         if self._costs is None:
             return None
@@ -230,8 +230,8 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return a function that maps a number of rows to the seconds of their verification on a machine as idle as
-        when costs were measured."""
+        """Return a function that maps a number of rows to the seconds of their verification, ÷ the machine's
+        slowness."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
@@ -259,8 +259,8 @@ class Budget:
         self.off_reason = reason if self.most else self._always_off
 
     def take_whole(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return a tree without pruning, because it consists of sampled chains. Remember it, so that `observe` can
-        judge it."""
+        """Return a tree of sampled chains without pruning, which would change the text's distribution. Remember the
+        tree, so that `observe` can judge it."""
         if self._costs is not None:
             self._draft, self._context = tree, context
         return tree
@@ -371,7 +371,7 @@ class Budget:
             self._lost = self._gained = self._paid = 0.0
 
     def _overhead(self, tree: bool) -> float:
-        """Return the expected seconds of a step, with a tree or without, that neither its draft nor its forward takes.
+        """Return the expected seconds of a step outside of draft and forward. `tree` says whether the step has a tree.
 
         If only one kind of step was measured, the other is estimated: on a CPU, Python takes twice as long with a tree.
         """
@@ -419,7 +419,7 @@ class Budget:
 
 
 def _hosts(tree: DraftTree, chances: dict[int, float]) -> list[int]:
-    """Return for each probe the real node that it belongs to, directly or through other probes; -1 for real nodes."""
+    """Return, by node, the nearest real node above each probe, and -1 for each real node."""
     hosts = [-1] * tree.size
     for node in range(1, tree.size):
         if tree.probe and tree.probe[node]:

@@ -17,7 +17,8 @@ class Calibration:
     text.
 
     A candidate is judged only if its parent was accepted. So the share of right candidates estimates the chance that a
-    node is accepted, given its parent. In place of the depth a drafter may pass another number.
+    node is accepted, given its parent. In place of `depth`, phrases pass the length of a match, and merged drafters the
+    set of proposers.
     """
 
     def __init__(self) -> None:

@@ -189,9 +189,9 @@ class Compute(Protocol):
     def stored(
         self, file: Path, tensors: Mapping[str, Array], of: str, reporter: Reporter | None = None
     ) -> Mapping[str, Array]:
-        """Return the tensors of a drafter's file in the form from which layers are built fastest.
+        """Return the tensors of a drafter's file. A backend may read large matrices from a packed file.
 
-        `of` is the revision of the model that the drafter was made for. Problems with a cached packed form go to the
+        `of` is the revision of the model that the drafter was made for. Problems with the packed file go to the
         `reporter`. Raises LocalspecError for weights that are NaN or infinite.
         """
 
@@ -228,8 +228,8 @@ class Compute(Protocol):
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
         """Return `function` in a form that the device computes in one call, if the backend records steps.
 
-        The function may read only its arguments and the keys and values of `attentions`. It must not branch on the
-        content of arguments. A row of a result depends on one row of each argument, on an argument's only row, or on
+        The function may read only its arguments, and the keys and values of `attentions`. It must not branch on the
+        content of arguments. Row i of a result depends on row i of an argument, on the only row of an argument, or on
         rows whose numbers are in another argument. A result has as many rows as the first argument. The next call
         overwrites the result.
         """
@@ -279,7 +279,7 @@ def rows_seen(
     first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
     """Return bool [rows, first + rows]: the rows that each new row sees, `first` stored rows before `rows` new ones.
-    The other arguments are those of `RowAttention.reserve_rows`."""
+    `seen` and `window` are those of `RowAttention.reserve_rows`."""
     if seen is None:
         visible = np.tri(rows, first + rows, first, np.bool_)
     else:

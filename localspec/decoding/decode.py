@@ -83,9 +83,9 @@ def _forward(
 
 
 def _picks(tree: DraftTree, logits: Logits, start: int, sampling: Sampling) -> Picks | None:
-    """Return the picks at all nodes if the rule needs only sampled picks; the root is at position `start`.
+    """Return the sampled picks at all nodes. Return None for greedy decoding and for rules without such picks.
 
-    Picks are requested before waiting for the device, so that all results arrive together.
+    The root is at position `start`. Picks are requested before waiting for the device: all results arrive together.
     """
     if sampling.greedy or sampling.rule == "typical" or _rejects(tree, sampling):
         return None

@@ -58,24 +58,24 @@ class Step:
 
 
 @dataclass
-class HeldText:
-    """The state of a drafter for a parked text, and the states of its inner drafters.
+class DrafterState:
+    """A drafter's state after a text, with the states of its inner drafters, to resume drafting after this text later.
 
     `cache` belongs to a model of the drafter, and `features` are rows of the target's states, one per token.
     """
 
     cache: ParkableCache | None = None
     features: Sequence[Any] = ()
-    inner: Sequence["HeldText"] = ()
+    inner: Sequence["DrafterState"] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes of this state."""
-        held = sum(int(row.nbytes) for row in self.features) + (self.cache.nbytes if self.cache else 0)
-        return held + sum(one.nbytes for one in self.inner)
+        total = sum(int(row.nbytes) for row in self.features) + (self.cache.nbytes if self.cache else 0)
+        return total + sum(one.nbytes for one in self.inner)
 
-    def copy(self, length: int) -> "HeldText":
-        """Return a copy of the state after the first `length` tokens, or after fewer.
+    def copy(self, length: int) -> "DrafterState":
+        """Return a copy of the state after the first `length` tokens, or after fewer if the cache cannot be cut there.
 
         Raises the errors of `ParkableCache.copy`.
         """
@@ -84,7 +84,7 @@ class HeldText:
             reached = cache.reachable(min(length, cache.length))
             cache = cache.copy(reached, reached)
         inner = [one.copy(length) for one in self.inner]
-        return HeldText(cache, self.features[:length], inner)
+        return DrafterState(cache, self.features[:length], inner)
 
 
 class Drafter(Protocol):
@@ -107,14 +107,14 @@ class Drafter(Protocol):
     def rewind(self, length: int) -> None:
         """Discard everything observed after the first `length` committed tokens. With 0 discard everything."""
 
-    def hand_over(self) -> HeldText:
+    def hand_over(self) -> DrafterState:
         """Return the state that the drafter could not compute again without the target.
 
         Afterwards the drafter holds no text.
         """
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        """Continue from `held`, the state of the text `tokens`: a result of `hand_over`, or a copy of one.
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
+        """Continue from `state`, the state of the text `tokens`: a result of `hand_over`, or a copy of one.
 
         The drafter must hold no text.
         """
@@ -125,8 +125,8 @@ class Textless:
 
     nbytes, target_layers = 0, ()
 
-    def hand_over(self) -> HeldText:
-        return HeldText()
+    def hand_over(self) -> DrafterState:
+        return DrafterState()
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
         pass

@@ -27,7 +27,7 @@ class Exactness:
 
     @classmethod
     def unchecked(cls, widest: int) -> "Exactness":
-        """Return the promise of an engine that computes rows independently, for use before the self-test."""
+        """Return the unchecked result for an engine that computes rows independently, and so promises `bitwise`."""
         return cls(True, widest, checked=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -44,12 +44,12 @@ class Exactness:
         return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
 
     def word(self, rule: Rule) -> str:
-        """Return how replies by this rule relate to plain decoding, as a word for JSON: `bitwise`, `numerical`,
+        """Return how closely replies under this acceptance rule match plain decoding: `bitwise`, `numerical` or
         `unchecked`."""
         if rule == "exact" and not self.checked:
             return "unchecked"
         return "bitwise" if self.bitwise and rule == "exact" else "numerical"
 
     def label(self, rule: Rule) -> str:
-        """Return how replies by this rule relate to plain decoding, in words."""
+        """Return a phrase for the user: the `word`, or the guarantee of a rule other than `exact`."""
         return {"rejection": "same distribution", "typical": "not lossless"}.get(rule) or self.word(rule)

@@ -58,21 +58,20 @@ class ParkableCache(TokenCache, Protocol):
     def copy(self, length: int, slots: int) -> Self:
         """Return a cache with the first `length` tokens and room for at least `slots`.
 
-        `length` must be one that the cache can be cut back to exactly. Raises MemoryError or RuntimeError if memory
-        runs out.
+        `length` must be a result of `reachable`. Raises MemoryError or RuntimeError if memory runs out.
         """
 
     @property
     def pinned(self) -> bool:
         """Whether recorded CUDA graphs use this cache's memory.
 
-        If so, a copy into this cache costs less than recording again for another cache.
+        If so, copying another cache into this one costs less than recording the graphs for the other cache.
         """
 
     def take(self, other: Self) -> bool:
         """Copy the contents of another cache into this one, and return True.
 
-        Return False if the other cache can be used directly instead.
+        Return False, without a copy, if the caller can continue with the other cache itself.
         """
 
 
@@ -106,7 +105,7 @@ class ForwardModel(Protocol[CacheT]):
     def branches(self) -> bool:
         """Whether the model computes trees.
 
-        A model with recurrent layers reads only chains; `aligned` returns chains for it.
+        If the model reads only chains, because it has recurrent layers, `aligned` returns chains.
         """
 
     @property
@@ -144,8 +143,8 @@ class ForwardModel(Protocol[CacheT]):
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Return the part of a tree, after `start` committed tokens, that the model computes as plain decoding would.
 
-        That is the whole tree, except in two cases: the model reads only chains; or results must be bit-identical, and
-        bits of some nodes would depend on their slots in the cache.
+        That part is a chain if the model reads only chains. If results must be bit-identical, the part excludes nodes
+        whose bits would depend on their slots in the cache. Otherwise the part is the whole tree.
         """
 
     def encode(self, messages: Sequence[dict[str, str]], think: bool | None = None) -> list[int]:
@@ -178,9 +177,9 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
     return copy, cache
 
 
-def brought_back(away: ParkableT, cache: ParkableT) -> ParkableT:
-    """Return a cache with the contents of the parked cache `away`. The empty `cache` may be reused for it."""
-    return cache if cache.take(away) else away
+def brought_back(parked: ParkableT, cache: ParkableT) -> ParkableT:
+    """Return a cache with the contents of `parked`: the empty `cache` with a copy of them, or `parked` itself."""
+    return cache if cache.take(parked) else parked
 
 
 def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:

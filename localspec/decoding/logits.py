@@ -56,8 +56,8 @@ class Logits(Protocol):
         """Return whether all logits are finite numbers."""
 
     def finite_rows(self, sampling: Sampling) -> int:
-        """Return how many of a drafter's rows come before the first row that cannot be sampled: its largest logit at
-        this temperature is NaN or infinite."""
+        """Return how many rows of a drafter precede the first row that cannot be sampled, because its largest logit ÷
+        temperature is NaN or infinite."""
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row."""
@@ -92,7 +92,7 @@ class Logits(Protocol):
 
 @dataclass(frozen=True)
 class PicksOnRequest:
-    """Picks of a backend that computes one at a time: only nodes that the walk reaches cost time."""
+    """Picks of a backend that computes each pick on request: only nodes that the walk reaches cost time."""
 
     pick: Callable[[int], int]
 
@@ -100,7 +100,7 @@ class PicksOnRequest:
         return self.pick(row)
 
 
-class HeldLogits(ABC):
+class LogitsBase(ABC):
     """The methods of `Logits` that the numpy and torch backends share."""
 
     rows: Any
@@ -123,7 +123,7 @@ class HeldLogits(ABC):
 
     @abstractmethod
     def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
-        """Return the scores at this temperature, and the ids, of the tokens that truncation leaves in a row."""
+        """Return scores (logits ÷ temperature) and ids of those tokens of a row that truncation does not remove."""
 
     def _noisiest(self, row: int, position: int, sampling: Sampling, stream: int | None) -> int:
         scores, ids = self._survivors(row, sampling)
@@ -175,7 +175,7 @@ class NumpyHidden:
         return bool(np.isfinite(self.rows).all())
 
 
-class NumpyLogits(HeldLogits):
+class NumpyLogits(LogitsBase):
     """Logits [rows, vocab_size] in main memory, as `Logits` describes them."""
 
     rows: npt.NDArray[np.float32]

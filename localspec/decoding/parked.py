@@ -10,7 +10,7 @@ from typing import Self
 
 from localspec.choosing.cost import ForwardCostModel
 from localspec.choosing.fit import CHUNK
-from localspec.decoding.drafter import HeldText
+from localspec.decoding.drafter import DrafterState
 from localspec.decoding.forward import ParkableCache, common_prefix
 
 # The estimated chance that the rest of a text is needed again starts at 1 of SEEN.
@@ -21,22 +21,22 @@ MOST_TEXTS = 64  # limits the time for comparing each text with all others
 
 @dataclass(eq=False)
 class ParkedText:
-    """A text that the target has read: its tokens, the cache of a prefix of them, and the drafter's state."""
+    """A text that the target has read, the cache of its first `cache.length` tokens, and the drafter's state."""
 
     tokens: Sequence[int]
     cache: ParkableCache
-    held: HeldText
+    drafter_state: DrafterState
     since: float = 0.0  # the value of the text that was removed last before this one was parked
     branched: int | None = None  # tokens copied for another text; None once a later prompt shared more than these
 
     @property
     def nbytes(self) -> int:
         """Bytes of the cache and of the drafter's state."""
-        return self.cache.nbytes + self.held.nbytes
+        return self.cache.nbytes + self.drafter_state.nbytes
 
     def copy(self, length: int, slots: int) -> Self:
-        """Return a copy of the first `length` tokens, with room for `slots`. Raises the errors of `TokenCache.copy`."""
-        return type(self)(self.tokens[:length], self.cache.copy(length, slots), self.held.copy(length))
+        """Return a copy of the first `length` tokens, with room for `slots`. Raises like `ParkableCache.copy`."""
+        return type(self)(self.tokens[:length], self.cache.copy(length, slots), self.drafter_state.copy(length))
 
     def reach(self, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt need no prefill if it starts from this text.
@@ -70,7 +70,7 @@ class Parked:
 
     The store takes at most `budget` bytes. The budget follows free memory, so it is computed at each use. The least
     valuable text is removed first. The value of a text is the seconds of prefill that only this text saves, divided by
-    its bytes, plus an offset. The offset is the value of the text that was last removed when this one was parked. So
+    its bytes, plus an offset. A newly parked text gets as its offset the value of the text that was last removed. So
     older texts lose value relative to newer ones (GreedyDual, Cao and Irani 1997).
 
     A prompt starts from the text with the longest common prefix. If that text continues differently after the prefix,
@@ -123,14 +123,14 @@ class Parked:
         return start
 
     def _start(self, best: ParkedText, live: ParkedText, length: int) -> Start:
-        """Return the cheapest start from the first `length` tokens of the best text, or from no text."""
+        """Return the cheapest start of a prompt: after the first `length` tokens of the text `best`, or after none."""
         whole = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
         chance = (self._again + 1) / (self._left + SEEN)
         # The cost of each way, in seconds.
-        cutting = chance * self._reading(length, whole)
+        cutting = chance * self._prefill_seconds(length, whole)
         copying = best.nbytes * length / max(whole, 1) / self._copying
-        reading = self._reading(0, length)
+        reading = self._prefill_seconds(0, length)
         if best is live and (not leaves or cutting <= min(copying, reading)):
             return Start(length)
         if reading <= min(copying, cutting):
@@ -169,8 +169,7 @@ class Parked:
         """Return the value of a text: seconds of prefill that only this text saves per byte, plus its offset."""
         others = (common_prefix(text.tokens, other.tokens) for other in self._texts if other is not text)
         shared = min(max(others, default=0), text.cache.length)
-        return text.since + self._reading(shared, text.cache.length) / max(text.nbytes, 1)
+        return text.since + self._prefill_seconds(shared, text.cache.length) / max(text.nbytes, 1)
 
-    def _reading(self, start: int, end: int) -> float:
-        """Return the seconds of prefill for the tokens `start` to `end` of a text."""
+    def _prefill_seconds(self, start: int, end: int) -> float:
         return sum(self._costs.at(CHUNK, first) * min(CHUNK, end - first) / CHUNK for first in range(start, end, CHUNK))

@@ -62,9 +62,9 @@ class Sampling:
         return self.greedy or self.rule == "typical"  # `typical` accepts likely tokens, whatever would be sampled
 
     def noise(self, position: int | Sequence[int], ids: Ids, stream: int | None = None) -> npt.NDArray[np.float64]:
-        """Return the noise of ids at a position, as `gumbel` does.
+        """Return the Gumbel noise of token ids at a position, as `gumbel` does.
 
-        Streams have independent noise; None is the stream of picks.
+        Each `stream` has independent noise; None is the stream of the target's picks.
         """
         return gumbel(self.stream_seed(stream), position, ids)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from localspec.choosing.fit import CHUNK
 from localspec.decoding.budget import Budget
 from localspec.decoding.decode import decode_step, prefill_step
-from localspec.decoding.drafter import Drafter, HeldText, Step
+from localspec.decoding.drafter import Drafter, DrafterState, Step
 from localspec.decoding.forward import ForwardModel, ParkableCache, brought_back, common_prefix, set_aside
 from localspec.decoding.limits import Limits
 from localspec.decoding.parked import Parked, ParkedText
@@ -73,7 +73,7 @@ def step_sources(step: Step) -> list[str]:
 
 
 def draft_of(step: Step) -> Draft:
-    """Return the draft of a decode step, without a copy."""
+    """Return the draft of a decode step. The draft shares the lists of the step's tree."""
     tree = step.tree
     assert tree is not None
     return Draft(tree.tokens, tree.parents, tree.source, tree.probe, step.path)
@@ -167,14 +167,14 @@ class Session:
         if parked is None:
             return
         parked.fit()
-        live = ParkedText(self.tokens, self.cache, HeldText())
+        live = ParkedText(self.tokens, self.cache, DrafterState())
         start = parked.choose(live, prompt)
         if start.text is None and not start.leaves:
             return
         try:
             self.tokens = []
             live.cache, self.cache = set_aside(self.cache, self.target.cache)
-            live.held = self.drafter.hand_over()
+            live.drafter_state = self.drafter.hand_over()
             if start.leaves:
                 parked.add(live, start.text)
             source = start.text or (live if start.length else None)
@@ -185,7 +185,7 @@ class Session:
             else:
                 parked.remove(source)
             tokens = list(source.tokens[: start.length])
-            self.drafter.resume(source.held, tokens)
+            self.drafter.resume(source.drafter_state, tokens)
             self.cache = brought_back(source.cache, self.cache)
             self.tokens = tokens
         except (MemoryError, RuntimeError) as error:
@@ -233,7 +233,7 @@ class _Reply:
                 self.drafts.append(draft_of(step))
                 ended = self._clock()
                 self.tally.step_seconds += ended - began
-                self._compare(step, taken, ended - self.last_seconds)
+                self._report_pace(step, taken, ended - self.last_seconds)
                 self.last_seconds = ended
                 yield from self._release(reason is not None)
             self._finish(self.transcript.tokens)
@@ -263,7 +263,6 @@ class _Reply:
         yield Prefill(len(prompt), len(prompt))
 
     def _read_chunk(self) -> Step:
-        """Read the next chunk of the prompt."""
         session, start = self.session, len(self.session.tokens)
         chunk = self.prompt[start : start + self.chunk]
         last = start + len(chunk) == len(self.prompt)
@@ -370,9 +369,9 @@ class _Reply:
                 thought - before,
             )
 
-    def _compare(self, step: Step, taken: int, seconds: float) -> None:
-        """Compare the seconds since the previous step with the seconds that plain decoding would have taken for the
-        `taken` tokens of this step."""
+    def _report_pace(self, step: Step, taken: int, seconds: float) -> None:
+        """Report to the budget's clock that this step gave the reply `taken` tokens, `seconds` after the previous
+        step."""
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds

@@ -55,13 +55,13 @@ class DraftTree:
         )
 
     def aligned(self, start: int, page: int) -> "DraftTree":
-        """Return the nodes that lie in the same page of cache slots as they would in a chain.
+        """Return the tree without nodes that lie in another page of cache slots than they would in a chain.
 
         With `start` committed tokens a node's slot is `start` plus its row, and in a chain it is `start` plus its
         depth. With pages of four slots:
 
-            slots  · a b c│d e     a─b─c       in a chain d would be where b is, in the first page, and it lies in
-                                    └d─e       the second: it is cut off, and so is e, which hangs below it
+            slots  · a b c│d e     a─b─c       d lies in the second page. In a chain d would have the slot of b, in the
+                                    └d─e       first page. So d is cut off, and also its child e.
         """
         kept, number = [0], {0: 0}
         for node in range(1, self.size):
@@ -171,9 +171,9 @@ Expand = Callable[[Sequence[int], Sequence[int], int], Sequence[Sequence[Candida
 def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) -> DraftTree:
     """Build the tree with the highest expected acceptance if candidates depend on the path.
 
-    `expand` is called once per level, and returns the likeliest candidates first. At most `nodes` / 2 nodes of a level
-    are expanded. A node is worth less than its parent. So a node outside of the best `nodes` has no descendant among
-    them.
+    `expand`, called once per level, returns the candidates below each of the level's nodes, the likeliest first. At
+    most `nodes` / 2 nodes of a level are expanded. A child is worth less than its parent. So the descendants of a node
+    outside of the best `nodes` are outside, too.
     """
     found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parents, level, least = [0], [0], 0.0

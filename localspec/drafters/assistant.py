@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from localspec.decoding.compute import Array, DraftableModel, Rows
-from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.drafter import Context, DrafterState, Step
 from localspec.decoding.tree import DraftTree
 from localspec.drafters.paths import PathDrafter
 from localspec.drafters.tensors import TensorSpec
@@ -121,7 +121,7 @@ class Drafter(PathDrafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: AssistantOptions) -> dict[str, TensorSpec]:
-        """Return the tensors by our names: the layers, the projections before and after them, the head, the clusters.
+        """Return the tensors by localspec's names: layers, projections before and after them, head, clusters.
 
         Raises UsageMistake for a vocabulary that the clusters do not divide evenly, and the errors of `layers_of`.
         """
@@ -153,8 +153,8 @@ class Drafter(PathDrafter):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights and of a state; keys and values are the target's."""
-        held = self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state
-        return bytes_of(*held)
+        parts = self._layers, self._before, self._after, self._head, self._centroids, self._members, self._state
+        return bytes_of(*parts)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
@@ -167,12 +167,12 @@ class Drafter(PathDrafter):
             self._length += len(rows)
 
     def rewind(self, length: int) -> None:
-        """Discard the state if it is later than `length`. Nothing is drafted until the target reads another token."""
+        """Discard a state after more than `length` tokens. Nothing is drafted until the target reads another token."""
         if length < self._length:
             self._state, self._length = None, length
         super().rewind(length)
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
         """Continue after a text that the target already holds. The state is unknown until the target reads a token."""
         self._length = len(tokens)
 

@@ -122,8 +122,8 @@ class Layer:
         self.attention.keep(self._compute.concat([self._k(features), self._v(features)], 1), positions)
 
     def __call__(self, x: Rows, *places: Any) -> Rows:
-        """Return the states [rows, hidden_size] of a block of embeddings [rows, hidden_size]. `places` are the rows'
-        places in the cache, from `attention.reserve_rows`."""
+        """Return the states [rows, hidden_size] of a block of embeddings of the same shape. `places` is the result of
+        `attention.reserve_rows` for the block."""
         h = self._norm(x, "input_layernorm")
         qkv = self._compute.concat([self._q(h), self._k(h), self._v(h)], 1)
         x = x + self._o(self.attention(qkv, *places))
@@ -262,8 +262,8 @@ class Drafter(ParallelDrafter):
         return logits[: self.depth], states[: self.depth]
 
     def _block_logits(self, ids: Rows, *places: Any) -> tuple[Rows, ...]:
-        """Return logits and states from row `FIRST` on, of ids [rows, 1] at the given `places` in all layers'
-        caches."""
+        """Return logits and states of a block's rows from `FIRST` on. ids [rows, 1] are the block's tokens, and
+        `places` the results of `reserve_rows` for all layers, joined."""
         target, each = self.compute.target, len(places) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
         for index, layer in enumerate(self._layers):

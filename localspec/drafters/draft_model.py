@@ -11,7 +11,7 @@ from localspec.choosing.fit import CHUNK
 from localspec.decoding.budget import Budget
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.decode import decode_step, prefill_step
-from localspec.decoding.drafter import Context, Drafter, HeldText, Step
+from localspec.decoding.drafter import Context, Drafter, DrafterState, Step
 from localspec.decoding.forward import ForwardModel, ParkableCache, brought_back, common_prefix, set_aside
 from localspec.decoding.logits import Candidate
 from localspec.decoding.sampling import Sampling
@@ -44,8 +44,8 @@ class DraftModel:
     observes the tokens that the small model commits. Each token is read once. If a whole draft was accepted, its last
     token is read together with the bonus token. The target has the ids below `vocabulary`.
 
-    Without `costs` of the small model's forwards a draft is the papers' chain, of `length` tokens or as many as there
-    are nodes. With costs it is a tree: other likely tokens of the small model become siblings of its picks, with
+    Without `costs` of the small model's forwards a draft is the papers' chain, of at most `length` tokens (None: the
+    whole tree). With costs it is a tree: other likely tokens of the small model become siblings of its picks, with
     calibrated chances. The chain grows as long as some longer chain is expected to save more time than it takes:
 
         context   a ─ b ─ c ─ · ─ ·   b and c are picks, d and e the next likely tokens. Drafting continues if, for
@@ -109,22 +109,22 @@ class DraftModel:
             self._truncate(0)  # NaN or inf in the cache may be why it failed
             self._confirmed, self._failed = 0, False
 
-    def hand_over(self) -> HeldText:
+    def hand_over(self) -> DrafterState:
         """Return the small model's cache of the committed text."""
         self.rewind(self._confirmed)
         cache, self._cache = set_aside(self._cache, self.small.cache)
         inner = self.inner.hand_over()
         self.rewind(0)
-        return HeldText(cache, inner=[inner])
+        return DrafterState(cache, inner=[inner])
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
         """Continue from a cache that `hand_over` returned."""
-        assert held.cache is not None
-        self._cache = brought_back(held.cache, self._cache)
+        assert state.cache is not None
+        self._cache = brought_back(state.cache, self._cache)
         self._tokens = self._known(tokens)
         self._truncate(min(self._cache.length, len(tokens)))
         self._confirmed = len(self._tokens)
-        self.inner.resume(held.inner[0], self._tokens)
+        self.inner.resume(state.inner[0], self._tokens)
 
     def draft(self, context: Context) -> DraftTree:
         """Return the draft, up to a token that ends a reply.
@@ -262,7 +262,7 @@ class DraftModel:
 
 
 def build(ingredients: Ingredients) -> DraftModel:
-    """Build the draft model. If phrases lengthen its drafts, its forwards also read up to `AHEAD` tokens of phrases."""
+    """Build the draft model. If phrases will lengthen its drafts, phrases also draft for the small model itself."""
     small, vocabulary, costs = ingredients.small, ingredients.target.vocab_size, ingredients.costs
     assert small is not None
     if costs is None or ingredients.fixed or not ingredients.with_phrases:

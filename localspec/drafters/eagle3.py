@@ -162,8 +162,8 @@ class Layer:
         return bytes_of(*linears, self.attention, *self._norms.values())
 
     def __call__(self, embeddings: Rows, features: Rows, *places: Any) -> Rows:
-        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `places` are the rows'
-        places in the cache, from `attention.reserve_rows`."""
+        """Return the states [rows, hidden_size] of embeddings and features of the same shape. `places` is the result of
+        `attention.reserve_rows` for these rows."""
         features_normed = self._norm(features, "feature_norm")
         both = self._compute.concat([self._norm(embeddings, "embedding_norm"), features_normed], 1)
         x = (features_normed if self._adds_to_normed else features) + self._o(self.attention(self._qkv(both), *places))

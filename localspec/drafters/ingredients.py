@@ -13,7 +13,7 @@ MOST = 20  # of each hyperparameter
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters of a small model's drafts: `draft` is γ of Ouroboros, `window` W, `phrase` β, `phrases` K.
+    """The hyperparameters of a small model's drafts. In Ouroboros `draft` is γ, `window` W, `phrase` β and `phrases` K.
 
     Without a window only phrases of the pool speed up the draft. The defaults are the paper's recipe for two models
     that mostly agree (table 11), except for the window, whose best width depends on the machine.
@@ -45,8 +45,8 @@ class Ingredients:
     """The ingredients of a drafter. `with_phrases` says that phrases of the pool will lengthen its drafts.
 
     For a kind that needs a draft model, `small` is this model, with its hyperparameters, and `parts` names the parts of
-    the kind that are active. `costs` are the costs of the small model's forwards; without them the small model's trees
-    are never resized. A `fixed` draft is as long as the tree has room for, whatever it costs.
+    the method to use. `costs` are the costs of the small model's forwards; without costs all its drafts have the same
+    length. A `fixed` draft always fills the tree, even if this does not pay.
     """
 
     target: ForwardModel[Any]

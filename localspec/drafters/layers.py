@@ -29,16 +29,16 @@ class Layers(Textless):
     """Self-speculative decoding (Zhang et al. 2023; S3D, §2.2) with the target's own keys and values of the text.
 
     Each draft forward reads one row through the kept layers and adds the likeliest next tokens to the tree. The next
-    forward continues from the likeliest of them. Drafting ends where another forward costs more than its chance of an
-    accepted token is worth:
+    forward continues from the likeliest of them. Drafting ends if another forward is expected to take more time than
+    its tokens save:
 
         root ─ a ─ b ─ c      reads root, a, b       a, a', a'' are candidates after the root, a the likeliest
              ├ a'  └ b'
              └ a''
 
-    Times are averages over recent drafts and verifications. With `fixed`, trees have a fixed size, and a draft has as
-    many tokens as fill the tree. The drafter holds no weights and no text. `measured` lists the layers that it reads,
-    and how often they were right.
+    Times are averages over recent drafts and verifications. With `fixed`, trees have a fixed size, and a draft fills
+    the tree. The drafter holds no weights and no text. `measured` lists the layers that it reads, and how often they
+    were right.
     """
 
     def __init__(self, target: DraftableModel[Any], measured: MeasuredLayers, fixed: bool = False) -> None:
@@ -149,9 +149,9 @@ def probe(
 ) -> list[MeasuredLayers]:
     """Return the best layers to keep for each number of layers, from all but one down to a quarter.
 
-    Layers are removed one at a time. Each round removes the least important layer: without it, the first candidate most
-    often equals the target's next token. If two layers are equal, the subset with more outer layers wins. `progress` is
-    called with the share of the work that is done. `most` is about the largest number of forwards.
+    Layers are removed one at a time. A round tries to remove each layer, and removes the one without which the first
+    candidate equals the target's next token most often. Of equally good subsets the one with more outer layers wins.
+    `progress` is called with the finished share of the work. `most` is about the largest number of forwards.
     """
     return finished(probing_layers(target, replies, most), lambda step: progress(step.share))
 
@@ -232,10 +232,10 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> Measuring[list[MeasuredLayers]]:
-    """Measure how often some of the layers predict the next token of a reply of the target.
+    """Return how often each subset of the layers predicts the next token in replies of the target, by rank.
 
     Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
-    keys and values of all layers. Row d also sees the d rows before it, as the kept layers computed them.
+    keys and values of all layers. Row d also sees the d rows before it, with keys and values of the subset's layers.
     """
     model, greedy = target.compute.target, Sampling()
     hits, seen, reads = np.zeros((len(subsets), PROBED_RANKS)), 0, 0

@@ -178,7 +178,7 @@ class Drafter(ParallelDrafter):
         self.forget_draft()
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the tree of the heads, all computed at once; a head that could not have a node is not computed."""
+        """Return the tree of the heads that `_heads_needed` counts, all computed at once."""
         if self._state is None or not context.nodes:
             return DraftTree((context.root,), (-1,))
         rows = self._draft_heads(self._state, context.root, self._heads_needed(context))
@@ -190,7 +190,7 @@ class Drafter(ParallelDrafter):
         return self.build_tree(context, logits, 1 if self.options.tree == "chain" else RANKS, self._vocabulary.ids)
 
     def _heads_needed(self, context: Context) -> int:
-        """Return the number of heads to compute: as many as recently verified trees are deep.
+        """Return the number of heads to compute: the depth that the heads reached in recently verified trees.
 
         One draft in EVERY computes all heads, so that trees can become deeper again.
         """

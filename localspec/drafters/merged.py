@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.drafter import Context, Drafter, HeldText, Step
+from localspec.decoding.drafter import Context, Drafter, DrafterState, Step
 from localspec.decoding.tree import DraftTree, likeliest_tree
 
 REMEMBERED = 24  # drafts in the average of each drafter's own gain, and in the median of its seconds
@@ -89,12 +89,12 @@ class Merged:
         for drafter in self.drafters:
             drafter.rewind(length)
 
-    def hand_over(self) -> HeldText:
+    def hand_over(self) -> DrafterState:
         self._proposed = _Proposals(0)
-        return HeldText(inner=[drafter.hand_over() for drafter in self.drafters])
+        return DrafterState(inner=[drafter.hand_over() for drafter in self.drafters])
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        for drafter, part in zip(self.drafters, held.inner, strict=True):
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
+        for drafter, part in zip(self.drafters, state.inner, strict=True):
             drafter.resume(part, tokens)
 
     def draft(self, context: Context) -> DraftTree:
@@ -141,7 +141,7 @@ class Merged:
 class _Proposals:
     """The nodes that the drafters proposed, by number: the root first, and parents before children.
 
-    Sets of drafters are bit masks, bit 0 for the first: `_by` has each node's proposers, `drafted` every drafter added.
+    Sets of drafters are bit masks, bit 0 for the first: `_by` has each node's proposers, `drafted` all drafters so far.
     """
 
     def __init__(self, root: int) -> None:
@@ -203,7 +203,7 @@ class _Proposals:
             node = self._children[node].get(token)
 
     def reached(self, committed: Sequence[int], drafters: int) -> int:
-        """Return how many committed tokens precede the first that none of these drafters proposed."""
+        """Return the number of committed tokens before the first token that these drafters did not propose."""
         node = count = 0
         for token in committed:
             below = self._children[node].get(token)

@@ -153,7 +153,7 @@ class Drafter(PathDrafter, OfModel):
 def _tensors(names: Mapping[str, str], stored: Mapping[str, Sequence[StoredTensor]]) -> LazyTensors:
     """Return the layer's tensors under localspec's names, each stacked from its parts in the files, as fp32.
 
-    `names` gives their names in the files, for errors.
+    `names` maps these names to the names in the files, for errors.
     """
 
     def read(name: str) -> Array:

@@ -153,7 +153,7 @@ class MappedFeatures(Features):
 class Published:
     """A published small language model, its mask token, and bool [vocab_size] of ids that are never drafted.
 
-    `features` are the target's states that it reads in addition to tokens (PARD-2), if it reads any.
+    `features` are the target's states that the model reads in addition to tokens; None except in PARD-2.
     """
 
     model: RowModel
@@ -215,7 +215,7 @@ class Drafter(ParallelDrafter, OfModel):
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
         If the model has a map of the target's states (PARD-2), it is made for one target, and the mapped states are
-        added to embeddings. `depth` is the number of tokens of a draft; by default, as in the published figures. Raises
+        added to embeddings. `depth` is the number of tokens of a draft, by default `MODEL_MASKS` + 1. Raises
         UsageMistake if the model's tokens are not the target's, or if its map is for another target. Raises
         LocalspecError for a damaged model, or one without a `pard_token`.
         """
@@ -370,6 +370,6 @@ class Correction:
         return bytes_of(self._near, self.far, self._out)
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:
-        """Return the correction of the logits [rows, draft vocabulary] after tokens with these embeddings."""
+        """Return the correction [rows, draft vocabulary] of masks' logits; `far` is F s of the masks (`self.far`)."""
         compute = self._compute
         return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))

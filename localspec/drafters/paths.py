@@ -56,8 +56,8 @@ class Levels:
         self._left_out[depth] = 0 if paying else self._left_out[depth] + 1
         return paying
 
-    def took(self, depth: int, seconds: float) -> None:
-        """Record how many seconds a level took."""
+    def record_time(self, depth: int, seconds: float) -> None:
+        """Record how many seconds the drafting of a level took."""
         self._know(depth)
         self._seconds[depth].append(seconds)
 
@@ -147,7 +147,7 @@ class PathTrees:
                     [(token, chance * share) for token, chance in some]
                     for some, share in zip(found, shares, strict=True)
                 ]
-            self.levels.took(depth, time.perf_counter() - began)
+            self.levels.record_time(depth, time.perf_counter() - began)
             self._candidates.update(zip(paths, found, strict=True))
             likely = [drafter.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
             chances = [dict(candidates) for candidates in likely]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from localspec.decoding.calibration import Calibration
-from localspec.decoding.drafter import Context, Drafter, HeldText, Step
+from localspec.decoding.drafter import Context, Drafter, DrafterState, Step
 from localspec.decoding.logits import Candidate
 from localspec.decoding.tree import DraftTree, depth_first
 from localspec.drafters.autoregressive import Autoregressive
@@ -151,14 +151,14 @@ class WithPhrases:
         if not self._read_only:
             self.pool.rewind(length)
 
-    def hand_over(self) -> HeldText:
+    def hand_over(self) -> DrafterState:
         """Return the state of the inner drafter; the pool reads the text again."""
-        held = self.inner.hand_over()
+        state = self.inner.hand_over()
         self.rewind(0)
-        return HeldText(inner=[held])
+        return DrafterState(inner=[state])
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
-        self.inner.resume(held.inner[0], tokens)
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
+        self.inner.resume(state.inner[0], tokens)
         if not self._read_only:
             self.pool.extend(tokens)
 
@@ -238,7 +238,7 @@ class WithPhrases:
         return self._draft
 
     def _covered(self, followers: Followers, nodes: int) -> list[float]:
-        """Return, by depth, the chance that phrases at the root include all tokens of the likeliest path so far."""
+        """Return, by depth, the chance that phrases at the root propose all right tokens up to this depth."""
         covered: list[float] = []
         path: Path = ()
         chance = 1.0

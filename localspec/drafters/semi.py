@@ -91,7 +91,7 @@ class SemiOptions:
 
 @dataclass(frozen=True)
 class Widths:
-    """The numbers of channels of h_q (`recent`), of W_p h_p and of W_q h_q (`wide`), and of the output of W_3."""
+    """Numbers of channels, by the names in `Drafter`: h_q (`recent`), W_p h_p and W_q h_q (`wide`), W_3's result."""
 
     recent: int
     wide: int

@@ -17,7 +17,7 @@ import numpy as np
 from localspec.config import nearest
 from localspec.decoding.calibration import Calibration
 from localspec.decoding.compute import Array, Compute, DraftableModel, LinearLayer, RowModel, Rows
-from localspec.decoding.drafter import Context, HeldText, Step
+from localspec.decoding.drafter import Context, DrafterState, Step
 from localspec.decoding.forward import ParkableCache, brought_back, set_aside
 from localspec.decoding.logits import Candidate, Logits
 from localspec.decoding.tree import DraftTree, best_first_tree, sampled_tree
@@ -229,26 +229,26 @@ class TrainedDrafter(ABC):
     def forget_draft(self) -> None:  # noqa: B027  # likewise
         """Discard the last draft's candidates without learning from them."""
 
-    def hand_over(self) -> HeldText:
+    def hand_over(self) -> DrafterState:
         """Return the state for the text, as `Drafter.hand_over` does.
 
-        Most drafters hold only a draft, so nothing is handed over. What a drafter does not hand over is computed again
-        from the features.
+        That state is the cache of `_model` and the features, if there are any. The drafter computes all other values
+        again from the features.
         """
         cache = None
         if self._model is not None and self._cache is not None:
             cache, self._cache = set_aside(self._cache, self._model.cache)
-        held = HeldText(cache, () if self._features is None else self._features.hand_over())
+        state = DrafterState(cache, () if self._features is None else self._features.hand_over())
         self.rewind(0)
-        return held
+        return state
 
-    def resume(self, held: HeldText, tokens: Sequence[int]) -> None:
+    def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
         """Continue from a state, as `Drafter.resume` does."""
         if self._cache is not None:
-            assert held.cache is not None
-            self._cache = brought_back(held.cache, self._cache)
+            assert state.cache is not None
+            self._cache = brought_back(state.cache, self._cache)
         if self._features is not None:
-            self._features.resume(held.features)
+            self._features.resume(state.features)
 
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:
@@ -314,7 +314,7 @@ class ParallelDrafter(TrainedDrafter):
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:
-        """Calibrate the confidence of the last draft, at each depth whose parents were all accepted."""
+        """Calibrate the confidence of the last draft, at each depth down to the bonus token's."""
         if step.tree is not None:
             for depth, (level, token) in enumerate(zip(self._candidates, step.committed, strict=False), start=1):
                 self.calibration.learn(level, depth, self._greedy, token)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from localspec.decoding.logits import Candidate, HeldLogits, candidates_shown, choose_candidates
+from localspec.decoding.logits import Candidate, LogitsBase, candidates_shown, choose_candidates
 from localspec.decoding.sampling import Ids, Sampling
 from localspec.nn.transfer import brought, uploaded
 
@@ -45,7 +45,7 @@ class TorchHidden:
         return bool(self.rows.isfinite().all())
 
 
-class TorchLogits(HeldLogits):
+class TorchLogits(LogitsBase):
     """Logits [rows, vocab_size], as `Logits` describes them. Only picks and candidates are copied to main memory."""
 
     def __init__(self, rows: torch.Tensor) -> None:

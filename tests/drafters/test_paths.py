@@ -37,7 +37,7 @@ def taking(seconds: float, depths: int = 8) -> Levels:
     levels = Levels()
     for depth in range(depths):
         for _ in range(ENOUGH):
-            levels.took(depth, seconds)
+            levels.record_time(depth, seconds)
     return levels
 
 
@@ -56,9 +56,9 @@ def test_what_is_not_known_is_tried_and_the_quickest_of_the_last_is_believed() -
     levels = Levels()
     for _ in range(ENOUGH):
         assert levels.pays(context(1.0), 0, 1.0)
-        levels.took(0, 5.0)
+        levels.record_time(0, 5.0)
     assert not levels.pays(context(1.0), 0, 1.0)
-    levels.took(0, 0.1)
+    levels.record_time(0, 0.1)
     assert levels.pays(context(1.0), 0, 1.0), "the machine was busy with something else before"
 
 
