@@ -1,1 +1,1 @@
-"""Turns a choice into a loaded target, a drafter and a pool, and measures costs and other properties of the model."""
+"""Loads the target, drafter and phrase pool of a choice, and measures costs and other properties of the model."""

@@ -32,7 +32,7 @@ from localspec.store.database import StoreTrouble
 from localspec.store.phrases import Phrase
 from localspec.store.store import Store
 
-ASKED = (  # of all kinds: a small model's acceptance depends more on the text than on the place in a reply
+QUESTIONS = (  # of all kinds: a small model's acceptance depends more on the text than on the place in a reply
     "Write a Python function that returns the longest word of a sentence, and say how it works.",
     "A train has 8 carriages with 46 seats each, and 125 seats are taken. How many are free?",
     "Tell me a short story about a heron that is afraid of water.",
@@ -63,28 +63,28 @@ def drafter_of(
     choice: Choice,
     target: Target,
     pool: PhrasePool,
-    own: Sequence[Drafter],
+    loaded: Sequence[Drafter],
     small: LoadedDraftModel | None,
-    chosen: Hyperparameters,
+    hyperparameters: Hyperparameters,
 ) -> Drafter:
     """Build the drafter that the choice names. `small` is the loaded draft model, if the drafter needs one.
 
-    `own` are drafters that are loaded already: trained ones, and the drafter of the target's own layers. Several
+    `loaded` are the trained drafters and the drafter of the target's own layers, if the choice names any. Several
     drafters are merged.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
-    if own:
-        drafter = Merged(own) if len(own) > 1 else own[0]
+    if loaded:
+        drafter = Merged(loaded) if len(loaded) > 1 else loaded[0]
     else:
         model, costs = (small.target, small.costs) if small else (None, None)
         drafter = import_module(kind.file).build(
-            Ingredients(target, pool, with_phrases, model, costs, chosen, choice.parts, choice.fixed)
+            Ingredients(target, pool, with_phrases, model, costs, hyperparameters, choice.parts, choice.fixed)
         )
     if not with_phrases:
         return drafter
     # A draft model knows how likely its tokens are.
-    return WithPhrases(drafter, pool, anywhere=bool(own) or small is not None)
+    return WithPhrases(drafter, pool, anywhere=bool(loaded) or small is not None)
 
 
 def pool_of(
@@ -130,7 +130,7 @@ def tuning(
     the phrases of earlier sessions, as replies to users do, but without phrases of the replayed replies, which would
     predict these replies perfectly.
     """
-    said = yield from replying(target, ASKED, Budget(choice.nodes, costs, target.branches))
+    said = yield from replying(target, QUESTIONS, Budget(choice.nodes, costs, target.branches))
     if not said:
         profile.reporter.notice(
             f"A context of {target.context} tokens is too short to tune the length of drafts; give a longer one."
@@ -154,20 +154,20 @@ def tuning(
 
 
 def greedy_replies(target: Target) -> list[Exchange]:
-    """Return the target's greedy replies to a few prompts, limited by its context, until they repeat themselves."""
-    return finished(replying(target, ASKED))
+    """Return the target's greedy replies to a few prompts. A reply ends before it begins to repeat itself."""
+    return finished(replying(target, QUESTIONS))
 
 
-def replying(target: Target, asked: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
-    """Answer prompts greedily as `greedy_replies` does, one step at a time. Yield after each step of a reply."""
+def replying(target: Target, prompts: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
+    """Return replies as `greedy_replies` does, but to these prompts. Yield after each step of a reply."""
     said: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))
-    for number, question in enumerate(asked):
+    for number, question in enumerate(prompts):
         prompt = target.encode([{"role": "user", "content": question}])
         if len(prompt) + REPLY <= target.context:
             for _ in session.generate(prompt, Sampling(), Limits(REPLY)):
-                yield MeasuringProgress(number, len(asked), 0.0)
+                yield MeasuringProgress(number, len(prompts), 0.0)
             reply = session.tokens[len(prompt) :]
             said.append((prompt, reply[: until_it_goes_round(reply)]))
     return [(prompt, reply) for prompt, reply in said if reply]
@@ -188,9 +188,9 @@ class SavedPhrases:
     ) -> Self | None:
         """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` identifies the tokenizer and the weights. `earlier` is the identifier that an earlier version of
-        localspec gave to both; without it, only a pool with the model's name or path is found. Problems with the store
-        are reported.
+        `tokenizer` identifies the tokenizer and the weights, and `earlier` does so as in an earlier version of
+        localspec. Without `earlier`, only a pool with the model's name or path is found. Problems with the store are
+        reported.
         """
         try:
             pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)

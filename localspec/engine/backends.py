@@ -85,7 +85,7 @@ def saved_damage(file: Path) -> str | None:
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form of a torch target's steps with the eager form's bits, and why no faster form works."""
+    """Return the fastest form of a torch target's steps that keeps all bits, and why no faster form works."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 

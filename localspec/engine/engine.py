@@ -380,7 +380,7 @@ class Engine:
     def _room(self) -> int:
         """Return how many tokens fit: the model's context length, or fewer if memory is short."""
         usable = self._device.usable + self.session.memory.parked
-        fitting = max(self.session.cache.capacity, usable // self._slot_bytes)
+        fitting = max(self.session.cache.capacity, usable // self._bytes_per_token)
         return int(min(self.target.context, max(0, fitting - self.choice.nodes - 1)))
 
     @property
@@ -391,8 +391,7 @@ class Engine:
         return device
 
     @property
-    def _slot_bytes(self) -> int:
-        """Bytes of one token in the cache."""
+    def _bytes_per_token(self) -> int:
         smallest = self.target.cache(1)
         return int(smallest.nbytes // smallest.capacity)
 
@@ -400,7 +399,7 @@ class Engine:
         """Return an empty store of parked texts for this engine. It leaves room for a full context."""
 
         def budget(held: int) -> int:
-            growing = max(0, self.target.context - self.session.cache.capacity) * self._slot_bytes
+            growing = max(0, self.target.context - self.session.cache.capacity) * self._bytes_per_token
             return fit.parking(self._device.usable + held - growing)
 
         costs = self._costs or self.profile.costs(self.choice, self.target)
@@ -439,20 +438,20 @@ class Engine:
                     self._budget.take_costs(costs)
 
     def _measurements(self) -> Iterator[str]:
-        """Run the missing measurements, those whose results the user sees first, and yield their progress in words."""
+        """Run the missing measurements, first those whose results the user sees, and yield their progress in words."""
         if not self.exactness.checked:
             widest = widest_tree(self.choice)
             checking = self.profile.checking(self.choice, self.target, widest)
-            self.exactness = (yield from self._tried(CHECKING, checking)) or self.exactness
+            self.exactness = (yield from self._run_measurement(CHECKING, checking)) or self.exactness
         if self._costs and self.profile.untimed:
-            found = yield from self._tried(TIMING, self.profile.timing(self.target))
+            found = yield from self._run_measurement(TIMING, self.profile.timing(self.target))
             self._costs.take(found or self._costs.model, timed=found is not None)
             self._budget.take_costs(self._costs)
         if (small := self.draft_model) and self._costs and small.profile.untimed:
-            found = yield from self._tried(TIMING_DRAFT, small.profile.timing(small.target))
+            found = yield from self._run_measurement(TIMING_DRAFT, small.profile.timing(small.target))
             small.costs.take(found or small.costs.model, timed=found is not None)
         if self._layers and not self.profile.recall(LAYERS):
-            layers = yield from self._tried(PROBING, probing(self.target, self.profile))
+            layers = yield from self._run_measurement(PROBING, probing(self.target, self.profile))
             if layers:
                 take_best(self._layers, self.target, layers, self.choice, self._costs)
 
@@ -461,7 +460,7 @@ class Engine:
         small = self.draft_model
         timed = small is not None and not (self.profile.untimed or small.profile.untimed)
         if small and timed and searched_hyperparameters(self.choice, small, self.profile) is None:
-            yield from self._tuning(self._tried)
+            yield from self._tuning(self._run_measurement)
 
     def _tuning(
         self, shown: Callable[[str, Measuring[Hyperparameters | None]], ProgressTexts[Hyperparameters | None]]
@@ -480,8 +479,8 @@ class Engine:
         self.session.drafter = drafter
         self._calibrated = calibrated(drafter, choice, self.profile)
 
-    def _tried(self, what: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
-        """Run a measurement, and yield its progress. Return its result; None if it failed."""
+    def _run_measurement(self, what: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
+        """Run a measurement, and yield its progress after its name `what`. Return its result; None if it failed."""
         try:
             return (yield from progress_texts(what, measuring))
         except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:

@@ -40,7 +40,7 @@ def fit_conversation(
     """
     longest = LONGEST_TOKEN * target.context
     first = 1 if len(messages) > 1 and messages[0]["role"] == "system" else 0
-    if (length := _length([*messages[:first], messages[-1]])) > longest:
+    if (length := _characters([*messages[:first], messages[-1]])) > longest:
         raise UsageMistake(
             f"A prompt of {length} characters is too long for a context of {target.context} tokens; shorten it."
         )
@@ -67,7 +67,7 @@ def fit_conversation(
         with stopping_unless(wanted):
             return FRAME + (room if len(message["content"]) > longest else target.chat.count(message["content"]))
 
-    dropped, length = 0, _length(messages)
+    dropped, length = 0, _characters(messages)
     prompt = read(0) if not turns or length <= (longest if whole else LIKELY * room) else None
     if turns and (prompt is None or len(prompt) + reply > room):
         if whole:
@@ -111,6 +111,5 @@ def _within(target: Target, prompt: Sequence[int], limits: Limits, room: int) ->
     return replace(limits, max_tokens=min(limits.max_tokens or room, room - len(prompt)))
 
 
-def _length(messages: Sequence[Message]) -> int:
-    """Return the number of characters of all contents together."""
+def _characters(messages: Sequence[Message]) -> int:
     return sum(len(message["content"]) for message in messages)

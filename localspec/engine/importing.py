@@ -76,8 +76,8 @@ def import_gguf(
 ) -> Imported:
     """Register a GGUF file as a model. Its weights are read from the file, or packed if a packing is requested.
 
-    A fetched file has an `origin`, with the revision of an earlier import of the same file, if any. `texts` are the
-    publisher's texts, which replace those in the file.
+    `origin` is the source of a fetched file, with the revision of the file's earlier import, if any. `texts` are the
+    publisher's texts, which replace the texts in the file.
 
     Raises UsageMistake for an impossible packing, NotHere, DoesNotFit, and LocalspecError for a file that cannot be
     read or is not supported, or whose tokenizer or chat template cannot be used.
@@ -106,7 +106,7 @@ def import_gguf(
 @child_at_hand()
 def _register(
     file: Path,
-    answers: str,
+    packing: str,
     reporter: Reporter,
     paths: Paths,
     origin: Origin | None = None,
@@ -114,7 +114,7 @@ def _register(
 ) -> tuple[PackedFile, "GgufModel", bool]:
     """Register a file, unless that was done before. Return the registration, the model, and whether it is new.
 
-    `answers` is the packing in which the model answers by default. Raises the errors of `import_gguf`.
+    `packing` is the packing in which the model answers by default. Raises the errors of `import_gguf`.
     """
     from localspec.weights.gguf_model import GgufModel  # numpy
     from localspec.weights.gguf_weights import gguf_source, registration
@@ -131,17 +131,17 @@ def _register(
     files = [part.path for part in model.parts]
     chat = _chat_of(model)
     marks = fingerprints(files)
-    held = {str(part): marks[part.name] for part in files}
+    marked = {str(part): marks[part.name] for part in files}
     digests = {} if origin else registry.file_digests(files, paths, show)
     if former:
         origin = former.header.origin
     elif origin is None:
-        origin = Origin(_name(file, held, digests, reporter, paths), "")
+        origin = Origin(_name(file, marked, digests, reporter, paths), "")
     origin = replace(
-        origin, revision=origin.revision or _revision(held, model.texts, origin.repo), files=held,
+        origin, revision=origin.revision or _revision(marked, model.texts, origin.repo), files=marked,
         weights=model.weights, license=model.license() or origin.license,
     )  # fmt: skip
-    header = registration(gguf_source(model), origin, answers)
+    header = registration(gguf_source(model), origin, packing)
     same, known = former is not None and _holds_all(former, model), former is not None and former.header.registered
     if former and not same:
         reporter.notice(f"{file} was imported by a version that read metadata differently; the file is read again.")
@@ -152,7 +152,7 @@ def _register(
                 f"The date or size of {changed} has changed since it was read, but sampled parts of its content have "
                 f"not; `localspec verify {former.header.origin.name}` checks the whole content."
             )
-    if former and same and known and not former.missing and former.header.origin.files != held:
+    if former and same and known and not former.missing and former.header.origin.files != marked:
         there = next(iter(former.header.origin.files))
         reporter.notice(f"{origin.name} is still read from {there}, because {file} has the same content.")
         chat.tokenizer.hand_on()
@@ -178,7 +178,7 @@ def _chat_of(model: "GgufModel") -> "ChatTokenizer":
 
 
 def _rounding(header: Header, paths: Paths) -> list[str]:
-    """Return notices that a registered model's weights are copied once to a packed file, and why; [] if not."""
+    """Return notices that and why a registered model's weights are copied once to a packed file; else []."""
     from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
@@ -225,9 +225,9 @@ def _checked(file: Path) -> Path:
 
 
 def _name(
-    file: Path, held: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
+    file: Path, files: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return a new model's name: that of localspec's entry for a published model with these `digests`, or a new one.
+    """Return a new model's name: the name of localspec's entry with these `digests`, or a name that is not taken.
 
     A notice names earlier imports of the same files with other content. Their registrations stay, but copies of their
     weights are deleted, because the earlier models cannot answer until the files have that content again.
@@ -236,7 +236,7 @@ def _name(
     older = [
         name
         for name, one in every.items()
-        if [*one.header.origin.files] == [*held] and one.header.origin.files != held  # equal if imported just now
+        if [*one.header.origin.files] == [*files] and one.header.origin.files != files  # equal if imported just now
     ]
     if older:
         remove = older[0] if len(older) == 1 else "NAME"
@@ -276,7 +276,7 @@ def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
 
 
 def must_stay(file: Path) -> str:
-    """Return a clause that a file, and how many other parts of its model, must stay where they are."""
+    """Return the name of a file with a clause: the file and the other parts of its model must stay where they are."""
     others = len(parts_of(file)) - 1
     if not others:
         return f"{file}, which must stay there"
@@ -296,8 +296,8 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     known = import_of(file, paths)
     if known is None or not known.header.registered or known.missing:
         moved = known is not None and known.header.registered
-        answers = known.header.answers if known else BLOCKS
-        registered, _, _ = _register(file, answers, reporter, paths)
+        packing = known.header.answers if known else BLOCKS
+        registered, _, _ = _register(file, packing, reporter, paths)
         header = registered.header
         if not moved:
             held = size(header.weight_bytes) if header.answers == BLOCKS else f"packed in {header.answers}"

@@ -52,11 +52,11 @@ def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """Return how exactly this target computes trees of this choice.
+    """Return how exactly this target computes trees of this choice: the saved result, or the result of a self-test now.
 
-    If it is unknown, it is measured now, unless the engine is native and `choice.exact` is not set: then the result is
-    `unchecked`, and is checked later. Torch needs the measurement to decide how rows are computed. Raises UsageMistake
-    if `choice.exact` is impossible.
+    The native engine is tested now only if `choice.exact` is set; otherwise the result is `unchecked`, and the test
+    follows later. Torch needs the result to decide how rows are computed. Raises UsageMistake if `choice.exact` is
+    impossible.
     """
     widest = widest_tree(choice)
     found = profile.exactness(target, widest)

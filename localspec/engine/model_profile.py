@@ -233,7 +233,7 @@ class ModelProfile:
         return self.recall(COSTS) is None
 
     def timing(self, target: Target) -> Measuring[ForwardCosts]:
-        """Time forwards, on as many threads as there are cores that other programs leave idle."""
+        """Time forwards with one thread for each core that other programs leave idle."""
 
         def measure_now(cores: int) -> Measuring[ForwardCosts]:
             target.set_threads(cores)

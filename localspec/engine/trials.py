@@ -24,9 +24,9 @@ ENDED = "the program crashed each time this was tried; it is tried again after a
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial, and the reason if it is not the best result.
+    """The result of a trial: its outcome, and `why` this is not the best outcome.
 
-    A result that is `passing` holds only for this session: the next one tries again. `tried_by` is the process that has
+    A `passing` result holds only for this session: the next session tries again. `tried_by` is the process that has
     begun a trial and not finished it. If the trial crashed that process, the next process finds this record. `ended`
     counts crashed processes.
     """
@@ -38,8 +38,8 @@ class TrialResult:
     ended: int = 0
 
 
-def verdict_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
-    """Return the quantity under which verdicts are saved. After a verdict that is not `sound` the trial is repeated."""
+def result_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
+    """Return the quantity under which results of trials are saved. A result that is not `sound` counts as missing."""
 
     def read(value: Any) -> TrialResult | None:
         found = TrialResult(**value)
@@ -53,7 +53,7 @@ def tried(
     cache: MeasurementCache, quantity: Quantity[TrialResult], subject: str, what: str, fallback: str,
     try_out: Callable[[], TrialResult],
 ) -> TrialResult:  # fmt: skip
-    """Return the saved verdict, or the result of `try_out`.
+    """Return the saved result of a trial, or else the result of `try_out`.
 
     Return the fallback if another process is trying, or if the trial crashed `ENDS` times. Progress is reported as
     "checking once whether `what` on this GPU". Raises the errors of `try_out`.
@@ -81,7 +81,7 @@ def tried(
 
 
 def with_driver(subject: str) -> str:
-    """Return the subject of a verdict, with the driver. With another driver the trial is repeated."""
+    """Return the subject of a trial, with the driver. With another driver the trial is repeated."""
     driver = nvidia_driver()
     return f"{subject} · driver {driver.version if driver else 'unknown'}"
 
@@ -100,7 +100,7 @@ def _alive(process: str, ourselves: str) -> bool:
 
 
 OWN, LIBRARIES = "own", "libraries"
-KERNELS = verdict_quantity("kernels", lambda found: found.outcome == (OWN if found.why is None else LIBRARIES))
+KERNELS = result_quantity("kernels", lambda found: found.outcome == (OWN if found.why is None else LIBRARIES))
 _settled: dict[str, TrialResult] = {}  # by device
 
 
@@ -141,13 +141,13 @@ def _subject(device: str) -> str:
     return with_driver(f"{digest()} · localspec {__version__} · {versions(device)}")
 
 
-STEP_FORM = verdict_quantity("form of steps", lambda found: found.outcome in get_args(StepForm))
+STEP_FORM = result_quantity("form of steps", lambda found: found.outcome in get_args(StepForm))
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
     """Let a model on a GPU replay recordings of its steps if a self-check finds that recordings change no bit.
 
-    The verdict is valid for `subject` and the driver.
+    The result is valid for `subject` and the driver.
     """
     if not device.startswith("cuda"):
         return

@@ -1,4 +1,4 @@
-"""The form of a drafter that another engine reads: heads, or a small model, which may draft in parallel."""
+"""Drafters in forms that other engines read: heads, or a small model. Some small models draft in parallel."""
 
 import os
 import shutil
@@ -155,7 +155,7 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
     """Return the small model that an engine drafts with in place of a drafter of the kind `parallelspec`.
 
     A drafter of the form `model` still drafts in parallel. A drafter of the form `medusa` has a mask token for each
-    depth. Engines support one for all depths, so it drafts token by token. The form `eagle` is refused.
+    depth, and engines support only one mask token. So its layers draft token by token. The form `eagle` is refused.
     """
     options: ParallelSpecOptions = _options(trained, checkpoint)
     if options.form == "eagle":

@@ -149,7 +149,7 @@ def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
 
 def unread(config: TransformerConfig) -> set[str]:
     """Return the names of tensors that GGUF files may have but localspec does not read: keys and values of layers that
-    use another layer's."""
+    use the keys and values of another layer."""
     of_family = FAMILIES[config.family].gguf
     sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
     if of_family is None or not sharing:

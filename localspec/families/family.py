@@ -78,7 +78,7 @@ class LayerSizes:
 
     @property
     def projected(self) -> int:
-        """The number of heads of keys and values that the projection makes in addition to the queries."""
+        """The number of heads that the stacked projection makes after the queries: key heads and value heads."""
         return 0 if self.keys_of is not None else self.num_kv_heads * (1 if self.keys_are_values else 2)
 
 
@@ -87,15 +87,15 @@ class Gguf:
     """A family in GGUF: its `general.architecture`, and how its files differ from the Hugging Face layout.
 
     `config` receives the config.json that follows from the metadata shared by all families, and returns entries to add
-    or replace. `keys` are the metadata that only this family reads, with a check of each. `own` are shared keys that
-    the shared code leaves to `config` in this family. `changes` has the change of a tensor by its name, without the
-    prefix of its layer and without `.weight` or `.bias`.
+    or replace. `keys` are the metadata that only this family reads, with a check of each. `left_to_config` are metadata
+    of many families that, in this family, only `config` reads. `changes` has the change of a tensor by its name,
+    without the prefix of its layer and without `.weight` or `.bias`.
     """
 
     architecture: str
     config: Callable[[Mapping[str, Any], GgufFile], dict[str, Any]] = lambda content, file: {}
     keys: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    left_to_config: tuple[str, ...] = ()
     tensors: Names = field(default_factory=lambda: IN_GGUF)
     changes: Mapping[str, Change] = field(default_factory=dict)
     ahead: Names = field(default_factory=dict)  # like `Family.ahead`, with the prefix of the layer after the last one

@@ -229,7 +229,7 @@ GEMMA4 = Family(
             **KEYS_IN_GGUF,
             "expert_count": lambda value: value == 0 or positive(value),
         },
-        own=("attention.head_count_kv", "feed_forward_length"),
+        left_to_config=("attention.head_count_kv", "feed_forward_length"),
         tensors={
             **IN_GGUF,
             **OUTPUT_NORMS_IN_GGUF,

@@ -95,7 +95,7 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
     if samples or temperature is not None:
         return _with(DefaultSampling(1.0 if temperature is None else _decimal(temperature)), given)
     names = filter(None, (generation.get(NAME), name))
-    families = filter(None, (_of_family(str(one), think) for one in names))
+    families = filter(None, (_family_sampling(str(one), think) for one in names))
     return _with(next(families, _UNKNOWN), given)
 
 
@@ -121,8 +121,7 @@ def _decimal(number: Any) -> float:
     return next(decimal for decimal in decimals if struct.pack("f", decimal) == stored)
 
 
-def _of_family(name: str, think: bool | None) -> DefaultSampling | None:
-    """Return the sampling of the family that a model's name belongs to; None for an unknown family."""
+def _family_sampling(name: str, think: bool | None) -> DefaultSampling | None:
     spelled = re.sub(r"[\s_]", "-", name.lower())
     for one in (known for family in FAMILIES.values() for known in family.sampling):
         if re.search(rf"(?<![a-z0-9]){one.names}", spelled):

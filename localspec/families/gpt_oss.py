@@ -81,7 +81,7 @@ GPT_OSS = Family(
         "gpt-oss",
         config=_from_gguf,
         keys=KEYS_IN_GGUF,
-        own=("feed_forward_length",),
+        left_to_config=("feed_forward_length",),
         tensors={
             **IN_GGUF,
             **EXPERTS_IN_GGUF,

@@ -50,7 +50,7 @@ MINISTRAL3 = Family(
             "attention.temperature_scale": lambda value: number(value) and 0 <= value < 100,
             "rope.scaling.yarn_log_multiplier": lambda value: value in (0, 1),
         },
-        own=("rope.scaling.yarn_log_multiplier",),
+        left_to_config=("rope.scaling.yarn_log_multiplier",),
         changes=PAIRS,
     ),
     nearest={"Ministral": "ministral-3-3b"},

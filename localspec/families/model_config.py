@@ -133,7 +133,7 @@ class ModelConfig:
 
     @property
     def contexts(self) -> tuple[int, int]:
-        """(The model's own context, the longest possible one), in tokens."""
+        """The model's own context and the longest possible context, in tokens."""
         limit, rope = self.max_position_embeddings, self.rope_parameters
         if rope["rope_type"] == "longrope":  # two sets of factors: the model was mostly trained with the short one
             return min(rope[ORIGINAL], limit), limit
@@ -141,16 +141,15 @@ class ModelConfig:
             return limit, max(limit, int(limit * rope["factor"]))
         return limit, limit
 
-    def context_for(self, asked: int | None) -> int:
-        """Return the requested context, by default the model's own. Raises UsageMistake if it is too long
-        for the model."""
+    def context_for(self, requested: int | None) -> int:
+        """Return the requested context, by default the model's own. Raises UsageMistake if it is too long."""
         own, limit = self.contexts
-        if asked is not None and asked > limit:
+        if requested is not None and requested > limit:
             raise UsageMistake(
-                f"A context of {asked} tokens is more than the {limit} this model was made for; "
+                f"A context of {requested} tokens is more than the {limit} this model was made for; "
                 f"ask for {limit} or fewer."
             )
-        return asked or own
+        return requested or own
 
 
 _NEUTRAL: Mapping[str, Any] = {  # if a family has no other value

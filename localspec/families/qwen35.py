@@ -199,7 +199,7 @@ QWEN35_MOE = replace(
         architecture="qwen35moe",
         config=_moe_from_gguf,
         keys={**QWEN35.gguf.keys, **KEYS_IN_GGUF, _SHARED: positive},
-        own=("feed_forward_length",),
+        left_to_config=("feed_forward_length",),
         tensors={
             **QWEN35.gguf.tensors,
             **EXPERTS_IN_GGUF,

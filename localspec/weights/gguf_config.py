@@ -53,7 +53,7 @@ def config(
     check(metadata, form.architecture, form.keys)
 
     def number(key: str) -> Any:
-        return None if key in form.own else file.number(key)
+        return None if key in form.left_to_config else file.number(key)
 
     window, context = number("attention.sliding_window") or None, number("context_length")
     if window and context and window >= context:
@@ -92,7 +92,7 @@ def config(
         "bos_token_id": metadata.number("tokenizer.ggml.bos_token_id"),
         "eos_token_id": metadata.number("tokenizer.ggml.eos_token_id"),
     }
-    _need(content, _NEEDED if "feed_forward_length" not in form.own else _NEEDED[1:])
+    _need(content, _NEEDED if "feed_forward_length" not in form.left_to_config else _NEEDED[1:])
     content |= form.config(content, file)
     _need(content, _NEEDED)
     return content
@@ -173,7 +173,7 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip
         key = f"{form.architecture}.rope.scaling.yarn_{name}"
-        value = None if f"rope.scaling.yarn_{name}" in form.own else metadata.number(key)
+        value = None if f"rope.scaling.yarn_{name}" in form.left_to_config else metadata.number(key)
         if value is not None and not any(math.isclose(value, one, rel_tol=1e-4) for one in usual):
             raise LocalspecError(
                 f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."

@@ -303,7 +303,7 @@ def test_what_waits_for_measurements_does_not_wait_for_a_search(measured, store,
 def test_a_search_that_was_requested_shows_count_and_time(measured, store, tmp_path, monkeypatch):
     shutil.copytree(CARD.path, tmp_path / "pair", ignore=shutil.ignore_patterns("drafters"))
     choice = choose(replace(CARD, path=tmp_path / "pair"), Settings(drafter="ouroboros"))
-    monkeypatch.setattr(assemble, "ASKED", assemble.ASKED[:1])
+    monkeypatch.setattr(assemble, "QUESTIONS", assemble.QUESTIONS[:1])
     monkeypatch.setattr(assemble, "REPLY", 4)
     shown: list[str] = []
     engine = Engine(choice, store=store, tune=True, reporter=Reporter(pytest.fail, shown.append))

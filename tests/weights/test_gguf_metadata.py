@@ -209,7 +209,7 @@ def test_what_a_family_says_in_its_own_way_is_read_or_refused_whatever_it_is(nam
     usual = {name: one for name, one in usual.items() if name in form.keys}
     assert config(metadata(named, usual), SHAPES, lambda _: [1.0])["num_hidden_layers"] == 3
     read = 0
-    for name in {*form.keys, *form.own, "block_count", "attention.head_count", "feed_forward_length"}:
+    for name in {*form.keys, *form.left_to_config, "block_count", "attention.head_count", "feed_forward_length"}:
         for value in [*ODD, None, 2, 1.5, False, np.array([1, 2, 3]), np.array([True, False])]:
             try:
                 config(metadata(named, {**usual, name: value}), SHAPES, lambda _: [1.0, float("nan")])
