@@ -49,9 +49,9 @@ def bench(
     are taken from `store`, and searched only with `tune`. Raises UsageMistake if no prompt leaves room for an answer in
     the context.
     """
-    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as own:
+    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as temporary:
         # A separate store, because costs are measured once and not for every engine; it has no phrases.
-        load = partial(Engine, store=own, phrases="off", reporter=Reporter(progress=progress), measured=True)
+        load = partial(Engine, store=temporary, phrases="off", reporter=Reporter(progress=progress), measured=True)
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
         progress(f"loading {rows[0].choice.target.name}")
         engine = load(rows[0].choice)
@@ -166,9 +166,9 @@ def run_rows(
     would make the next reply faster. `before_turn` runs before each turn, and the `timer` times forwards after it.
     """
     began = time.monotonic()
-    for number, (engine, own) in enumerate(zip(engines, sampling, strict=True), start=1):
+    for number, (engine, row_sampling) in enumerate(zip(engines, sampling, strict=True), start=1):
         progress(f"warming up row {number} of {len(engines)}")
-        _reply(engine(), prompts[0], own, warm_up or limits)
+        _reply(engine(), prompts[0], row_sampling, warm_up or limits)
     replies: list[list[Statistics]] = [[] for _ in engines]
     turns = repeat * len(prompts)
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
@@ -180,8 +180,8 @@ def run_rows(
                 break
             before_turn()
         replies[row].append(_reply(engines[row](), prompts[turn % len(prompts)], sampling[row], limits))
-        if timer and all(len(own) == turn + 1 for own in replies):
-            timer.look(most_rows([own[-1].rows for own in replies]))
+        if timer and all(len(of_row) == turn + 1 for of_row in replies):
+            timer.time_forwards(most_rows([of_row[-1].rows for of_row in replies]))
     return replies
 
 

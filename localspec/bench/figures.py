@@ -37,7 +37,7 @@ class RowTimer:
         self._target = target
         self._rounds: list[dict[int, float]] = []  # seconds by rows
 
-    def look(self, most: int) -> None:
+    def time_forwards(self, most: int) -> None:
         """Time forwards of 1, 2, 4, … rows, up to the first of these numbers that is at least `most`."""
         target = self._target
         rows = [n for at, n in enumerate(ROWS) if at == 0 or ROWS[at - 1] < most]
@@ -184,7 +184,7 @@ def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
     """Return acceptance by depth over all replies.
 
-    At each depth a reply is weighted by its drafted nodes times the share of drafts that reached that depth.
+    The weight of a reply at a depth is its drafted nodes times its acceptance rates at all smaller depths.
     """
     depths: list[list[tuple[float, float]]] = []
     for reply in replies:

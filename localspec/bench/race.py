@@ -93,9 +93,9 @@ class RaceResult:
 
 
 def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]]) -> Iterator[Lane]:
-    """Advance whichever lane's clock shows less time, until both lanes are done. Yield the lane after each event.
+    """Advance the lane whose clock shows less time, until both lanes are done. Yield the lane after each event.
 
-    So a change in the load of the machine affects both lanes, and each lane's clock counts only its own work.
+    This way, a change in the load of the machine affects both lanes. Each lane's clock counts only the lane's work.
     """
     running = dict(enumerate(streams))
     while running:
@@ -159,9 +159,9 @@ def with_drafts(engine: "Engine") -> "Engine":
 def racers(
     drafting: "Engine", prompt: str, system: str | None, settings: Settings, sampling: "Sampling"
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
-    """Return a race's two lanes and the events of their replies, ready to start on one target, which is warmed up.
+    """Warm up the target of `drafting`. Return the two lanes of a race on it, and the generators of their events.
 
-    `drafting` is a new engine that drafts.
+    `drafting` is a new engine with a drafter.
     """
     from localspec import Engine, Limits
 
@@ -246,7 +246,7 @@ def frame(lanes: Sequence[Lane], size: terminal_size, seconds: float | None = No
 
 
 def ends(lanes: Sequence[Lane]) -> float:
-    """Return when the replay ends, in seconds since its start."""
+    """Return the length of the replay in seconds."""
     return max(lane.seconds for lane in lanes)
 
 
@@ -283,7 +283,7 @@ def _seconds(seconds: float) -> str:
 
 
 def moments(lanes: Sequence[Lane]) -> Iterator[float]:
-    """Yield when to redraw the replay, in seconds since its start, so that both lanes run at true speed."""
+    """Yield the times for drawing the replay at true speed, in seconds since its start."""
     end = ends(lanes)
     times = {0.0, *(moment.seconds for lane in lanes for moment in lane.moments), *(lane.seconds for lane in lanes)}
     shown = -PAUSE

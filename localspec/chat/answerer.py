@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RemoteSampling:
     """The sampling settings of a reply that a server generates. A setting that is None is left to the server.
 
-    The fields are those of `Sampling`, whose module would import numpy.
+    The class has the fields of `Sampling`, but its module does not import numpy.
     """
 
     temperature: float | None

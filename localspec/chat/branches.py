@@ -61,7 +61,7 @@ def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedCo
 
 
 def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
-    """Return the id of the oldest conversation from which this one descends, even if that is not listed."""
+    """Return the id of the oldest ancestor that `known` leads to; the ancestor itself may be unlisted."""
     seen = {info.id}
     number = info.id
     while (above := known.get(number)) is not None and above.branch_of is not None and above.branch_of not in seen:

@@ -122,7 +122,7 @@ class Completion(NamedTuple):
 
 
 def needed(before: str) -> str | None:
-    """Return the name of the list that `choices` needs for the text before the cursor; None if it needs none."""
+    """Return the name of the list that `choices` needs for the text before the cursor; None if no list is needed."""
     if _is_command(before):
         word, space, _ = before.partition(" ")
         return word[1:] if space and word in ("/resume", "/model") else None

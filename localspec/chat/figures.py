@@ -97,7 +97,7 @@ MEMORY_SECONDS = 1.0  # between queries of free memory, which are slow
 class LiveStats:
     """The figures of the current or the last reply, computed from its events.
 
-    `figures` asks the engine for those figures that are in no event.
+    The method `figures` asks the engine for all figures that no event contains.
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, no_drafts: bool = False) -> None:

@@ -30,7 +30,7 @@ Place = Literal["here", "elsewhere", "too large"]
 class Choosable:
     """A model in the list: its `title`, and facts about it, the most important first.
 
-    A `usable` model can be chosen; if it is not here, choosing it fetches it. The terms of a `gated` model must be
+    A `usable` model can be chosen, which fetches a model that is not here. The terms of a `gated` model must be
     accepted at the hub first.
     """
 

@@ -205,9 +205,9 @@ def _line(key: str, settings: Settings, sampling: "ReplySampling | None") -> Set
         return SettingLine(key, "no limit", "except the context")
     if name == "seed":
         return SettingLine(key, "new", "for each reply")
-    own = None if sampling is None else getattr(sampling, name)
+    value = None if sampling is None else getattr(sampling, name)
     source = "the model's default" if sampling is None else sampling.source
-    return SettingLine(key, "?" if own is None else _shown(own), source)
+    return SettingLine(key, "?" if value is None else _shown(value), source)
 
 
 def _shown(number: float) -> str:

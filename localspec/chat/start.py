@@ -197,7 +197,7 @@ def _unnamed_model(
 
 
 def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None) -> TargetCard:
-    """Return the best model for this machine with all its memory free, or the first if none is known to fit."""
+    """Return the best model for this machine if all memory were free, or the first model if none is known to fit."""
     from localspec.choosing.measure import MeasurementCache, Measurements
     from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine

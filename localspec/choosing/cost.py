@@ -46,7 +46,7 @@ class ForwardCosts:
         return linear(self.contexts, [linear(self.rows, line, rows) for line in self.seconds], context)
 
     def as_list(self) -> list[object]:
-        """Return lists and numbers that `from_list` reads."""
+        """Return these costs as lists and numbers, for `from_list`."""
         return [list(self.rows), list(self.contexts), [list(line) for line in self.seconds]]
 
     @classmethod
@@ -82,8 +82,8 @@ class CurrentCosts:
 class FromDisk:
     """A cost model for a mixture of experts, of which `on_disk` bytes of experts stay on the disk.
 
-    Each forward requests in advance the chosen experts that are on the disk, and reads nothing else from there. Experts
-    on the disk are assumed to be chosen as often as experts in memory.
+    A forward reads only the chosen experts from the disk, and requests them in advance. Experts on the disk
+    are assumed to be chosen as often as experts in memory.
     """
 
     in_memory: ForwardCostModel

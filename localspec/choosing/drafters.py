@@ -59,7 +59,7 @@ HELD_OUT = 0.85
 
 @dataclass(frozen=True)
 class Acceptance:
-    """The expected tokens per step that each further node of a draft adds, largest first, and the source of these."""
+    """The expected tokens per step that each further node of a draft adds, largest first; `origin` is their source."""
 
     gains: tuple[float, ...]
     origin: str

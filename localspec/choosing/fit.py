@@ -132,8 +132,7 @@ def program(quantize: str, backend: str) -> int:
 
 
 def workspace(shape: Shape, dtype: str, quantize: str, backend: str, tokens: int, nodes: int) -> int:
-    """Return the largest number of bytes that a forward needs while it runs, for a chunk of a prompt or a tree's
-    logits."""
+    """Return the most bytes that a forward needs while it runs, for a chunk of a prompt or for a tree's logits."""
     if backend == "native":
         states = CHUNK * shape.hidden_size * 4
         return _native_forward(shape, dtype, quantize, tokens) + max(states, (nodes + 1) * shape.vocab_size * 4)
@@ -191,7 +190,7 @@ def _native_forward(shape: Shape, dtype: str, quantize: str, tokens: int) -> int
 def loading(shape: Shape, dtype: str, quantize: str, backend: str) -> int:
     """Return the extra bytes while the largest matrix is packed: the matrix and its packed copy.
 
-    With torch on a CPU they are the bytes of a dense matrix, which torch makes before it multiplies by a packed one.
+    With torch on a CPU the extra bytes are a dense matrix, into which torch unpacks a matrix before multiplying.
     """
     if quantize == "none" or backend == "native":  # the native engine packs once, piece by piece, and maps the file
         return 0

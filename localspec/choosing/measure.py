@@ -244,10 +244,10 @@ def _file_of_experts(path: Path) -> Path | None:
     Return None for an original file on another disk than packed copies. Raises LocalspecError and OSError for a model
     whose files cannot be read.
     """
-    paths, own, same = Paths(home()), read(path) if is_packed(path) else None, revision(path)
+    paths, packed, same = Paths(home()), read(path) if is_packed(path) else None, revision(path)
     of_it = [one for one in packed_files(paths) if one.header.origin.revision == same]
-    copies = [one.path for one in (own, *of_it) if one and not one.header.registered]
-    files = copies or [Path(file) for file in (own.header.origin.files if own else weight_files(path))]
+    copies = [one.path for one in (packed, *of_it) if one and not one.header.registered]
+    files = copies or [Path(file) for file in (packed.header.origin.files if packed else weight_files(path))]
     largest = max(files, key=lambda file: file.stat().st_size)
     same_disk = copies or largest.stat().st_dev == disk_of(paths.packed).stat().st_dev
     return largest if same_disk else None

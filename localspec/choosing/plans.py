@@ -146,7 +146,7 @@ def natural_precisions(device: Device) -> list[Precision]:
     """Return the precisions to consider on a device if the settings name none, the most accurate first.
 
     For the compiled library on a CPU, dense weights are left out: int8 is as good in half the time and memory. This
-    also avoids comparing a precision that was measured with one that was not.
+    also avoids comparing a measured precision with an unmeasured one.
     """
     dense = () if device.engine == "native" and device.packings else ("none",)
     return [Precision(device, device.dtypes[0], quantize) for quantize in (*dense, *device.packings)]

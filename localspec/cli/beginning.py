@@ -124,7 +124,7 @@ def keep_seconds(length: str, settings: Settings) -> int:
 def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: Reporter) -> str:
     """Start a server that loads this model as this process would, and wait until it listens.
 
-    Return an empty text, or the reason if it ends at once or does not listen in time.
+    Return an empty text, or the reason why the server ended at once or did not listen in time.
     """
     reporter.progress("starting localspec serve")
     length = f"{seconds}s"
@@ -153,10 +153,10 @@ def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: R
 
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
     """Return this process's variables, and variables that make a server load a model as this process would."""
-    own = {f"{PREFIX}MODEL": registry.reference(card)}
+    wanted = {f"{PREFIX}MODEL": registry.reference(card)}
     for name in LOADED_BY:
         value: Any = getattr(settings, name)
         text = json.dumps(list(value)) if isinstance(value, tuple) else "" if value is None else str(value)
-        own[f"{PREFIX}{name.upper()}"] = text.lower() if isinstance(value, bool) else text  # empty counts as unset
+        wanted[f"{PREFIX}{name.upper()}"] = text.lower() if isinstance(value, bool) else text  # empty counts as unset
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
-    return {**os.environ, **{name: value for name, value in own.items() if value}, **home}
+    return {**os.environ, **{name: value for name, value in wanted.items() if value}, **home}

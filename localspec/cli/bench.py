@@ -100,7 +100,7 @@ def bench(
         given = [flag for flag, value in here.items() if value]
         for flag in [*given, *(settings.origins[name] for name in LOADED_BY if settings.by_flag(name))]:
             raise no_effect(flag, settings)
-    asked = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
+    questions = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     progress = Progress()
     progress.show("preparing the benchmark")
     if elsewhere:
@@ -108,7 +108,7 @@ def bench(
 
         with progress:
             engines = [_engine(url, settings, progress) for url in elsewhere]
-            report = measure(engines, asked, max_tokens, repeat, settings, progress.show)
+            report = measure(engines, questions, max_tokens, repeat, settings, progress.show)
         _tell(report, server_table.of(report, _width(as_json)), as_json)
         if plotted:
             _draw(plot.figure_of_servers(report), plotted)
@@ -126,8 +126,8 @@ def bench(
         known = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         for name, size in combinations:  # plain decoding first; all others have its precision and device
             rule = settings.accept if size else "exact"
-            own = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
-            choice = choose(card, own, measurements=known)
+            row_settings = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
+            choice = choose(card, row_settings, measurements=known)
             settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
             choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter that it chose are one
     if tune and not any(choice.draft for choice in choices.values()):
@@ -146,7 +146,7 @@ def bench(
         for (*_, size), choice in choices.items()
     ]
     with progress, user_store(progress.notice, create=tune) as store:
-        report = comparison.bench(rows, asked, max_tokens, repeat, settings, progress.show, store, tune)
+        report = comparison.bench(rows, questions, max_tokens, repeat, settings, progress.show, store, tune)
     _tell(report, table.of(report, _width(as_json), details), as_json)
     if plotted:
         _draw(plot.figure(report), plotted)

@@ -51,7 +51,7 @@ def distill(
         raise UsageMistake("Name the prompts and a file for the replies: --prompts FILE -o FILE.")
     if os.path.isdir(output) or not os.path.isdir(output.absolute().parent):
         raise UsageMistake(f"{output} cannot be written: it is not a path for a file; give another -o.")
-    asked = read_questions(prompts)[:limit]
+    questions = read_questions(prompts)[:limit]
     with Interrupt() as interrupt, Progress() as progress, user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
         progress.show(f"loading {card.name}")
@@ -65,7 +65,7 @@ def distill(
             settings.temperature or 0.0 if settings.by_flag("temperature") else 0.0,
             0 if settings.seed is None else settings.seed,
         )
-        distiller = Distiller(asked, output, answerer(card, settings, batch, store, progress.reporter), generation)
+        distiller = Distiller(questions, output, answerer(card, settings, batch, store, progress.reporter), generation)
         if distiller.too_long:
             progress.notice(f"{distiller.too_long} prompts are too long for the model's context and are left out.")
         if distiller.answered:

@@ -87,11 +87,11 @@ def _json(done: Imported) -> dict[str, Any]:
 
 
 def _tell(done: Imported, file: Path) -> None:
-    held = precision_in_words("", done.packing, done.bits) if done.packing == BLOCKS else f"packed in {done.packing}"
+    weights = precision_in_words("", done.packing, done.bits) if done.packing == BLOCKS else f"packed in {done.packing}"
     known = "" if done.new else " It was imported before."
     typer.echo(
         one_line(
-            f"{done.name} is ready: {amount(done.parameters)} parameters, {held}, {size(done.bytes)}, read from "
+            f"{done.name} is ready: {amount(done.parameters)} parameters, {weights}, {size(done.bytes)}, read from "
             f"{must_stay(file)}.{known}"
         )
     )

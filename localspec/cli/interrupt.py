@@ -58,7 +58,7 @@ def cleared_up_when_ended() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise an error in the body before they end the process, so that no half-written file
     stays.
 
-    Under nohup and similar programs, which ignore these signals, they stay ignored.
+    Signals that the process ignores, such as SIGHUP under nohup, stay ignored.
     """
     ended: list[int] = []
 

@@ -71,10 +71,10 @@ def list_models(
                 for trouble in damaged_drafters(card):
                     say(trouble)
         draft = None  # the name of the small model here that drafts for this one, or its directory below the model's
-        own, _ = (None, "") if isinstance(found, LocalspecError) else default_draft(card)
-        if own is not None and own.card.here:
-            inside = own.card.path == card.path / DRAFT_FOLDER and not own.named
-            draft = f"{DRAFT_FOLDER}{os.sep}" if inside else own.card.name
+        small, _ = (None, "") if isinstance(found, LocalspecError) else default_draft(card)
+        if small is not None and small.card.here:
+            inside = small.card.path == card.path / DRAFT_FOLDER and not small.named
+            draft = f"{DRAFT_FOLDER}{os.sep}" if inside else small.card.name
         trained: list[dict[str, Any]] = []
         with suppress(LocalspecError):  # files that cannot be read
             every_kind = [] if isinstance(found, LocalspecError) else trained_drafters(card)
@@ -149,6 +149,6 @@ def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, 
     """
     if not packed:
         return {}
-    own = revision(card.path)
+    here = revision(card.path)
     own_file = {(BLOCKS, card.path)}  # its bytes are in another column
-    return {form: file.stat().st_size for of, form, file in packed if of == own and (form, file) not in own_file}
+    return {form: file.stat().st_size for of, form, file in packed if of == here and (form, file) not in own_file}

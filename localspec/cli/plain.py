@@ -294,7 +294,7 @@ class _Talk:
             for pool in pools_of(store, self._card):
                 decode, why_ids = reader(pool)
                 phrases = readable_phrases(pool, store.phrases.most_useful(pool.pool), decode, words)
-                lines = [f"{kept.line}  ({stories.of(kept.phrase)})" for kept in islice(phrases, LISTED - len(found))]
+                lines = [f"{one.line}  ({stories.of(one.phrase)})" for one in islice(phrases, LISTED - len(found))]
                 found += [why_ids, *lines] if why_ids and lines else lines
         for line in found or ["No phrase contains that." if words else "No phrases are saved for this model yet."]:
             tell(one_line(line))
@@ -349,7 +349,7 @@ class _Talk:
         self._answer_prompt(prompt)
 
     def _answer_prompt(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
-        """Send a prompt. `before` has the figures of the reply that the new one replaces, if any."""
+        """Send a prompt. `before` has the figures of the replaced reply, if there is one."""
         from localspec import Done, Limits, Prefill, Text
 
         engine = self._loaded()

@@ -43,9 +43,9 @@ def list_pools(as_json: AsJson = False) -> None:
     if not pools:
         typer.echo("No phrases are saved yet.")
     for pool in pools:
-        held = f"{counted(pool.phrases, 'phrase')}, {size(pool.bytes)}"
+        contents = f"{counted(pool.phrases, 'phrase')}, {size(pool.bytes)}"
         where = pool.path or "directory unknown"
-        line = one_line(f"{pool.model}: {held}, last used {moment(pool.last_used)}, {where}")
+        line = one_line(f"{pool.model}: {contents}, last used {moment(pool.last_used)}, {where}")
         typer.echo("\n".join(folded(line, width(), indent=2)))
 
 

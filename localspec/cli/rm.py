@@ -99,7 +99,7 @@ def rm(
     what = " and ".join(map(str, gone)) or f"{name}, packed"
     if not may_delete(f"{what} ({size(freed)})", yes):
         return
-    with _with_what_was_learned({name, *map(str, sources)}, packed, yes, phrases):
+    with _deleting_derived_data({name, *map(str, sources)}, packed, yes, phrases):
         for path in [*(removal.path for removal in removals), *packed]:
             forget_tokenizer(path)
         for file in packed:
@@ -150,7 +150,7 @@ def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
     freed = sum(file.stat().st_size for file in mine)
     if not may_delete(f"{what} ({size(freed)})", yes):
         return
-    with _with_what_was_learned({name, card.name, reference(card)}, mine, yes, phrases):
+    with _deleting_derived_data({name, card.name, reference(card)}, mine, yes, phrases):
         for file in mine:
             forget_tokenizer(file)
             if registered := _registration(file):
@@ -222,7 +222,7 @@ def _users(source: Source, name: str) -> list[str]:
 
 
 @contextmanager
-def _with_what_was_learned(names: Collection[str], files: Collection[Path], yes: bool, phrases: bool) -> Iterator[None]:
+def _deleting_derived_data(names: Collection[str], files: Collection[Path], yes: bool, phrases: bool) -> Iterator[None]:
     """Delete what localspec derived from a model, after the body has deleted the model with these names and files.
 
     Delete the answers that the model wrote for trainings, and its phrases if the user agrees. Print what stays:

@@ -73,9 +73,9 @@ def _missing(key: str, card: TargetCard) -> str:
 def _installed_facts(card: TargetCard) -> Facts:
     checkpoint = inspect(card.path)
     shape = Shape.of(checkpoint.config)
-    own, passed_over = default_draft(card)
-    draft = own.card.name if own is not None and own.card.here else None
-    own_passed_over = passed_over or ("" if own else too_large_to_draft(card))
+    small, passed_over = default_draft(card)
+    draft = small.card.name if small is not None and small.card.here else None
+    why_no_draft = passed_over or ("" if small else too_large_to_draft(card))
     return {
         "name": card.name,
         "description": card.description,
@@ -94,9 +94,9 @@ def _installed_facts(card: TargetCard) -> Facts:
         ],
         "shipped": _shipped(card),
         "draft": draft,
-        "draft_form": draft_form(own.card) if own is not None and draft is not None else None,
-        "draft_origin": own.origin if own is not None and draft is not None else None,
-        "passed_over": " ".join(filter(None, [own_passed_over, *damaged_drafters(card)])) or None,
+        "draft_form": draft_form(small.card) if small is not None and draft is not None else None,
+        "draft_origin": small.origin if small is not None and draft is not None else None,
+        "passed_over": " ".join(filter(None, [why_no_draft, *damaged_drafters(card)])) or None,
         "revision": revision(card.path),
         "sampling": sampling_words(default_sampling_of(card)),
     }
@@ -125,7 +125,7 @@ def _announced_facts(card: TargetCard) -> Facts:
     """Return facts about a model that is not here, from models.toml."""
     shape = card.entry.shape if card.entry else None
     architecture = card.entry.architecture if card.entry else None
-    own = [MTP] if comes_with_mtp(architecture) else []
+    mtp = [MTP] if comes_with_mtp(architecture) else []
     return {
         "name": card.name,
         "description": card.description,
@@ -136,7 +136,7 @@ def _announced_facts(card: TargetCard) -> Facts:
         "bytes": 2 * shape.parameters if shape else None,  # published weights are bf16
         "context": shape.context if shape else None,
         "license": card.license,
-        "drafters": [*_free_kinds(shape), *own, *(drafter.kind for drafter in trained_drafters(card))],
+        "drafters": [*_free_kinds(shape), *mtp, *(drafter.kind for drafter in trained_drafters(card))],
         "shipped": _shipped(card),
     }
 

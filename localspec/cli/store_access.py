@@ -20,9 +20,9 @@ from localspec.text import one_line
 def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
     """Yield the store of this user, to show or delete its `what`: "phrases" or "conversations".
 
-    Yield None if it does not exist, because looking must not create one. Raises StoreTrouble if it may exist but cannot
-    be reached: an empty list would say that nothing is saved. With `raise_damage` it also raises StoreTrouble for
-    damage found after opening.
+    Yield None if there is no store, because looking must not create one. Raises StoreTrouble if a store may exist but
+    cannot be reached: an empty list would say that nothing is saved. With `raise_damage`, damage found after opening
+    raises StoreTrouble, too.
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
         raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} cannot be shown or deleted.")

@@ -164,7 +164,7 @@ def train(
             f"--at-once {at_once} is more than the {batch or BATCH} tokens of a step; lower it, or raise --batch."
         )
     files = [Path(name) for name in (*(data or ()), *(more or ()))]
-    own = _prompt_source(data or [], more or [], keep_answers)
+    source = _prompt_source(data or [], more or [], keep_answers)
     progress = Progress()
     card = _model_to_train_for(settings, progress, saves=not dry_run)
     if any(one.kind == kind and one.shipped for one in trained_drafters(card)):
@@ -177,8 +177,8 @@ def train(
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     waits = partial(progress.notice, "stopping after this step; Ctrl+C again stops at once.")
     with without_rights(OWNER_READS), Interrupt(ends_too=True, waits=waits) as interrupt, Lock(directory) as lock:
-        progress.show("planning" if own else "reading text")
-        examples = [] if own else read_examples(files)
+        progress.show("planning" if source else "reading text")
+        examples = [] if source else read_examples(files)
 
         # torch is needed from here on; importing it takes seconds.
         from localspec.training.job import Job, TrainingRequest
@@ -186,18 +186,18 @@ def train(
 
         request = TrainingRequest(
             kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,
-            data=[own] if own else [file.name for file in files], directory=directory,
-            command=_command(kind, card, [own] if own == HISTORY else files, option or [], given),
+            data=[source] if source else [file.name for file in files], directory=directory,
+            command=_command(kind, card, [source] if source == HISTORY else files, option or [], given),
             length=length, batch=batch or BATCH, at_once=at_once, rate=rate or RATE, seed=seed,
-            distill=labels == "soft", steps=steps, hours=None if own else hours,
-            epochs=epochs if own or steps or hours or epochs else 1.0, save_seconds=save_every, force=force,
+            distill=labels == "soft", steps=steps, hours=None if source else hours,
+            epochs=epochs if source or steps or hours or epochs else 1.0, save_seconds=save_every, force=force,
         )  # fmt: skip
         reference = registry.reference(card)
         try:
-            if own:
+            if source:
                 from localspec.training.course import Course, CourseOptions
 
-                course_options = CourseOptions(own, hours, batch, rate, keep_answers)
+                course_options = CourseOptions(source, hours, batch, rate, keep_answers)
                 with user_store(progress.notice, create=not dry_run) as store:
                     course = Course(request, course_options, settings, lock, store, progress.reporter, began)
                     if dry_run:
@@ -236,7 +236,7 @@ def train(
 
 
 def _beginning() -> float:
-    """Return the start of this command by `time.monotonic`: the start of the process, if it runs only this command."""
+    """Return the `time.monotonic` when this command began: the start of the process, if it runs only this command."""
     age = time.time() - psutil.Process().create_time() if environment.one_command else 0.0
     return time.monotonic() - (age if 0 < age < LONGEST_START else 0.0)  # the system's clock may have been set
 
@@ -432,7 +432,7 @@ def _command(
     for flag in ("steps", "hours", "epochs", "at_once", "length", *PRECISION):
         if given.get(flag) is not None:
             words += [f"--{flag.replace('_', '-')}", str(given[flag])]
-    chosen = {} if given["own"] else {"batch": BATCH, "rate": RATE}
+    chosen = {} if given["source"] else {"batch": BATCH, "rate": RATE}
     for flag, name in (("--batch", "batch"), ("--lr", "rate"), ("--seed", "seed"), ("--labels", "labels")):
         if (value := given[name] or chosen.get(name, given[name])) is not None:
             words += [flag, str(value)]

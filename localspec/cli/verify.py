@@ -36,9 +36,9 @@ def verify_model(
     name: Annotated[str, typer.Argument(help="A registered name, org/repo[@revision], a directory, or a packed file.")],
 ) -> None:
     """Compare every file of a model with its digest; needs no network."""
-    own = is_path(name) or is_import(name)
-    sources = [] if own else sources_of(name, here=True)
-    model = None if own else repository_of(name)
+    is_file_or_import = is_path(name) or is_import(name)
+    sources = [] if is_file_or_import else sources_of(name, here=True)
+    model = None if is_file_or_import else repository_of(name)
     problems: list[str] = []
     if model is None:
         problems += _verify_unfetched(name)
@@ -72,7 +72,7 @@ def _verify_unfetched(name: str) -> list[str]:
     if found.packing:
         return _verify_imported(name, path, paths)
     typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are complete, judged by their headers."))
-    changed = _looked(name, found.weight_files, paths)
+    changed = _changed_files(name, found.weight_files, paths)
     if changed:  # the model may have been packed from other weights; the present ones count from now on
         forget(found.weight_files, (mark for _, mark in fingerprints(found.weight_files).values()), paths)
         for file in packed_of(path, "", paths):
@@ -92,11 +92,11 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
     from localspec.weights.gguf_weights import files_of  # numpy
 
     found = read(path)
-    held = found.header.origin.files
-    files = files_of(found) if found.header.registered else [Path(file) for file in held if os.path.isabs(file)]
-    if not files or not all(file.is_file() for file in files) or not recognised(files, held, paths):
+    originals = found.header.origin.files
+    files = files_of(found) if found.header.registered else [Path(file) for file in originals if os.path.isabs(file)]
+    if not files or not all(file.is_file() for file in files) or not recognised(files, originals, paths):
         return []
-    changed = _looked(name, files, paths, listed=True)
+    changed = _changed_files(name, files, paths, listed=True)
     return [
         f"{file} of {name} has changed without a new size or date; to use it as it is now, delete {name} with "
         f"`localspec rm {name}`, and import it again"
@@ -104,8 +104,8 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
     ]
 
 
-def _looked(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
-    """Read files, print the result, and return the names of the files that changed without a new date or size.
+def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool = False) -> list[str]:
+    """Read files, print the result, and return the files that changed without a new date or size.
 
     With `listed`, also print each file's digest and fingerprint, for an entry in models.toml.
     """
@@ -130,11 +130,11 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
     """Compare the packed files of a model with their digests. Return a clause for each damaged file."""
     paths = Paths(home())
     places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
-    own = resolve(name).path if model is None else NOWHERE
-    if is_packed(own):
-        files = [own] if is_packed(Path(os.path.expanduser(name))) else sorted({own, *of_same_weights(own)})
+    path = resolve(name).path if model is None else NOWHERE
+    if is_packed(path):
+        files = [path] if is_packed(Path(os.path.expanduser(name))) else sorted({path, *of_same_weights(path)})
     else:
-        places += [(own, "")] if model is None else []
+        places += [(path, "")] if model is None else []
         found = {file for place in places for file in packed_of(*place, paths)}
         files = sorted(file for file in found if file.suffix in (SUFFIX, GPU_SUFFIX))
     damaged = []
@@ -152,13 +152,13 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
         for problem in problems:
             typer.echo(one_line(f"{name}, packed: {problem}"))
         if problems:
-            damaged.append(_without(file, paths))
+            damaged.append(_delete_damaged(file, paths))
         else:
             typer.echo(one_line(f"{name}, {file.name}: every part agrees with its digest."))
     return damaged
 
 
-def _without(file: Path, paths: Paths) -> str:
+def _delete_damaged(file: Path, paths: Paths) -> str:
     """Delete a damaged packed file if it can be made again. Return a clause that says so, or what to do instead."""
     with suppress(LocalspecError, OSError):
         header = read(file).header
