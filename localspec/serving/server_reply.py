@@ -46,7 +46,7 @@ class ServerReply:
     """
 
     def __init__(self, engine: "ServerEngine", dropped: int, most: int | None = None) -> None:
-        self._engine, self._most = engine, most
+        self._engine, self._where, self._most = engine, engine.server.address.url, most
         self._heard = time.monotonic()  # when text arrived last, or the start
         self._left_out = self._dropped = dropped  # turns left out here, and including those that the server left out
         self._pieces = self._length = 0  # pieces with text, and characters
@@ -54,80 +54,86 @@ class ServerReply:
         self._first = self._last = 0.0  # when the first and the last text arrived
         self._tokens: list[int] = []
         self._sources: dict[str, int] = {}
-        self._thoughts, self._said = 0, False
+        self._thoughts = 0
+        self._prefilled = self._said = self._ended = False  # an event was sent; a text; the server's mark of the end
         self._thought_until = 0.0
         self._piece = ServerPiece()  # what was reported so far in addition to the text
         self._thinking = pieces.ThinkingInText(separated=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
-        engine, where = self._engine, self._engine.server.address.url
+        """Yield the reply's events; without `Done` if the reply is no longer wanted."""
         head = next((one for one in arrivals if isinstance(one, Head)), None)
         if head is None:  # no longer wanted
             return
+        yield from self._texts(self._contents(head, arrivals))
+        if not self._engine.wanted():
+            return
+        if not self._ended and self._piece.reason is None:
+            if self._piece.chosen:
+                raise self._broken_off()
+            raise EmptyReply(f"{self._where} sent no reply and no reason; ask again.")
+        yield from self._text(ServerPiece(), final=True)
+        for remark in self._remarks():
+            self._engine.reporter.notice(remark)
+        yield from self._prefill()
+        statistics = self._engine.session.statistics = self._engine.session.so_far = self._statistics()
+        yield Done(self._piece.reason or "stop", statistics)
+
+    def _contents(self, head: Head, arrivals: Iterator[Head | bytes | None]) -> Iterator[bytes | None]:
+        """Return the messages of an answer, and None for a silence. Raises LocalspecError for no reply."""
         if head.status != OK:
             content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
-            raise refusal(where, engine.model, head, content, engine.server.key)
+            raise refusal(self._where, self._engine.model, head, content, self._engine.server.key)
         forms = {"text/event-stream": messages, "application/json": self._as_one_message}
         if head.kind not in forms:
             kind = one_line(head.kind)[:80] or "something without a name"
-            raise LocalspecError(f"{where} answers with {kind}, which is not a reply; correct the address.")
-        lines = (one for one in arrivals if not isinstance(one, Head))
-        begun = ended = told = False
+            raise LocalspecError(f"{self._where} answers with {kind}, which is not a reply; correct the address.")
+        return forms[head.kind](one for one in arrivals if not isinstance(one, Head))
+
+    def _texts(self, contents: Iterator[bytes | None]) -> Iterator[Event]:
+        """Yield the texts in the server's messages up to its end, or up to ours if it does not end."""
         try:
-            for content in filter(None, forms[head.kind](lines)):
+            for content in filter(None, contents):
                 if content.strip() == END:
-                    ended = True
-                    break
-                piece = read_piece(content)
-                self._take(piece)
-                begun = begun or piece.chosen
-                if piece.text or piece.reasoning or piece.tool is not None:
-                    self._heard = time.monotonic()
-                    self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
-                if event := self._text(piece):
-                    if not told:  # only now is it certain that there is a reply
-                        told = True
-                        yield Prefill(0, 0, self._dropped)
-                    yield event
+                    self._ended = True
+                    return
+                self._take(piece := read_piece(content))
+                yield from self._text(piece)
                 if self._piece.reason is None and (without_end := self._without_end()):
-                    engine.reporter.notice(f"{where} {without_end}; the rest is not read.")
+                    self._engine.reporter.notice(f"{self._where} {without_end}; the rest is not read.")
                     self._piece = self._piece._replace(reason="length")
-                    break
+                    return
         except Broken as wrong:
-            raise LocalspecError(f"{where} broke the protocol: {wrong}.") from None
-        except BrokenOff as gone:
-            if begun or isinstance(gone, SilentServer):
-                raise (_broken_off(where) if begun else gone) from None
-            raise EmptyReply(str(gone)) from None
+            raise LocalspecError(f"{self._where} broke the protocol: {wrong}.") from None
         except GaveUp as failed:
-            raise LocalspecError(f"{where} reported an error: {failed}") from None
-        if not engine.wanted():
-            return
-        if not ended and self._piece.reason is None:
-            raise _broken_off(where) if begun else EmptyReply(f"{where} sent no reply and no reason; ask again.")
-        if event := self._text(ServerPiece(), final=True):
-            if not told:
-                told = True
-                yield Prefill(0, 0, self._dropped)
-            yield event
-        if not begun:
-            raise LocalspecError(f"{where} ended without a reply; ask again, or name another model.")
-        if self._piece.tool is not None:
-            tool = f" {self._piece.tool!r}" if self._piece.tool else ""
-            sentence = f"{where} calls a tool{tool}, but no tool was offered and localspec runs none"
+            raise LocalspecError(f"{self._where} reported an error: {failed}") from None
+        except BrokenOff as gone:
+            if self._piece.chosen:
+                raise self._broken_off() from None
+            raise (gone if isinstance(gone, SilentServer) else EmptyReply(str(gone))) from None
+
+    def _remarks(self) -> Iterator[str]:
+        """Yield a sentence for each peculiarity of the ended reply. Raises LocalspecError if it has no answer."""
+        last = self._piece
+        if not last.chosen:
+            raise LocalspecError(f"{self._where} ended without a reply; ask again, or name another model.")
+        if last.tool is not None:
+            tool = f" {last.tool!r}" if last.tool else ""
+            sentence = f"{self._where} calls a tool{tool}, but no tool was offered and localspec runs none"
             if not self._said:
                 raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
-            engine.reporter.notice(f"{sentence}; only its text is shown.")
-        if self._piece.why == "content_filter":
-            engine.reporter.notice(f"the filter of {where} cut the reply off.")
-        elif self._piece.why:
-            engine.reporter.notice(f"{where} ended the reply because of {self._piece.why!r}.")
-        if self._piece.reason is None:
-            engine.reporter.notice(f"{where} ended the reply without a reason; it may be cut off.")
-        if not told:
-            yield Prefill(0, 0, self._dropped)
-        statistics = engine.session.statistics = engine.session.so_far = self._statistics()
-        yield Done(self._piece.reason or "stop", statistics)
+            yield f"{sentence}; only its text is shown."
+        if last.why == "content_filter":
+            yield f"the filter of {self._where} cut the reply off."
+        elif last.why:
+            yield f"{self._where} ended the reply because of {last.why!r}."
+        if last.reason is None:
+            yield f"{self._where} ended the reply without a reason; it may be cut off."
+
+    def _broken_off(self) -> BrokenOff:
+        return BrokenOff(
+            f"{self._where} closed the connection in the middle of the reply; ask again, there or with --server off."
+        )
 
     @property
     def waited(self) -> float:
@@ -159,6 +165,7 @@ class ServerReply:
         return ""
 
     def _take(self, piece: ServerPiece) -> None:
+        """Add a piece's reports to those before, and count its text."""
         fields = piece.localspec_fields
         if self._engine.server.ours and fields:
             self._engine.reported.update({name: fields[name] for name in _REPORTED if name in fields})
@@ -172,13 +179,24 @@ class ServerReply:
             timings=piece.timings or before.timings,
             why=piece.why or before.why,
             tool=before.tool if piece.tool is None else before.tool or piece.tool,
+            chosen=piece.chosen or before.chosen,
         )
+        if piece.text or piece.reasoning or piece.tool is not None:
+            self._heard = time.monotonic()
+            self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
 
-    def _text(self, piece: ServerPiece, final: bool = False) -> Text | None:
+    def _prefill(self) -> Iterator[Event]:
+        """Yield the end of the prompt, unless it was yielded before. It is certain only once there is a reply."""
+        if not self._prefilled:
+            self._prefilled = True
+            yield Prefill(0, 0, self._dropped)
+
+    def _text(self, piece: ServerPiece, final: bool = False) -> Iterator[Event]:
+        """Yield the text of a piece, unless it is empty or may be the start of a tag."""
         tokens, sources = proposed(piece.localspec_fields) if self._engine.server.ours else ((), ())
         piece = self._thinking.part(piece, final)
         if not (piece.text or piece.reasoning or tokens):
-            return None
+            return
         self._last = time.perf_counter() - self._began
         self._first = self._first or self._last
         self._tokens += tokens
@@ -191,7 +209,8 @@ class ServerReply:
             self._thought_until = self._last
         self._said = self._said or bool(piece.text.strip())
         self._engine.session.statistics = self._engine.session.so_far = self._statistics()
-        return Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
+        yield from self._prefill()
+        yield Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -236,12 +255,6 @@ class ServerReply:
             reasoning_seconds=reported("reasoning_s") or self._thought_until,
             reported_tokens=None if self._tokens else written or 0,
         )
-
-
-def _broken_off(where: str) -> BrokenOff:
-    return BrokenOff(
-        f"{where} closed the connection in the middle of the reply; ask again, there or with --server off."
-    )
 
 
 class ServerReport(Report):

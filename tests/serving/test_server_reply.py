@@ -13,7 +13,7 @@ from serving.test_remote import events, kept, run
 from localspec import Limits
 from localspec.config import Settings
 from localspec.errors import LocalspecError
-from localspec.events import Done, Reporter
+from localspec.events import Done, Prefill, Reporter
 from localspec.serving import server_engine
 from localspec.serving.pieces import ServerPiece
 from localspec.serving.server import Server
@@ -60,6 +60,13 @@ def test_a_reply_without_end_is_not_read_without_end(limit, piece, words):
         assert server.gone.wait(PATIENCE), "and it learns that nobody reads"
 
 
+@pytest.mark.parametrize(("pieces", "text"), [([], ""), (["a", "<"], "a<"), (["<"], "<")])
+def test_a_reply_has_one_prefill_before_its_text_even_if_it_is_empty(pieces, text):
+    with scripted(stream(*map(said, pieces), ended(), DONE)) as server:
+        first, *texts, last = events(server)[1]
+    assert first == Prefill(0, 0, 0) and "".join(one.text for one in texts) == text and last.reason == "stop"
+
+
 def test_pieces_with_nothing_in_them_are_silence(monkeypatch):
     monkeypatch.setattr(server_engine, "NEXT_SECONDS", 0.1)
     empty = json.dumps(said("")).join(("data: ", "\n\n")).encode()
@@ -77,7 +84,8 @@ def test_what_is_wrong_names_the_address_once(tmp_path):
 
 
 def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
-    engine = SimpleNamespace(server=SimpleNamespace(ours=True), reported={})
+    server = SimpleNamespace(ours=True, address=SimpleNamespace(url="http://there"))
+    engine = SimpleNamespace(server=server, reported={})
     reply = ServerReply(engine, dropped=4)
     for piece, dropped in (
         (ServerPiece(), 4),
