@@ -60,7 +60,7 @@ def test_after_each_turn_somebody_looks_at_what_rows_cost():
     class Timer:
         looks: ClassVar[list[tuple[int, int]]] = []
 
-        def look(self, most: int) -> None:
+        def time_forwards(self, most: int) -> None:
             self.looks.append((len(notes), most))
 
     class Drafting(Speaker):
