@@ -113,7 +113,7 @@ class Acceptance:
         return 1 + sum(self.gains[:nodes])
 
     def merged(self, other: "Acceptance") -> "Acceptance":
-        """Return the acceptance of two drafters in one tree: their gains add up (docs/figures/drafter-table.md)."""
+        """Return the acceptance of two drafters in one tree: their gains add up (docs/figures/drafters.md)."""
         return Acceptance(tuple(sorted(self.gains + other.gains, reverse=True)), f"{self.origin}, with phrases")
 
 
