@@ -5,7 +5,6 @@
 # make check         check format, lint, types and layers, and run the fast tests: under a minute
 # make torture       test with disk faults, signals and damaged files (TORTURE: --seconds 1800 --seed 7, --kills 1000, --every run)
 # make bench         compare plain and speculative decoding: localspec bench BENCH
-# make bench-report  compare this engine with llama.cpp and transformers, in docs/figures/benchmarks.md (BENCH: its options)
 # make pictures      draw the pictures of the README with the real program (PICTURES: options of tools/pictures.py)
 # make train-demo    train the demo model from scratch: some hours on two cores (DATA, WORK; LONG and LAST in tokens)
 # make native        compile the changed sources of the native library; targets that need the library do so themselves
@@ -39,7 +38,7 @@ TESTABLE := $(VENV)/.testable
 COLLECTED := $(VENV)/.collected
 endif
 
-.PHONY: demo real-models native test test-all fast-test torture lint check bench bench-report pictures train-demo wheels release test-aarch64 clean
+.PHONY: demo real-models native test test-all fast-test torture lint check bench pictures train-demo wheels release test-aarch64 clean
 
 demo: $(VENV)/.compiled
 	$(VENV)/bin/python localspec/native/build.py
@@ -79,9 +78,6 @@ check: $(TESTABLE)
 
 bench: $(INSTALLED) native
 	$(PYTHON) -m localspec bench $(BENCH)
-
-bench-report: $(TESTABLE) native
-	$(PYTHON) research/bench_report.py $(BENCH)
 
 pictures: $(TESTABLE) native
 	$(PYTHON) tools/pictures.py $(PICTURES)

@@ -1,18 +1,15 @@
 """Write a model of the Hugging Face layout as a GGUF file: the same weights under other names.
 
-Without a tokenizer, unless one is given: tokens are all that a comparison exchanges.
+Without a tokenizer: tokens are all that a comparison exchanges.
 """
 
-import ctypes
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import checkout  # noqa: F401
 import torch
-from llama_cpp_model import library
 from safetensors import safe_open
 
 from localspec.errors import LocalspecError
@@ -21,7 +18,6 @@ from localspec.families.rope import Rope
 from localspec.weights.checkpoint import inspect
 
 Kind = Literal["f16", "q8_0"]
-QUANTISED = ("q8_0", "q4_0", "q4_k_m")  # made by llama.cpp's own quantiser
 NAMES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "phi3": "PHI3"}
 ROTATIONS = {"llama": ("default", "linear", "llama3"), "phi3": ("default", "linear", "longrope")}
 
@@ -41,25 +37,8 @@ def check(config: ModelConfig, room: int) -> None:
         )
 
 
-def quantise(dense: Path, file: Path, kind: str, threads: int) -> None:
-    """Write a GGUF file again in one of `QUANTISED`. Raise LocalspecError if llama.cpp cannot."""
-    settings = library().llama_model_quantize_default_params()
-    settings.ftype, settings.nthread = getattr(library(), f"LLAMA_FTYPE_MOSTLY_{kind.upper()}"), threads
-    if library().llama_model_quantize(str(dense).encode(), str(file).encode(), ctypes.byref(settings)):
-        raise LocalspecError(f"llama.cpp cannot make {kind} of {dense}; leave that kind out.")
-
-
-def without_tokenizer(writer: Any) -> None:
-    writer.add_tokenizer_model("no_vocab")
-
-
-def write(
-    file: Path, model: Path, config: ModelConfig, kind: Kind, tokenizer: Callable[[Any], None] = without_tokenizer
-) -> None:
-    """Write the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32.
-
-    `tokenizer` adds what the file says of one to the writer of the gguf package.
-    """
+def write(file: Path, model: Path, config: ModelConfig, kind: Kind) -> None:
+    """Write the weights of the directory `model` to `file`: matrices in `kind`, vectors in fp32."""
     import gguf
 
     architecture = gguf.MODEL_ARCH[NAMES[config.model_type]]
@@ -75,7 +54,7 @@ def write(
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    tokenizer(writer)
+    writer.add_tokenizer_model("no_vocab")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16 if kind == "f16" else gguf.LlamaFileType.MOSTLY_Q8_0)
     _add_rotation(writer, config)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)

@@ -8,15 +8,16 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from benchmarks.readings import DISTURBED
 from figures import DRAWS, figure, table
-from speedups_page import AUTO, LEAST, NEARLY, PLAIN, Turns, interval, length, speedup, total, worth
+from side_by_side import DISTURBED, LEAST, PLAIN, Turns, interval, length, speedup, total, worth
 
+AUTO = "auto"
 FIRST = "auto, first reply"
 LLAMA_CPP = "llama.cpp"
 AIMS = {"code": 1.6, "chat": 1.4, "editing": 1.9, "JSON": 1.7}  # × plain decoding, of `auto` on the pair, greedy
 OWN_BLOCKS = ", the small groups of weights, each with its scale, that the GGUF file itself has"
 BY = {"memory": "by M", "speed": "by speed"}  # the rules by which `auto` chooses
+NEARLY = 0.95  # of the best: `auto` is as good
 AIM_AHEAD = 2.2  # × llama.cpp's best setting, the geometric mean of all kinds of text
 
 Line = Mapping[str, Any]

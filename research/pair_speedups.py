@@ -28,12 +28,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import checkout  # noqa: F401
-from benchmarks.llama_speculation import DraftModel, Propose, look_up, nothing, reply
-from benchmarks.readings import DISTURBED, OtherPrograms
 from experiment import positive
 from llama_cpp_model import Gguf
-from pair_page import AUTO, FIRST, LEAST, LLAMA_CPP, PLAIN, page
-from side_by_side import side_by_side
+from llama_speculation import DraftModel, Propose, look_up, nothing, reply
+from pair_page import AUTO, FIRST, LLAMA_CPP, page
+from side_by_side import DISTURBED, LEAST, PLAIN, OtherPrograms, side_by_side
 
 from localspec import Engine, Limits, Sampling, Statistics, config
 from localspec.bench.prompts import message

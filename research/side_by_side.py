@@ -1,12 +1,24 @@
 """Replies that take turns by their tokens, so that a change of the machine's speed affects the same part of each."""
 
+import os
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import psutil
+from figures import DRAWS
 
 from localspec.events import Done, Event, Statistics, Text
 
 TURN = 0.05  # seconds of work: a step or two of a large model, the whole reply of one that fits into caches
+DISTURBED = 0.1  # of a core, used by other programs: a reply does not count
+LEAST = 8  # tokens of a reply that counts
+PLAIN = "none"  # the drafter of plain decoding
+
+Turns = Sequence[Mapping[str, Any]]  # one a prompt: {"replies": {drafter: figures}}
 
 
 def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: float = TURN) -> dict[str, Statistics]:
@@ -30,3 +42,53 @@ def side_by_side(replies: Mapping[str, Generator[Event, None, None]], turn: floa
                 if time.perf_counter() - began >= turn:
                     break
     return done
+
+
+class OtherPrograms:
+    """A count of the cores' time that programs other than this process and its children took since the last look."""
+
+    def __init__(self) -> None:
+        self._last = self._read()
+
+    def __call__(self) -> float:
+        now, last = self._read(), self._last
+        self._last = now
+        passed = max(now[0] - last[0], 1e-9)
+        return max(0.0, (now[1] - last[1]) - (now[2] - last[2])) / passed
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        """(seconds, busy seconds of all cores, those of this process and of its children)."""
+        times, own = psutil.cpu_times(), os.times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        return time.monotonic(), sum(times[:8]) - idle, sum(own[:4])
+
+
+# -- figures of saved replies ------------------------------------------------------------------------------------------
+
+
+def total(turns: Turns, name: str, what: str) -> float:
+    return float(sum(turn["replies"][name][what] for turn in turns))
+
+
+def length(turns: Turns, name: str) -> float:
+    """Return the tokens per step."""
+    return total(turns, name, "tokens") / total(turns, name, "steps")
+
+
+def speedup(turns: Turns, name: str) -> float:
+    return total(turns, PLAIN, "seconds") / total(turns, name, "seconds")
+
+
+def worth(turns: Turns, name: str) -> float:
+    """Return M (S3D, eq. 13)."""
+    held = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in turns)
+    return speedup(turns, name) / held
+
+
+def interval(turns: Turns, name: str) -> tuple[float, float]:
+    """Return the bounds of a speedup by other prompts."""
+    seconds = np.array([[turn["replies"][one]["seconds"] for one in (PLAIN, name)] for turn in turns])
+    drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
+    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
+    return float(low), float(high)

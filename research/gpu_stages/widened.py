@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import speedups_page
-from experiment import file_name, saved_json
+from experiment import saved_json
 from figures import figure, table
+from side_by_side import PLAIN, interval, length, speedup, worth
+from speedups import EVERY
 
 from gpu_stages.aims import FASTER, LEAN, METHODS, Aim, failed
 from gpu_stages.asked import Asked
@@ -28,7 +29,6 @@ from localspec.choosing.choose import choose
 from localspec.models.registry import TargetCard
 from localspec.store.store import Store
 
-PLAIN = "none"
 DRAFTERS = (
     PLAIN, "phrases", "s3d", "medusa", "eagle3", "parallelspec", "semi", "s3d+phrases", "medusa+phrases", "eagle3+phrases",
     "lookahead", "draft_model", "ouroboros", "layers",
@@ -127,20 +127,12 @@ def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str,
         raise TimeUp("side by side")
     work, log = asked.work / f"speedups-{precision}", asked.work / f"speedups-{precision}.log"
     words = [str(Path("research") / "speedups.py"), "-m", str(card.path), "--prompts", str(prompts_place(asked))]
-    words += [
-        "--limit",
-        "1" if asked.small else "6",
-        "-n",
-        str(SMALL_TOKENS if asked.small else 64),
-        "--temperatures",
-        "0",
-    ]
+    words += ["--limit", "1" if asked.small else "6", "-n", str(SMALL_TOKENS if asked.small else 64)]
     words += ["--drafters", *(name for name in drafters(asked) if name != PLAIN), "--work", str(work)]
-    words += ["--out", str(asked.work / f"speedups-{precision}.md")]
     named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(asked)[precision].items()}
     # A second process writes the replies, so this process must leave nothing on the card.
     code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": asked.device})
-    found = turns_of(work / file_name(f"{card.path.name}-0.0"))
+    found = turns_of(work)
     record.keep(f"{precision} turns", found)
     if code is not None:
         record.keep(f"{precision} side by side", {"turns": len(found)} if code == 0 else {"failed": last_line(log)})
@@ -228,16 +220,15 @@ def beside(turns: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
     """× of replies that were written side by side, by the kind of text."""
     if not turns:
         return []
-    kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in speedups_page.EVERY}
+    kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in EVERY}
     kinds = {kind: some for kind, some in kinds.items() if some}
     lines = []
     for name in turns[0]["replies"]:
-        low, high = speedups_page.interval(turns, name)
+        low, high = interval(turns, name)
         differing = sum(turn["replies"][name]["differs"] for turn in turns)
         lines.append([
-            name, f"{speedups_page.speedup(turns, name):.2f} [{low:.2f}, {high:.2f}]", figure(speedups_page.length(turns, name)),
-            figure(speedups_page.worth(turns, name)), *(figure(speedups_page.speedup(some, name)) for some in kinds.values()),
-            str(differing),
+            name, f"{speedup(turns, name):.2f} [{low:.2f}, {high:.2f}]", figure(length(turns, name)), figure(worth(turns, name)),
+            *(figure(speedup(some, name)) for some in kinds.values()), str(differing),
         ])  # fmt: skip
     heads = ["drafter", "×", "τ", "M", *(f"{kind} ({len(some)})" for kind, some in kinds.items()), "other texts"]
     return [f"In {precision}, side by side, by `speedups.py`, {len(turns)} prompts:\n\n{table(heads, lines)}"]
