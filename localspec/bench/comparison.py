@@ -1,5 +1,7 @@
-"""Runs every row of the table on every prompt. Rows take turns and share one loaded target, so that they can be
-compared."""
+"""Lets plain decoding and each compared drafter (a row of the table) answer every prompt.
+
+Rows take turns and share one loaded target, so that they can be compared.
+"""
 
 import math
 import time

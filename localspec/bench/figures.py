@@ -1,4 +1,4 @@
-"""Figures of the report: from pairs of replies, one of a row and one of plain decoding, and from timed forwards."""
+"""Figures of the report: from pairs of replies, with a drafter and without drafts, and from timed forwards."""
 
 import time
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The prompts of a bench, read from a file, or the few that come with localspec; and the turns of the compared rows."""
+"""The prompts of a bench, from a file or from localspec, and the order in which the compared drafters answer them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Lookahead: a Jacobi window in spare rows, whose picks become phrases (Fu et al. 2024; Ouroboros, §3.1).
+"""Lookahead: the target also computes guesses for later tokens, which become phrases (Fu et al. 2024; Ouroboros, §3.1).
 
 A window of guesses follows the root. Each forward also computes the model's pick after every guess. Guesses taken from
 the previous forward come closer to the model's real text.

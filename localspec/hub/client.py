@@ -1,4 +1,4 @@
-"""The Hugging Face client without its output. Its errors become sentences, each with an exit code."""
+"""The Hugging Face client, which prints nothing here. Its errors become sentences, each with an exit code."""
 
 import errno
 import json

@@ -1,4 +1,7 @@
-"""The plan of a pull. The server is asked first, and models that localspec cannot run are refused."""
+"""The files, bytes and digests that a pull will fetch, as its plan.
+
+The server is asked first, and models that localspec cannot run are refused.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Marks that a user types, such as <|im_end|>. They are encoded as text, unlike the marks of the chat template.
+"""Encodes marks that a user types, such as <|im_end|>, as text, unlike the same marks of the chat template.
 
 An example with the mark <|im_end|>, where ␣ is the stand-in for "<":
 

@@ -1,4 +1,4 @@
-"""New rows after a cache's committed tokens in static shapes: their position is a number on the device."""
+"""Writes new rows after a cache's committed tokens in fixed shapes: their position is a number on the device."""
 
 from itertools import count
 

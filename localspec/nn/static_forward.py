@@ -1,4 +1,4 @@
-"""Forwards of few rows in static shapes: everything that differs from step to step is a number on the device.
+"""Forwards of few rows in fixed shapes: everything that differs from step to step is a number on the device.
 
 So a GPU's driver can record a forward and replay it by a single call (`Recording`). Without recording, the same code
 runs on any device.

@@ -1,4 +1,6 @@
-"""Logits and states of a step of static shape. Everything that decoding needs comes to main memory in one copy.
+"""Logits and states of a recorded step, whose tensors have fixed shapes.
+
+Everything that decoding needs comes to main memory in one copy.
 
 A pick is the argmax of scores plus noise of 64 bits (`Sampling`), and logarithms differ in their last bits between
 devices. So the device finds the few likely winners (contenders) in fp32. The CPU decides between the contenders, as it

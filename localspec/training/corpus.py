@@ -1,4 +1,4 @@
-"""Makes rows of token ids from examples, and batches from rows, in an order that depends only on a seed.
+"""Makes lists of token ids from texts, and batches from these, in an order that depends only on a seed.
 
 Rows are as long as their texts, and a batch has rows of similar length. A row holds only one text, so that a drafter
 sees each text from its beginning, as in use.

@@ -1,4 +1,4 @@
-"""Matrices in the forms that the compiled library computes with: in panels, in blocks, and stacks of blocks."""
+"""Matrices as the compiled library reads them from memory: in panels (int8), in blocks of GGUF, or stacks of these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
