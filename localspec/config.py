@@ -242,7 +242,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
 
 
 def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settings:
-    """Return settings that another process of this version sent. Raises ValueError and KeyError for invalid ones."""
+    """Return settings sent by another process of this version. Raises ValueError and KeyError for invalid settings."""
     found: dict[str, Any] = {
         name: None if value is None else TABLE[name].check.value(value) for name, value in values.items()
     }

@@ -35,7 +35,7 @@ def ollama_models(environ: Mapping[str, str] = os.environ) -> Path | None:
 def serve_key(environ: Mapping[str, str] = os.environ) -> str | None:
     """Return the key of LOCALSPEC_SERVE_KEY for requests over TCP.
 
-    It is not one of the settings, because settings are displayed and the key is a secret.
+    The key is not a setting, because settings are displayed and the key is a secret.
     """
     return environ.get(SERVE_KEY) or None
 
@@ -90,7 +90,7 @@ def kernel_settings(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 @dataclass(frozen=True)
 class HubPlaces:
-    """The settings of the Hugging Face client that it shares with other programs: cache, server and offline mode."""
+    """The settings that the Hugging Face client shares with other programs: cache, server and offline mode."""
 
     cache: Path
     """The common cache of models."""
@@ -132,7 +132,7 @@ def hub_places(environ: Mapping[str, str] = os.environ) -> HubPlaces:
 def quiet_hub(environ: MutableMapping[str, str] = os.environ) -> None:
     """Switch off telemetry, update checks and advice of the Hugging Face client before it is imported.
 
-    Surrounding white space is removed from its variables, and empty ones are deleted. Files are fetched over HTTP,
+    White space around the client's variables is removed, and empty variables are deleted. Files are fetched over HTTP,
     where an interrupted download is resumed and localspec checks every byte. HF_HUB_DISABLE_XET=0 allows Xet.
     """
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK", "HF_HUB_DISABLE_SYMLINKS_WARNING"):

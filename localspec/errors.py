@@ -42,8 +42,8 @@ class NotAllowed(LocalspecError):
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return the first line of another library's message, without its error number; if it is empty, the type of the
-    error."""
+    """Return the first line of another library's message, without its error number; for an empty message, the type
+    of the error."""
     return (_NUMBER.sub("", str(error)).strip().splitlines() or [type(error).__name__])[0]
 
 

@@ -61,7 +61,7 @@ class Statistics:
     def speedup(self) -> float | None:
         """The speedup over plain decoding; below 1 if drafting cost more than it saved.
 
-        None if it is unknown, or if it exceeds the acceptance length, because then too little was measured, or the
+        None if unknown, or if the speedup exceeds the acceptance length, because then too little was measured, or the
         machine's speed changed.
         """
         if not self.plain_seconds or self.decode_seconds <= 0:

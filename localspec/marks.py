@@ -41,7 +41,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 
 def means(values: Sequence[float], most: int) -> list[float]:
-    """Return at most `most` values: the given ones, or if there are more, the means of groups of neighbours."""
+    """Return at most `most` values: the given values, or the means of groups of neighbours if there are more."""
     groups = [values[len(values) * at // most : len(values) * (at + 1) // most] for at in range(most)]
     return [sum(group) / len(group) for group in groups if group]
 

@@ -200,9 +200,9 @@ def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
 def _divergence(
     plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
 ) -> Divergence:
-    """Return where two replies differ.
+    """Return where `found` differs from `expected`, the reply of plain decoding.
 
-    If plain decoding does not reproduce its own reply, return where its two replies differ.
+    If plain decoding does not reproduce `expected`, return where its second reply differs instead.
     """
     again = _reply(plain, case, max_tokens)
     repeatable = again.token_ids == expected.token_ids

@@ -159,9 +159,9 @@ def with_drafts(engine: "Engine") -> "Engine":
 def racers(
     drafting: "Engine", prompt: str, system: str | None, settings: Settings, sampling: "Sampling"
 ) -> "tuple[list[Lane], list[Generator[Event, None, None]]]":
-    """Warm up the target of `drafting`. Return the two lanes of a race on it, and the generators of their events.
+    """Return the two lanes of a race and the generators of their events, after warming up the target.
 
-    `drafting` is a new engine with a drafter.
+    `drafting` is a new engine with a drafter. Both lanes use its target.
     """
     from localspec import Engine, Limits
 

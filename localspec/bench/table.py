@@ -130,7 +130,7 @@ def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
 
 
 def gain(row: dict[str, Any]) -> str:
-    """Return the text after the speed of a row that drafts: its speedup, unless it is unreliable."""
+    """Return the text after the speed of a row: its speedup or "unreliable"; empty if the row does not draft."""
     if not _drafts(row) or not row["speedup"]:
         return ""
     return ", unreliable" if row["reliable"] is False else f"  {speedup(row['speedup'])}"

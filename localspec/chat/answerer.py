@@ -44,7 +44,7 @@ ReplySampling: TypeAlias = "Sampling | RemoteSampling"
 
 
 class ServedForm(NamedTuple):
-    """The device and precision of a server's engine, as far as reported. The fields are those of `Choice`."""
+    """The device and precision of a server's engine, as far as reported, with the fields of `Choice`."""
 
     engine: str = "server"
     device: str = ""

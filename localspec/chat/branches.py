@@ -73,8 +73,8 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
     """Return pairs of ids: this conversation and a member of its family to compare it with.
 
-    The first pair is with the conversation's origin, if it is a branch, even if the origin is not listed or is deleted.
-    The next pair is with its latest branch, or else with any other member of the family.
+    The first pair of a branch is with its origin, even if the origin is not listed or is deleted. The next pair is with
+    the latest branch of this conversation, or else with any other member of the family.
     """
     others = [other for other in family if other is not info]
     others.sort(key=lambda other: other.branch_of != info.id)

@@ -114,7 +114,7 @@ class Suggestion(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """A completion: the new text before the cursor, how it is displayed, and what it does."""
+    """A completion: the new text before the cursor, the displayed form of this text, and its meaning."""
 
     line: str
     shown: str

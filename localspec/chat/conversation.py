@@ -93,12 +93,12 @@ class Conversation:
         return conversation
 
     def resume_other(self, saved: Saved) -> "Conversation":
-        """Return another saved conversation to continue, with this one's model, history and source (chat or `run`)."""
+        """Return another saved conversation to continue, with the model, history and source of this conversation."""
         self._leave()
         return Conversation.resume(self._history, saved, self.model, self._notice, self.source)
 
     def start_new(self, system: str | None = None) -> "Conversation":
-        """Return a new conversation with this system prompt, and this one's model, history and source."""
+        """Return a new conversation with this system prompt, and the model, history and source of this conversation."""
         self._leave()
         new = Conversation(self._history, self.model, system, self._notice, self.source)
         new._mark_open()
@@ -107,7 +107,7 @@ class Conversation:
     def branch(self, turns: int) -> "Conversation":
         """Return a branch: a new conversation that begins with the first `turns` of this one.
 
-        The branch is saved only after something is said in it.
+        The branch is saved together with its first new turn.
         """
         self._leave()
         other = Conversation(self._history, self.model, self.system, self._notice, self.source)

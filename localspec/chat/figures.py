@@ -27,7 +27,7 @@ def known_speedup(statistics: Statistics) -> float | None:
 
 
 def saved_figures(statistics: Statistics, sampling: "ReplySampling") -> dict[str, Any]:
-    """Return the figures of a reply that are saved with it."""
+    """Return the figures to save with a reply."""
     tokens, seconds = statistics.reasoning_tokens, round(statistics.reasoning_seconds, 4)
     return {
         "prompt_tokens": statistics.prompt_tokens,
@@ -116,7 +116,7 @@ class LiveStats:
         self._sources: Counter[str] = Counter()
 
     def take(self, event: Event) -> None:
-        """Add one event to the figures. The first `Prefill` of a reply resets them."""
+        """Add one event to the figures. The first `Prefill` of a reply resets the figures."""
         match event:
             case Prefill(done, total, _):
                 self._begin()
@@ -260,7 +260,7 @@ def seconds_words(seconds: float) -> str:
 
 
 def thought(tokens: int, seconds: float, *, still: bool = False) -> str:
-    """Return `thought for 3.1 s, 214 tokens`; or `thinking for …` while it continues."""
+    """Return `thought for 3.1 s, 214 tokens`; or `thinking for …` while thinking continues."""
     words = "thinking" if still else "thought"
     return f"{words} for {seconds_words(seconds)}, {counted(tokens, 'token')}"
 

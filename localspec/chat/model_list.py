@@ -30,7 +30,7 @@ Place = Literal["here", "elsewhere", "too large"]
 class Choosable:
     """A model in the list: its `title`, and facts about it, the most important first.
 
-    A `usable` model can be chosen, which fetches a model that is not here. The terms of a `gated` model must be
+    Only a `usable` model can be chosen; if it is not here, it is then fetched. The terms of a `gated` model must be
     accepted at the hub first.
     """
 

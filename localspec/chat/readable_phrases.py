@@ -34,7 +34,7 @@ class ReadablePhrase(NamedTuple):
 
 
 def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
-    """Return a model's phrase pools: those with its name, and those of its directory with another name.
+    """Return the phrase pools with a model's name, and any other pools with the model's directory.
 
     Raises StoreTrouble.
     """
@@ -56,7 +56,7 @@ def readable_phrases(
 
 
 def reader(pool: PoolInfo) -> tuple[Decode, str]:
-    """Return a function that decodes a pool's token ids, and a notice if they cannot be decoded; else an empty text."""
+    """Return a function that decodes a pool's token ids, and a notice if no tokenizer is here (else an empty text)."""
     try:
         tokenizer = _tokenizer(pool.path) or _tokenizer_by_name(pool)
     except NotHere:

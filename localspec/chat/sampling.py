@@ -47,7 +47,7 @@ class ChatSettings:
         self.typed: Mapping[str, str] = {}  # by key
 
     def change(self, values: Mapping[str, str], model: "Answerer | None") -> None:
-        """Set `values` by their keys. If one of them is invalid, none is set. Raises UsageMistake.
+        """Set `values` by key. Raises UsageMistake if a value is invalid; then no value is set.
 
         An empty value and `default` restore the initial value. If `model` is None (not loaded yet), call the method
         `fit` later, to reset values that the model does not support.

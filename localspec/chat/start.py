@@ -102,7 +102,7 @@ def chosen_model(settings: Settings, store: Store | None, reporter: Reporter, sa
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
-    """Save this model as the one that answers without `-m`. Report a notice if that fails."""
+    """Save this model as the default, which answers without `-m`. Report a notice if saving fails."""
     paths = Paths(environment.home())
     try:
         save_choice(registry.reference(card), by, paths)

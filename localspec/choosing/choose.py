@@ -212,7 +212,7 @@ def _attempt(
 def _eligible(
     ranked: Sequence[RunPlan], drafter: DrafterSpec, settings: Settings, model: Model, draft: LoadSpec | None
 ) -> list[RunPlan]:
-    """Return the plans that the settings allow, the preferred one first. Their bytes include a named drafter."""
+    """Return the plans that the settings allow, the preferred one first, with the bytes of a named drafter."""
     if drafter.drafter == "auto":
         if settings.accept == "rejection":  # this rule needs drafts that are sampled
             sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]

@@ -51,7 +51,7 @@ class ForwardCosts:
 
     @classmethod
     def from_list(cls, value: Any) -> "ForwardCosts | None":
-        """Return the costs that `as_list` wrote, or None for an invalid value: they are then measured again."""
+        """Return the costs that `as_list` wrote; None for an invalid value, so that the costs are measured again."""
         try:
             rows, contexts, seconds = value
             costs = cls(tuple(map(int, rows)), tuple(map(int, contexts)), tuple(tuple(map(float, s)) for s in seconds))

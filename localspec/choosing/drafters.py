@@ -68,7 +68,7 @@ class Acceptance:
     def chain(cls, chances: Sequence[float], origin: str) -> "Acceptance":
         """Return the acceptance of a chain.
 
-        `chances` [depth] is the probability that a token is accepted, given that the one before it was.
+        `chances` [depth] is the probability that a token is accepted, given that the token before was accepted.
         """
         return cls(tuple(accumulate(chances, lambda reached, chance: reached * chance)), origin)
 
@@ -236,8 +236,7 @@ class CostInputs:
 def candidates(
     card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
-    """Yield plain decoding and phrases, then the drafters that are here, then those that could be fetched or
-    trained."""
+    """Yield plain decoding and phrases, then the drafters that are here, then drafters to fetch or to train."""
     plain = DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
     for one in (plain, *_unmeasured(card, at, trained, small, small_here)):
         yield replace(one, replies=at.replies.get(reply_key(one.drafter, one.trained, one.small)))

@@ -62,7 +62,7 @@ class ReplyStats:
 
     @property
     def trust(self) -> float:
-        """The weight that these figures get when they are combined with a prediction, from 0 to 1."""
+        """The weight of these figures in a mean with a prediction, from 0 to 1."""
         return 1 / (1 + EXPECTATION / self.tokens)
 
     def speed(self, costs: ForwardCostModel) -> float:
@@ -217,7 +217,7 @@ def reply_stats(sums: Sequence[float]) -> ReplyStats | None:
 
 
 def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistics) -> dict[str, list[float]]:
-    """Return `sums` (by drafter, over its replies) with one more reply added. Earlier replies count less.
+    """Return `sums`, the summed figures of replies by drafter, with one more reply. Earlier replies count less.
 
     The peak is not summed: the lowest one is kept. A peak above OTHERS times the bytes of model, drafter and cache is
     ignored, since it may include other models that this process had loaded before.
@@ -287,7 +287,7 @@ class Measurements(MeasurementSource):
         return ModelMeasurements(next((costs for costs in every if costs is not None), None), replies)
 
     def bandwidth(self, device: str) -> float | None:
-        """Return the bytes a second that can be read from the device's memory; None if they cannot be measured.
+        """Return the bytes a second that can be read from the device's memory; None without a measurement.
 
         Other programs make a reading slower, never faster, so the highest of a few readings counts. A reading of a
         CPU's memory is dropped if other programs used a core during the reading.

@@ -104,7 +104,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
 
 
 def _default_draft(kind: str, card: TargetCard) -> TargetCard:
-    """Return the small model to use if `--drafter` names none. Raises NotHere, or LocalspecError if it is broken."""
+    """Return the small model to use if `--drafter` names none. Raises NotHere, or LocalspecError for a broken model."""
     found, passed_over = default_draft(card)
     if found is not None and found.card.here and not passed_over:
         return found.card

@@ -61,7 +61,7 @@ class Precision:
 
     @property
     def backend(self) -> tuple[str, str, str]:
-        """The dtype, the packing and the backend, as the functions in `fit` take them."""
+        """The dtype, the packing and the backend, which are arguments of the functions in `fit`."""
         return self.dtype, self.quantize, self.device.backend
 
     def __str__(self) -> str:
@@ -72,8 +72,8 @@ class Precision:
 class RunPlan:
     """One plan to run a model: the bytes it needs, the tokens/s it should reach, and its M against plain decoding.
 
-    `memory` is the bytes that M counts. They come from the measured peak of replies if `peak_measured`, otherwise from
-    a prediction.
+    `memory` is the bytes that M counts. The source is the measured peak of replies if `peak_measured`, otherwise a
+    prediction.
     """
 
     precision: Precision
@@ -153,7 +153,7 @@ def natural_precisions(device: Device) -> list[Precision]:
 
 
 def draft_precisions(small: Model, device: Device) -> list[Precision]:
-    """Return the precisions that a draft model may have on this device; none if it cannot be loaded there."""
+    """Return the precisions that a draft model may have on this device; an empty list if the device cannot load it."""
     device = as_computed(device, small)
     natural = natural_precisions(device)
     best_ones = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]

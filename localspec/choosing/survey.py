@@ -187,7 +187,7 @@ def recommendations(
 ) -> list[Recommendation]:
     """Return the recommendation of each registered model, the highest quality first.
 
-    With `here`, only models and drafters that can be loaded now count; otherwise those that must be fetched count too.
+    With `here`, models and drafters that must be fetched first do not count.
     """
     cards = known()
     found: list[Recommendation] = []

@@ -266,7 +266,7 @@ class Progress:
             self._shown = False
 
     def _print_wait(self) -> None:
-        """Print what the user waits for; the timer calls this after WAIT_SECONDS."""
+        """Print the current wait; the timer calls this after WAIT_SECONDS."""
         with self._lock:
             if self._what:
                 self._named = _kind(self._what)
@@ -279,5 +279,5 @@ class Progress:
 
 
 def _kind(what: str) -> str:
-    """Return what the user waits for, without progress: "loading qwen3" for "loading qwen3: 40 %"."""
+    """Return the name of a wait without its progress: "loading qwen3" for "loading qwen3: 40 %"."""
     return re.split(r"\d|: ", what, maxsplit=1)[0]

@@ -11,12 +11,12 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """A context that handles Ctrl+C. The first one stops after the current step, so that text and tokens agree. The
+    """A context that handles Ctrl+C. The first Ctrl+C stops after the current step, so that text and tokens agree. The
     second stops at once.
 
     With `ends_too`, each SIGTERM or SIGHUP acts like the first Ctrl+C, because a logout sends both. After the context
     the signal ends the process, so that the parent process sees the signal. `waits` is called when the first Ctrl+C has
-    to wait for a step. It runs in another thread, because the signal may have interrupted code that prints.
+    to wait for a step. `waits` runs in another thread, because the signal may have interrupted code that prints.
     """
 
     def __init__(self, ends_too: bool = False, waits: Callable[[], object] | None = None) -> None:

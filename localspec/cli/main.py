@@ -230,7 +230,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _say(sentence: str, code: int = 1) -> int:
-    """Print a sentence, and return `code`. Cut a long one in its middle: the problem and the remedy are at its ends."""
+    """Print a sentence, and return `code`. A long sentence is cut between problem and remedy."""
     said = one_line(sentence)
     say(said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}")
     return code

@@ -17,9 +17,9 @@ TUNES = "(tuning once how this pair of models drafts, for some minutes; you can 
 
 
 class Meanwhile:
-    """A background measurement of the model that runs while the user types. Ctrl+C ends it for the session.
+    """A measurement of the model in the background, while the user types. Ctrl+C ends it for the session.
 
-    The full-screen chat does not use it: its engine's thread measures between jobs.
+    The full-screen chat does not use this class, because the thread of its engine measures between jobs.
     """
 
     def __init__(self) -> None:

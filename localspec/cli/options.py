@@ -87,7 +87,7 @@ def takes_shared_flags(command: Callable[..., int]) -> Callable[..., int]:
 def _with_flags(
     command: Callable[..., T], name: str, flags: list[inspect.Parameter], build: Callable[..., object]
 ) -> Callable[..., T]:
-    """Replace the argument `name` of a command by flags; `build` makes its value from them."""
+    """Replace the argument `name` of a command by flags; `build` makes the argument's value from the flags."""
     before = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [flag for one in before for flag in (flags if one.name == name else [one])]
 

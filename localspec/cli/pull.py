@@ -245,7 +245,7 @@ def _free(count: int) -> str:
 def plan_json(name: str, event: Planned | Announced | AlreadyHere) -> dict[str, Any]:
     """Return the plan as `--json` prints it.
 
-    Sizes are in bytes; those of the registry are approximate, null if unknown.
+    Sizes are in bytes; the registry's sizes are approximate, null if unknown.
     """
     if isinstance(event, AlreadyHere):
         event = Planned(Plan((), free_disk_bytes()), None, already_here(name, event), "")

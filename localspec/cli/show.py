@@ -142,7 +142,7 @@ def _announced_facts(card: TargetCard) -> Facts:
 
 
 def _choice_facts(card: TargetCard) -> Facts:
-    """Return what `auto` would choose now, by the user's settings and earlier measurements, and the reason.
+    """Return the present choice of `auto`, by the user's settings and earlier measurements, and the reason.
 
     If the model is not here, drafters that would be fetched with it are considered too.
     """

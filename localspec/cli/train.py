@@ -321,7 +321,7 @@ def _verdict(verdict: "Verdict", directory: str) -> str:
 
 
 def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
-    """Train and report each step. Return whether it finished; Ctrl+C stops it after a step."""
+    """Train and report each step. Return whether training finished; Ctrl+C stops it after a step."""
     interrupt.wait_for_step = True
     losses: deque[float] = deque(maxlen=SPARK)
     first = None

@@ -73,7 +73,7 @@ class FoundPlace(NamedTuple):
 
     @classmethod
     def of(cls, place: OwnedPath) -> "FoundPlace":
-        """Return a place with its size. It is inspected only once."""
+        """Return a place with its size, and inspect the place only once."""
         failures: list[OSError] = []
         foreign: tuple[Path, ...] = ()
         try:

@@ -159,7 +159,7 @@ def _verify_packed(name: str, sources: list[Source], model: Source | None) -> li
 
 
 def _delete_damaged(file: Path, paths: Paths) -> str:
-    """Delete a damaged packed file if it can be made again. Return a clause that says so, or what to do instead."""
+    """Delete a damaged packed file if it can be made again. Return a clause that reports this, or else gives advice."""
     with suppress(LocalspecError, OSError):
         header = read(file).header
         if file.parent == paths.packed and not header.registered and not is_only_copy(header.origin, paths):
