@@ -74,7 +74,7 @@ def open_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
         return load()
     from localspec.nn.nf4_file import load_saved
 
-    return load_saved(choice, lambda kept: load(kept=kept), reporter)
+    return load_saved(choice, lambda packed: load(packed=packed), reporter)
 
 
 def saved_damage(file: Path) -> str | None:

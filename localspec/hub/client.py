@@ -162,13 +162,13 @@ def must_be_online(what: str, instead: str = "") -> None:
 
 
 @contextmanager
-def localspec_errors(source: Source, kept: Callable[[], str] = str) -> Iterator[None]:
-    """Turn the client's errors into LocalspecError. `kept` returns a sentence about the data that stay in the cache."""
+def localspec_errors(source: Source, in_cache: Callable[[], str] = str) -> Iterator[None]:
+    """Turn the client's errors into LocalspecError. `in_cache` returns a sentence about data that stay in the cache."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes
         found = error if isinstance(error, LocalspecError) else _error_of(source, error)
-        raise type(found)(one_line(f"{found} {kept()}")) from error
+        raise type(found)(one_line(f"{found} {in_cache()}")) from error
 
 
 def _error_of(source: Source, error: Exception) -> LocalspecError:

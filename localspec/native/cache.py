@@ -83,7 +83,7 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Return False, for nothing was copied: the other cache can be used as it is."""
+        """Copy nothing, and return False: the caller can use the other cache directly."""
         return False
 
     def assume(self, length: int) -> None:

@@ -68,7 +68,7 @@ class NativeHeads:
         head: NativeLinear | None,
         change: tuple[Sequence[NativeLinear], Sequence[NativeLinear]],
     ) -> None:
-        """Take the layers of `HeadWeights`: `blocks` [layers][heads]; every other sequence [heads], or empty.
+        """Take the layers made of a `HeadWeights`: `blocks` [blocks][heads], the others one layer per head or none.
 
         `change` is (down, up). `head` is the shared vocabulary matrix; None stands for the model's head.
         """

@@ -1,4 +1,4 @@
-"""Logits of the CPU engine, and the search for picks in the compiled library, one row at a time."""
+"""Logits of the CPU engine, and the picks that the compiled library finds in them, one row at a time."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,10 +16,9 @@ from localspec.machine.library import address, check, int32, library
 
 
 class NativeLogits(NumpyLogits):
-    """Logits [rows, vocab_size], as `Logits` describes them. `likeliest` holds each row's likeliest token, which the
-    forward found.
+    """Logits [rows, vocab_size], as `Logits` describes them, and each row's `likeliest` token if the forward found it.
 
-    A short head has columns only for some `tokens` of a vocabulary of `vocab_size`.
+    The logits of a `ShortHead` have columns only for some `tokens` of the `vocab_size` tokens.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class NativeLogits(NumpyLogits):
 
     def numpy(self) -> npt.NDArray[np.float32]:
         """Return the logits of the whole vocabulary: -inf for tokens that a short head lacks."""
-        return self._of_all(self.rows, -np.inf)
+        return self._by_token(self.rows, -np.inf)
 
     def argmax(self) -> list[int]:
         """Return the likeliest token of each row. Raises LocalspecError if one has a NaN."""
@@ -53,7 +52,7 @@ class NativeLogits(NumpyLogits):
         return self._likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed on request unless they are greedy."""
+        """Return the picked token of each row. A pick is computed when it is accessed, unless sampling is greedy."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._pick(row, positions[row], _struct(sampling)))
@@ -66,7 +65,7 @@ class NativeLogits(NumpyLogits):
     def _pick(self, row: int, position: int, sampling: native.Sampling) -> int:
         token = ctypes.c_int32()
         given = self.rows.shape[1], sampling, position, address(self._tokens)
-        check(library().ls_pick(self._at(row), *given, token))
+        check(library().ls_pick(self._row_address(row), *given, token))
         if token.value < 0:
             raise LocalspecError(_NO_NUMBER)
         return token.value
@@ -80,7 +79,7 @@ class NativeLogits(NumpyLogits):
         results, known = (address(tokens), address(chances), found), self._tokens if ids is None else int32(ids)
         rows: list[list[Candidate]] = []
         for row, position in enumerate(positions):
-            at = self._at(row)
+            at = self._row_address(row)
             if sampling.proposes_likeliest:
                 check(library().ls_top(at, vocabulary, 0.0, among, *results))
                 shown = tokens[: found.value] if known is None else known[tokens[: found.value]]
@@ -93,20 +92,18 @@ class NativeLogits(NumpyLogits):
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
         chances = np.empty(self.rows.shape[1], np.float64)
-        check(library().ls_probabilities(self._at(row), len(chances), _struct(sampling), address(chances)))
-        return self._of_all(chances, 0.0)
+        check(library().ls_probabilities(self._row_address(row), len(chances), _struct(sampling), address(chances)))
+        return self._by_token(chances, 0.0)
 
-    def _of_all(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
-        """Return one number per token of the whole vocabulary, from one per column. Tokens without a column get
-        `missing`."""
+    def _by_token(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
+        """Turn numbers by column into numbers by token of the whole vocabulary, with `missing` for other tokens."""
         if self._tokens is None:
             return given
         whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)
         whole[..., self._tokens] = given
         return whole
 
-    def _at(self, row: int) -> int:
-        """Return the memory address of a row."""
+    def _row_address(self, row: int) -> int:
         count = len(self.rows)
         assert -count <= row < count
         return self._start + row % count * self.rows.strides[0]

@@ -65,7 +65,7 @@ class NativeAdapters:
 
 
 class NativeModel:
-    """A transformer's layers and final norm, with embedding and head if it has them; the `RowModel` of this backend."""
+    """A transformer: layers and final norm, perhaps embedding and head. It is the `RowModel` of this backend."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class NativeModel:
         return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
-        """Return the vector `name`; None without it. Raises LocalspecError if it is shorter than the library reads."""
+        """Return the vector `name` in the weights, or None. Raises LocalspecError unless it is fp32 [size]."""
         found = self.weights.get(name)
         return None if found is None else self._checked(name, found, size)
 
@@ -241,8 +241,8 @@ class NativeModel:
 
         Each row sees the committed tokens and its ancestors by `parents`, where -1 is the last committed token. Without
         `parents` rows are a chain. The cache grows if it has no room. With `inner` also return states [rows, len(inner)
-        * hidden_size]: before a layer by its number, and after the final norm by the number of layers. Raises
-        LocalspecError for impossible ids, parents and layers, and MemoryError if memory runs out.
+        * hidden_size]: n in `inner` requests the states before layer n, or after the final norm if there are n layers.
+        Raises LocalspecError for impossible ids, parents and layers, and MemoryError if memory runs out.
         """
         count, ids = len(tokens), int32(tokens)
         columns = self.sizes.vocab_size if self.short is None else self.short.matrix.out
@@ -322,7 +322,7 @@ class NativeModel:
         return self._run(request, len(rows), cache)
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
-        """Do nothing: attention reads no slot that its row does not see."""
+        """Do nothing: masked slots are never read, so NaN and inf in them do no harm."""
 
     def _run(self, request: Request, count: int, cache: NativeCache) -> Floats:
         if not self.sizes.borrows:

@@ -16,7 +16,7 @@ _PIECE = 256 * BLOCK_PANEL  # rows read at a time
 
 
 class ShortHead:
-    """A matrix with the rows of a whole head for some tokens, rounded to HEAD_BLOCKS.
+    """A matrix with the rows of a whole head for some tokens, in GGUF blocks of the type HEAD_BLOCKS.
 
     The last READ_TOKENS rows are for tokens that the model reads, so that the words of a prompt can be drafted in any
     language. If all these rows are in use, the tokens that were added first are replaced. A missing token ends a draft
@@ -41,7 +41,7 @@ class ShortHead:
 
     @property
     def stack(self) -> BlockStack:
-        """The matrix in the form that a model takes as its head."""
+        """The matrix as a stack, which is how a model takes its head."""
         return BlockStack((self.matrix,))
 
     def add(self, tokens: Iterable[int]) -> None:

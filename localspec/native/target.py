@@ -72,7 +72,7 @@ class NativeTarget:
         """Open a model's directory, or a packed file, in int8, int4, bf16 or fp32; pack it if there is no packed form.
 
         `threads` may be shared with a draft model; by default there is one per core. A given `tokenizer` from the same
-        files shares its vocabulary with this model. The model states the default of `context`. With `drafts`, a draft
+        files shares its vocabulary with this model. The default `context` is in the config. With `drafts`, a draft
         model is opened: weights may be rounded more coarsely, and a large vocabulary gets a short head. With `on_disk`,
         some experts stay in a mapped file. Raises the errors of `opening.load`, LocalspecError for a tokenizer or
         settings that cannot be used, and UsageMistake for a context that the model cannot hold.
@@ -128,7 +128,7 @@ class NativeTarget:
         return ForwardOutput(logits, NumpyHidden(np.concatenate([row[1] for row in rows])))
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the whole tree, since rows do not depend on each other; for recurrent layers return a chain."""
+        """Return the part of a tree that is bit-identical to plain decoding: all, or a chain for recurrent layers."""
         return tree if self.branches else tree.first_chain()
 
     @property

@@ -13,8 +13,7 @@ from localspec.nn.transformer import Transformer
 
 
 class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
-    """LoRA adapters of some layers, by layer and name of the linear layer as `Transformer.forward` takes them, and of
-    the head.
+    """LoRA adapters by layer number and name of the linear layer, for `Transformer.forward`; perhaps also of the head.
 
     In training a share `dropout` of the adapters' inputs is set to zero.
     """
@@ -87,8 +86,8 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load tensors that `tensors` has returned. Raises LocalspecError for a tensor that is missing or has another
-        shape."""
+        """Load the adapters from a result of the method `tensors`. Raises LocalspecError for a tensor that is missing
+        or has another shape."""
         for part, adapter, rows in self._pairs():
             lora_a, lora_b = tensors.get(part.lora_a), tensors.get(part.lora_b)
             if lora_a is None or lora_b is None:
@@ -103,7 +102,7 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
 
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
-        """Yield each adapted projection, its adapter, and the part of A's rows and B's columns that belongs to it."""
+        """Yield each adapted projection with its adapter, and the projection's slice of A's rows and B's columns."""
         for part in self._parts:
             rows = slice(part.block * self.rank, (part.block + 1) * self.rank)
             yield part, self._adapters[part.layer][part.linear], rows

@@ -23,10 +23,8 @@ COLUMNS = 16  # of ones: a single one would take another path of the product
 def fastest(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None = None
 ) -> torch.Tensor:
-    """Compute attention with torch's function.
-
-    Its rounding depends on the number of rows and on the slots of ancestors.
-    """
+    """Compute attention with torch's function. A row's last bits depend on the number of rows, and on the slots in
+    which its ancestors are."""
     rows, queries, dtype = queries.shape[2], queries.to(keys.dtype), queries.dtype
     if rows == 1 and keys.dtype == torch.bfloat16 and keys.device.type == "cpu":  # two rows take half the time of one
         queries, mask = queries.expand(-1, -1, 2, -1), mask.expand(2, -1)

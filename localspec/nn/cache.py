@@ -1,4 +1,4 @@
-"""Keys and values of the committed tokens and of the tree under test. An accepted branch is moved after the text."""
+"""Keys and values of the committed tokens, followed by those of a draft tree until its accepted branch is committed."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -110,7 +110,7 @@ class KVCache:
         self.length += count
 
     def rows(self, path: Sequence[int]) -> torch.Tensor:
-        """Return keys and values of the rows `path` after the committed tokens, [rows, numbers]."""
+        """Return the keys and values of the rows `path` after the committed tokens, all layers joined: [rows, n]."""
         places = [self.length + row for row in path]
         return torch.cat([slots[:, :, :, places].movedim(3, 0).flatten(1) for slots in self._slots], 1)
 
@@ -200,7 +200,8 @@ class TextPrefix:
         self._read: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [batch, num_kv_heads, length, head_dim] each
 
     def closed(self) -> "TextPrefix":
-        """Return the stored texts. This object stores nothing more, even if a gradient reads the texts again."""
+        """Return a prefix with the stored texts. This object stores nothing more, even if a checkpointed forward is
+        repeated for its gradient."""
         read = TextPrefix(self._layers)
         read._read, self._layers = self._read, ()
         self._read = {}

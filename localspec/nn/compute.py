@@ -74,7 +74,7 @@ class TorchRowModel:
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows in this form from now on. The recorder decides whether forwards are recorded."""
+        """Read rows operation by operation (`eager`) or in static shapes from now on. The recorder may record these."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
@@ -115,7 +115,7 @@ class TorchRowModel:
     ) -> torch.Tensor:
         assert isinstance(cache, KVCache) and isinstance(adapters, TorchAdapters | None)
         rows = len(inputs)
-        if self.static is not None and self.static.reads(cache, rows) and not isinstance(cache, StateCache):
+        if self.static is not None and self.static.can_read(cache, rows) and not isinstance(cache, StateCache):
             return self.static.chain(inputs, cache, layers, adapters)
         cache.reserve(cache.length + rows)
         positions = torch.arange(cache.length, cache.length + rows, device=self._device)
@@ -158,7 +158,7 @@ class TorchCompute:
         self.step_form: StepForm = "eager"
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows in this form from now on, also in models that are created later."""
+        """Use this form of steps (`StepForm`) from now on, also in drafters' models that are loaded later."""
         self.step_form = form
         for recorder in (self.recorder, self.draft_recorder):
             recorder.active, recorder.trouble = form == "captured", None
@@ -180,7 +180,7 @@ class TorchCompute:
 
     @cached_property
     def _packs(self) -> bool:
-        """Whether matrices of drafters are packed in NF4: if the target's are, and localspec's own kernels are used."""
+        """Whether matrices of drafters are packed in NF4: for a target in NF4, if localspec's own kernels are used."""
         return self._transformer.linear_class is NF4Linear and kernel_checks.trouble(self._device) is None
 
     def _packed(self, weight: Floats, bias: Floats | None, silu: bool) -> FrozenLayer | None:

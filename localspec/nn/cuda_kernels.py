@@ -67,7 +67,7 @@ def _passed(argument: Argument) -> Any:
 
 @cache
 def compiled(device: torch.device, file: str, name: str, **defined: int) -> Kernel:
-    """Return a function of a source, compiled for a GPU with `defined` constants. Raises RuntimeError if that fails."""
+    """Return the function `name` of a source, compiled for a GPU with the constants `defined`. Raises RuntimeError."""
     return Kernel(_module(device, file, **defined), name)
 
 
@@ -162,9 +162,9 @@ SUFFIX = ".cubin"
 
 
 def cached_or_compiled(made_of: Sequence[str], compile_: Callable[[], bytes]) -> bytes:
-    """Return the binary made of these texts. If it is not cached, compile it, and cache it if possible.
+    """Return the cached binary, or else the result of `compile_`, which is then cached if possible.
 
-    Raises the errors of `compile_`.
+    `made_of` are all texts that determine the binary. Raises the errors of `compile_`.
     """
     file = Paths(home()).kernels / (DIGEST("\0".join(made_of).encode()).hexdigest() + SUFFIX)
     if (binary := _read(file)) is None:

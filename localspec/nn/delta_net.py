@@ -65,7 +65,8 @@ class GatedDeltaNet(nn.Module):
     def advance(
         self, state: State, rows: torch.Tensor, one_by_one: bool, real: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, State]:
-        """Read rows [n, numbers] after a state. Return their values [n, channels], and the state after them.
+        """Read rows [n, channels + 2 * value_heads] after a state. Return values [n, value_heads * value_dim], and the
+        state after the rows.
 
         `real`, an int64 scalar tensor, is the number of rows that change the state. Later rows are padding.
         """
@@ -90,7 +91,6 @@ class GatedDeltaNet(nn.Module):
         return values.reshape(count, -1).to(rows.dtype), State(state.length + count, matrices, tail)
 
     def _initial_state(self, rows: torch.Tensor) -> State:
-        """Return the state before any text: zeros."""
         sizes = self.sizes
         matrices = rows.new_zeros(sizes.value_heads, sizes.key_dim, sizes.value_dim, dtype=torch.float32)
         return State(0, matrices, rows.new_zeros(sizes.taps - 1, sizes.channels))
@@ -108,14 +108,13 @@ class GatedDeltaNet(nn.Module):
         keys, values = (sizes.key_heads, sizes.key_dim), (sizes.value_heads, sizes.value_dim)
         q, k, v = torch.split(mixed, [sizes.keys, sizes.keys, sizes.values], -1)
         shared = sizes.value_heads // sizes.key_heads
-        q, k = (_unit(part.view(count, *keys)) for part in (q, k))
+        q, k = (_unit_vectors(part.view(count, *keys)) for part in (q, k))
         q, k = (part.repeat(1, shared, 1) if sizes.tiled else part.repeat_interleave(shared, 1) for part in (q, k))
         decay = -self.A_log.float().exp() * F.softplus(alpha.float() + self.dt_bias.float())
         return q * sizes.key_dim**-0.5, k, v.view(count, *values), decay, beta.sigmoid().float()
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Return vectors scaled to length one."""
+def _unit_vectors(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPS)
 
 
@@ -133,7 +132,7 @@ def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, t
 def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the rule at the top of this file chunk by chunk, by matrix products (Yang et al. 2024, §3.3).
 
-    The changes that the rows of a chunk make to the state solve one triangular system.
+    Each row's change of the state depends on the changes by earlier rows, so each chunk takes one triangular system.
     """
     count = len(inputs[0])
     padding = -count % CHUNK

@@ -48,7 +48,7 @@ class TorchLinears(TorchLinear):
 
 @dataclass(frozen=True)
 class FrozenLayer:
-    """A layer without gradients: a layer in NF4, or some rows of a head as a layer of the head's class."""
+    """A layer that computes no gradients: in NF4, or made of some rows of the target's head in the head's packing."""
 
     layer: Callable[[torch.Tensor], torch.Tensor]
     nbytes: int
@@ -80,10 +80,10 @@ class FrozenLayers:
 class TorchHeads:
     """Draft heads that read one row.
 
-    `first`, the first block, and `path` compute all heads at once, because all heads read the same row. `blocks`, the
-    later blocks, and `vocabulary` have a separate layer for each head's row. `change` computes what each head adds to
-    the shared vocabulary matrix: the first layer has the `down` matrices of all heads, the second their `up` matrices,
-    and the mask [heads, heads * rank] removes products of one head's `down` with another head's `up`.
+    `first`, the first block, and `path` are stacked layers of all heads, because all heads read the same row there.
+    `blocks`, the later blocks, and `vocabulary` apply one layer per head, to the head's own row. `change` computes what
+    each head adds to the shared logits: its first layer has the `down` matrices of all heads, its second the `up`
+    matrices, and the mask [heads, heads * rank] removes products of one head's `down` with another head's `up`.
     """
 
     compute: "TorchCompute"

@@ -115,7 +115,7 @@ class _Comparison:
         return max(torch.finfo(torch.float32).tiny, largest)  # `tiny` first: it is the result for NaN
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
-        """Return a tree of `width` rows, without nodes that cannot be exact, and the nodes of the path in it."""
+        """Return the part of a tree of `width` rows that `Target.aligned` leaves, and the path's nodes in this part."""
         depth = min(len(self.path), width - decoys)
         vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()

@@ -60,7 +60,7 @@ def tried(device: torch.device) -> str | None:
 
 
 def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Return whether the kernels can compute with these tensors. They cannot if one needs a gradient."""
+    """Return whether the kernels can compute with these tensors: on a GPU, not empty, and without gradients."""
     if not x.is_cuda or (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))):
         return False
     return x.numel() > 0 and trouble(x.device) is None

@@ -162,7 +162,7 @@ class _StraightThrough(torch.autograd.Function):
 class PackedWeight:
     """A weight [out, in] that was packed elsewhere into `nbytes` bytes. `unpack` returns its numbers in fp32.
 
-    `rows` returns only some rows, for weights with a special order of rows.
+    `rows(ids)` returns some rows in fp32, and does not work for interleaved rows.
     """
 
     shape: torch.Size

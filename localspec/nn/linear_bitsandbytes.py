@@ -1,6 +1,6 @@
 """Quantized linear layers through bitsandbytes: LLM.int8 and NF4, for NVIDIA.
 
-bitsandbytes is imported when the first layer is made, because that takes seconds.
+bitsandbytes takes seconds to import, so it is imported when the first layer is made.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Quantized linear layers for Apple's GPUs: weights in eight or four bits, activations unchanged.
 
-The operators are torch's. They also run on a CPU, with another packing, and so do these layers.
+The operators are torch's. The layers also run on a CPU, where the operators use another packing.
 """
 
 from abc import abstractmethod
@@ -17,8 +17,7 @@ TILES = 2  # the smallest value that the packing operator accepts; these kernels
 
 
 class WeightOnlyLinear(QuantizedLinear):
-    """A layer with a weight [out, in], padded with zeros to multiples of `EDGE`, and a kernel of torch that
-    multiplies by it."""
+    """A layer whose weight [out, in] is padded with zeros to multiples of `EDGE`, and packed for a kernel of torch."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__(weight, bias)
@@ -50,7 +49,7 @@ class WeightOnlyLinear(QuantizedLinear):
 
 
 class Int8WeightOnlyLinear(WeightOnlyLinear):
-    """Eight bits, with one scale per output channel."""
+    """A layer with weights in eight bits, and one scale per output channel."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,8 +66,8 @@ class Int8WeightOnlyLinear(WeightOnlyLinear):
 
 
 class Int4WeightOnlyLinear(WeightOnlyLinear):
-    """Four bits: sixteen levels, evenly spaced from the smallest to the largest weight of each group of input
-    channels."""
+    """A layer with weights in four bits: sixteen levels, evenly spaced from the smallest to the largest weight of each
+    group of input channels."""
 
     @staticmethod
     def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,7 +95,7 @@ class Int4WeightOnlyLinear(WeightOnlyLinear):
 
 
 def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return levels uint8 [out, in], and each group's scale and zero, the value of level 8: [out, groups] each."""
+    """Return levels uint8 [out, in], and two arrays [out, groups]: the scale, and the value of level 8 ("zero")."""
     groups, limits = weight.float().view(len(weight), -1, GROUP), torch.finfo(weight.dtype)
     least, most = groups.amin(-1), groups.amax(-1)
     scales = ((most - least) / 15).clamp_min_(max(1e-30, limits.tiny * limits.eps)).to(weight.dtype)
@@ -108,7 +107,7 @@ def _levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 @torch.no_grad()
 def _per_channel(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a weight [out, in] to steps of one scale per output channel: return int8 [out, in] and scales [out]."""
+    """Quantize a weight [out, in] with one scale per output channel. Return int8 [out, in] and scales [out]."""
     steps, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
     limits, channels = torch.finfo(weight.dtype), max(1, PIECE // weight.shape[1])
     least = max(1e-30, limits.tiny * limits.eps)  # a channel of zeros needs any scale other than zero

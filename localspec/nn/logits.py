@@ -18,7 +18,7 @@ from localspec.nn.transfer import brought, uploaded
 class TensorOutput:
     """The result of one forward as tensors: logits [..., rows, vocab_size], hidden [..., rows, hidden_size].
 
-    `inner` [..., rows, places * hidden_size] are the requested states of inner layers.
+    `inner` [..., rows, n * hidden_size] joins the states of the n requested inner layers.
     """
 
     logits: torch.Tensor

@@ -34,7 +34,7 @@ class DepthLoss:
 class Guess:
     """The prediction of one depth: states [rows, hidden_size], and the head that computes logits from them.
 
-    `labels[i]` is the number of the label of state i among all labels of a batch. No number occurs twice.
+    `labels[i]` is the index of state i's label in the list of all labels of a batch. No index occurs twice.
     """
 
     states: torch.Tensor
@@ -67,25 +67,25 @@ def cross_entropy(
     head: Head,
     labels: Labels,
     teacher: Head | None = None,
-    kept: torch.Tensor | None = None,
+    vocabulary: torch.Tensor | None = None,
 ) -> DepthLoss:
     """Compare the logits that `head` computes from states [rows, hidden_size] with labels, one per row.
 
     Labels are as in `cross_entropies`.
     """
     return cross_entropies(
-        [Guess(states, head, torch.arange(len(states), device=states.device))], labels, teacher, kept
+        [Guess(states, head, torch.arange(len(states), device=states.device))], labels, teacher, vocabulary
     )[0]
 
 
 def cross_entropies(
-    guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, kept: torch.Tensor | None = None
+    guesses: Sequence[Guess], labels: Labels, teacher: Head | None = None, vocabulary: torch.Tensor | None = None
 ) -> list[DepthLoss]:
     """Return the loss of each depth's predictions for the same labels. The teacher's logits are computed only once.
 
     Labels are token ids [n], states [n, hidden_size] or `Likeliest` tokens. For states, `teacher` is the target's head:
     the label is the whole distribution, and ranks are for its likeliest token. `Likeliest` tokens count as if there
-    were no other tokens. `kept` are the ids of a truncated vocabulary, in the order of the head's rows. The rest of a
+    were no other tokens. `vocabulary` are the ids of a truncated one, in the order of the head's rows. The rest of a
     label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
     """
     orders = [guess.labels.argsort() for guess in guesses]
@@ -95,12 +95,12 @@ def cross_entropies(
     ]
     device = guesses[0].states.device
     used = torch.unique(torch.cat([guess.labels for guess in guesses]))
-    vocabulary = max(guess.head(guess.states[:0]).shape[-1] for guess in guesses)
+    width = max(guess.head(guess.states[:0]).shape[-1] for guess in guesses)
     losses = [guess.states.new_zeros((), dtype=torch.float32) for guess in guesses]
     hits = [torch.zeros(RANKS, dtype=torch.long, device=device) for _ in guesses]
     first = [torch.zeros(len(guess.states), dtype=torch.bool, device=device) for guess in guesses]
     rows = sum(len(guess.states) for guess in guesses)
-    recompute = torch.is_grad_enabled() and 2 * 4 * rows * vocabulary > HELD * len(guesses)
+    recompute = torch.is_grad_enabled() and 2 * 4 * rows * width > HELD * len(guesses)
     size = max(ROWS // len(guesses), 1)
     ends = torch.arange(size, len(used) + size, size, device=device).clamp(max=len(used)) - 1
     bounds = [torch.searchsorted(guess.labels, used[ends], right=True).tolist() for guess in guesses]
@@ -111,9 +111,9 @@ def cross_entropies(
             for guess, bound in zip(guesses, bounds, strict=True)
         ]
         if recompute:
-            found = checkpoint(_piece, some, labels[label_rows], teacher, kept, use_reentrant=False)
+            found = checkpoint(_piece, some, labels[label_rows], teacher, vocabulary, use_reentrant=False)
         else:
-            found = _piece(some, labels[label_rows], teacher, kept)
+            found = _piece(some, labels[label_rows], teacher, vocabulary)
         losses = [total + loss for total, (loss, _, _) in zip(losses, found, strict=True)]
         hits = [total + right for total, (_, right, _) in zip(hits, found, strict=True)]
         for whole, order, bound, (_, _, likeliest) in zip(first, orders, bounds, found, strict=True):
@@ -125,33 +125,33 @@ def cross_entropies(
 
 
 def _rows(guess: Guess, rows: slice, label_rows: torch.Tensor) -> Guess:
-    """Return some rows of a guess, with labels as indices into `label_rows`, sorted row numbers of labels."""
+    """Return some rows of a guess. Their `labels` become positions in `label_rows`, a sorted list of label indices."""
     return Guess(guess.states[rows], guess.head, torch.searchsorted(label_rows, guess.labels[rows]))
 
 
 def _piece(
-    guesses: Sequence[Guess], labels: Labels, teacher: Head | None, kept: torch.Tensor | None
+    guesses: Sequence[Guess], labels: Labels, teacher: Head | None, vocabulary: torch.Tensor | None
 ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Return `loss`, `hits` and `first` of a `DepthLoss` for each guess, for a few labels."""
     chances: Labels | None = None
     if isinstance(labels, Likeliest):
-        chances = Likeliest(labels.ids if kept is None else _head_rows(labels.ids, kept), labels.chances)
+        chances = Likeliest(labels.ids if vocabulary is None else _head_rows(labels.ids, vocabulary), labels.chances)
         labels = labels.ids[:, 0]
     elif teacher is not None:
         with torch.no_grad():
             logits = teacher(labels).float()
             labels = logits.argmax(-1)
-            chances = (logits if kept is None else logits[:, kept]).softmax(-1)
-    return [_part(guess, labels, chances, kept) for guess in guesses]
+            chances = (logits if vocabulary is None else logits[:, vocabulary]).softmax(-1)
+    return [_part(guess, labels, chances, vocabulary) for guess in guesses]
 
 
 def _part(
-    guess: Guess, labels: torch.Tensor, chances: Labels | None, kept: torch.Tensor | None
+    guess: Guess, labels: torch.Tensor, chances: Labels | None, vocabulary: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logits = guess.head(guess.states).float()
     if len(guess.labels) < len(labels):  # otherwise they cover all labels, and nothing is copied
         labels, chances = labels[guess.labels], None if chances is None else chances[guess.labels]
-    rows = labels if kept is None else _head_rows(labels, kept)
+    rows = labels if vocabulary is None else _head_rows(labels, vocabulary)
     if chances is None:
         loss = F.cross_entropy(logits, rows, ignore_index=ABSENT, reduction="sum")
     elif isinstance(chances, Likeliest):
@@ -168,9 +168,9 @@ def _part(
     return loss, hits, known & (rank == 0)
 
 
-def _head_rows(labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+def _head_rows(labels: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:
     """Return the indices of labels in a truncated vocabulary; `ABSENT` for those outside of it."""
-    most = torch.cat([kept, labels.flatten()]).max()
-    places = torch.full((1 + int(most),), ABSENT, device=kept.device)
-    places[kept] = torch.arange(len(kept), device=kept.device)
+    most = torch.cat([vocabulary, labels.flatten()]).max()
+    places = torch.full((1 + int(most),), ABSENT, device=vocabulary.device)
+    places[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
     return places[labels]

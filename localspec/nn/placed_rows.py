@@ -7,7 +7,7 @@ import torch
 from localspec.choosing.fit import BUCKET, STATIC_ROWS
 from localspec.nn.cache import KVCache
 from localspec.nn.row_kernels import Placing
-from localspec.nn.states import Advance, HeldStates
+from localspec.nn.states import Advance, StaticStates
 
 
 class PlacedRows:
@@ -53,19 +53,19 @@ class PlacedChain(PlacedRows):
     """New rows that form a chain, also for recurrent layers. Only the real rows, not the padding, change the state."""
 
     def __init__(
-        self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, held: HeldStates
+        self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, states: StaticStates
     ) -> None:
-        """Prepare the places. `real`, an int64 scalar tensor, is the number of rows before padding. The states after
-        these rows go to `held`."""
+        """Prepare the places. `real`, an int64 scalar tensor, is the number of rows before padding. `states` receives
+        the states after these rows."""
         super().__init__(cache, visible, length, rows)
-        self._real, self._held, self._layers = real, held, count()
+        self._real, self._states, self._layers = real, states, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] after a recurrent layer's state, and return the outputs. Call this for all layers in
+        """Return a recurrent layer's outputs for rows [n, channels] after its state. Call this once per layer, in
         order."""
         place = next(self._layers)
-        self._held.rows[place, : len(rows)].copy_(rows)
-        return self._held.read(place, len(rows), advance, self._real)
+        self._states.rows[place, : len(rows)].copy_(rows)
+        return self._states.read(place, len(rows), advance, self._real)
 
 
 def filled_rows(rows: int) -> int:

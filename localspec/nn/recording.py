@@ -1,6 +1,6 @@
 """CUDA graphs: a function of tensors is recorded once, and replayed with other numbers at the same addresses.
 
-Where steps are recorded, drafters and the search for picks also compute each function of rows by one call to the GPU.
+If steps are recorded, so are the functions of rows that drafters and the search for picks compute.
 """
 
 from collections.abc import Callable, Hashable, Sequence

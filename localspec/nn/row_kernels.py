@@ -70,7 +70,7 @@ def tiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.T
 
 
 def untiled(packed: torch.Tensor, scales: torch.Tensor, out: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put bytes [n, 1] and scales [m] back into the order of bitsandbytes."""
+    """Undo `tiled` for a matrix with `out` rows: return bytes [n, 1] and scales [m] in bitsandbytes' order."""
     blocks = packed.shape[1]
     packed = packed.permute(0, 4, 2, 1, 3, 5).reshape(-1, blocks * BLOCK // 2)[:out]
     scales = scales.permute(0, 3, 2, 1).reshape(-1, blocks)[:out]

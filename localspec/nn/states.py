@@ -27,9 +27,9 @@ class State(NamedTuple):
 
 
 class Advance(Protocol):
-    """A function that reads rows [n, numbers] after a state, one by one on request.
+    """A function that reads rows [n, channels] of a recurrent layer after a state; with `one_by_one`, row by row.
 
-    It returns the output of the rows, and the state after them. `real`, an int64 scalar tensor, is the number of rows
+    It returns the rows' output, and the state after the rows. `real`, an int64 scalar tensor, is the number of rows
     that change the state. Later rows are padding.
     """
 
@@ -38,7 +38,7 @@ class Advance(Protocol):
     ) -> tuple[torch.Tensor, State]: ...
 
 
-class HeldStates(NamedTuple):
+class StaticStates(NamedTuple):
     """States of all recurrent layers before and after a forward, and the rows of the forward, at constant addresses."""
 
     matrices: torch.Tensor  # [layers, …] of `State.matrices`
@@ -94,13 +94,13 @@ class LayerStates:
         """
         before = self.at(length, advance)
         outputs, after = advance(before, rows, len(rows) <= AT_ONCE)
-        self.took(before, rows, after, advance)
+        self.store(before, rows, after, advance)
         return outputs
 
-    def took(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
-        """Store rows that were read after a state, and the new state.
+    def store(self, before: State, rows: torch.Tensor, after: State, advance: Advance) -> None:
+        """Store rows that were read after the state `before`, and the state `after` these rows.
 
-        Discard anything else that was read after the state `before`.
+        Discard all other rows and states after `before`.
         """
         self._put(before)
         if len(rows) <= AT_ONCE:
@@ -146,7 +146,7 @@ class LayerStates:
         self._states = [*(one for one in self._states if one.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
-        """Store rows read after `length` tokens. If there is no room, `advance` past the oldest rows and drop them."""
+        """Store rows read after `length` tokens. If there is no room, replace the oldest by the state after them."""
         room = KEPT + AT_ONCE
         if not len(self._rows):
             self._rows = rows.new_empty(room, rows.shape[1])
@@ -159,8 +159,8 @@ class LayerStates:
         self._rows[length - self._first : length - self._first + len(rows)] = rows
 
     def _thin(self) -> None:
-        """While there are too many states, drop the state that leaves the smallest gap in proportion to its distance
-        from the end.
+        """Drop states until `STATES` are left: each time the state whose two neighbours are closest to each other,
+        relative to their distance from the end.
 
         The first state, the last two, and the state before the stored rows stay.
         """
@@ -190,57 +190,57 @@ class StateCache(KVCache):
         nothing = State(0, matrices, torch.zeros(sizes.taps - 1, sizes.channels, dtype=dtype, device=device))
         self._nothing, self._numbers = nothing, sizes.read
         self._states = {layer: LayerStates(nothing) for layer in range(config.num_layers) if config.is_recurrent(layer)}
-        self._held: HeldStates | None = None
-        self._before: list[State] = []  # the states in `held`, and the number of rows read after them
+        self._static: StaticStates | None = None
+        self._before: list[State] = []  # the states in `static`, and the number of rows read after them
         self._read = 0
 
     @property
     def nbytes(self) -> int:
-        held = 0 if self._held is None else self._held.nbytes
-        return super().nbytes + held + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
+        static = 0 if self._static is None else self._static.nbytes
+        return super().nbytes + static + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Read rows [n, numbers] of a recurrent layer after the committed tokens; return its output."""
+        """Return a recurrent layer's output for rows [n, channels] after the committed tokens."""
         self._read = 0
         return self._states[layer].read(self.length, rows, advance)
 
-    def hold(self, advances: Sequence[Advance], again: Callable[[HeldStates, int], None]) -> HeldStates:
-        """Return the states after the committed tokens, copied to where a forward of static shape reads them.
+    def load_static(self, advances: Sequence[Advance], again: Callable[[StaticStates, int], None]) -> StaticStates:
+        """Copy the states after the committed tokens to constant addresses, for a forward of static shape.
 
-        `advances` has one function per layer. `again(held, count)` reads the first `count` rows of the last forward
-        again.
+        `advances` has one function per layer. `again(static, count)` reads the first `count` rows of the last forward
+        again. Return the states at the constant addresses.
         """
-        held = self._held = self._held or self._memory()
+        static = self._static = self._static or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:
-            again(held, count)
-            self._before = self._after(held)
-            held.matrices.copy_(held.matrices_after)
-            held.tails.copy_(held.tails_after)
+            again(static, count)
+            self._before = self._after(static)
+            static.matrices.copy_(static.matrices_after)
+            static.tails.copy_(static.tails_after)
         else:
             self._before = [
                 one.at(self.length, step) for one, step in zip(self._states.values(), advances, strict=True)
             ]
-            torch.stack([one.matrices for one in self._before], out=held.matrices)
-            torch.stack([one.tail for one in self._before], out=held.tails)
-        return held
+            torch.stack([one.matrices for one in self._before], out=static.matrices)
+            torch.stack([one.tail for one in self._before], out=static.tails)
+        return static
 
-    def took(self, count: int, advances: Sequence[Advance]) -> None:
-        """Store the first `count` rows that a forward read after `hold`, and the states after these rows."""
-        held = self._held
-        assert held is not None
-        after = self._after(held, count)
+    def store_static(self, count: int, advances: Sequence[Advance]) -> None:
+        """Store the first `count` rows that a forward read after `load_static`, and the states after these rows."""
+        static = self._static
+        assert static is not None
+        after = self._after(static, count)
         for place, (one, step) in enumerate(zip(self._states.values(), advances, strict=True)):
-            one.took(self._before[place], held.rows[place, :count], after[place], step)
+            one.store(self._before[place], static.rows[place, :count], after[place], step)
         self._read = count
 
-    def _memory(self) -> HeldStates:
+    def _memory(self) -> StaticStates:
         nothing, layers = self._nothing, len(self._states)
         matrices, tails = (part.new_empty(2, layers, *part.shape) for part in (nothing.matrices, nothing.tail))
         rows = nothing.tail.new_zeros(layers, MOST_CHAINED, self._numbers)
-        return HeldStates(matrices[0], tails[0], rows, matrices[1], tails[1])
+        return StaticStates(matrices[0], tails[0], rows, matrices[1], tails[1])
 
-    def _after(self, held: HeldStates, count: int = 0) -> list[State]:
-        matrices, tails = held.matrices_after.clone(), held.tails_after.clone()
+    def _after(self, static: StaticStates, count: int = 0) -> list[State]:
+        matrices, tails = static.matrices_after.clone(), static.tails_after.clone()
         return [State(self.length + count, *both) for both in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
@@ -262,7 +262,7 @@ class StateCache(KVCache):
         """Return a cache with the first `length` tokens, a result of `reachable`, and room for `slots`."""
         other = super().copy(length, slots)
         other._states = {layer: one.copy(length) for layer, one in self._states.items()}
-        other._held, other._before, other._read = None, [], 0
+        other._static, other._before, other._read = None, [], 0
         return other
 
     def take(self, other: Self) -> bool:

@@ -21,7 +21,7 @@ from localspec.nn.layers.llama import LayerAdapters
 from localspec.nn.layers.qwen35 import Qwen35Layer
 from localspec.nn.placed_rows import PlacedChain, PlacedRows, filled_rows, filled_slots
 from localspec.nn.recording import Function, RecordedRows, Recorder, Recording
-from localspec.nn.states import Advance, HeldStates, StateCache
+from localspec.nn.states import Advance, StateCache, StaticStates
 from localspec.nn.step_logits import Contenders, contenders, summary
 from localspec.nn.transfer import signed, uploaded
 from localspec.nn.transformer import Transformer
@@ -43,9 +43,9 @@ class StaticShape(NamedTuple):
 
 
 class StaticRows(NamedTuple):
-    """The result of a forward for the requested rows. Its summary is a result of `step_logits.summary`.
+    """The result of a forward for the requested rows. `summary` is a result of `step_logits.summary`.
 
-    If forwards are recorded, the next forward with as many rows overwrites it.
+    If forwards are recorded, the next forward with the same number of rows overwrites this result.
     """
 
     hidden: torch.Tensor
@@ -73,17 +73,17 @@ class StaticForward:
         self._unrecorded: set[Hashable] = set()  # shapes for whose recording there was no memory
 
     @staticmethod
-    def reads(cache: object, rows: int) -> bool:
-        """Return whether this many rows after this cache have a static shape.
+    def can_read(cache: object, rows: int) -> bool:
+        """Return whether this many rows after this cache can be read in a static shape.
 
-        With recurrent states the limit is lower.
+        With recurrent states the largest number of rows is smaller.
         """
         most = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
         return isinstance(cache, KVCache) and 0 < rows <= most
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:
-        """Read the nodes of a tree. Rows are padded at least to a multiple of `multiple`."""
+        """Return the result for the nodes of a tree. Rows are padded at least to a multiple of `multiple`."""
         return self._read(tree.tokens, tree.depth, _bits(tree.parents), cache, multiple, inner=tuple(inner))
 
     @torch.inference_mode()
@@ -146,17 +146,17 @@ class StaticForward:
         inputs = [uploaded(numbers, self._device)]
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
             inputs.append(F.pad(embeddings, (0, 0, 0, len(spare))))
-        held = None
+        static = None
         if isinstance(cache, StateCache):
-            held = cache.hold(self._advances, partial(self._read_again, cache))
-        function = self._function(shape, cache, adapters, held)
+            static = cache.load_static(self._advances, partial(self._read_again, cache))
+        function = self._function(shape, cache, adapters, static)
         active = self._recorder.active
         began, met = time.perf_counter(), shape in cache.recordings or not active
         recording = self._recording(shape, cache, adapters, function, inputs) if active else None
         once_seconds = 0.0 if met else time.perf_counter() - began
         hidden, *others = (part[:count] for part in (recording or function)(*inputs))
         if isinstance(cache, StateCache):
-            cache.took(count, self._advances)
+            cache.store_static(count, self._advances)
         states = others.pop(0) if inner else None
         logits, short = others or (None, None)
         return StaticRows(hidden, states, logits, short, once_seconds)
@@ -166,7 +166,7 @@ class StaticForward:
         shape: StaticShape,
         cache: KVCache,
         adapters: Mapping[int, LayerAdapters] | None,
-        held: HeldStates | None,
+        static: StaticStates | None,
     ) -> Function:
         """Return the forward as a function of numbers on the device: length, number of real rows, and token, depth
         and bits of each row."""
@@ -174,8 +174,8 @@ class StaticForward:
         def read(numbers: torch.Tensor, *embeddings: torch.Tensor) -> tuple[torch.Tensor, ...]:
             length, (tokens, depth, bits) = numbers[0], numbers[2:].view(3, shape.rows)
             placed = PlacedRows(cache, shape.visible, length, shape.rows)
-            if held is not None:
-                placed = PlacedChain(cache, shape.visible, length, shape.rows, numbers[1], held)
+            if static is not None:
+                placed = PlacedChain(cache, shape.visible, length, shape.rows, numbers[1], static)
             found: dict[int, torch.Tensor | None] = dict.fromkeys(shape.inner)
             rows = embeddings[0] if shape.embeddings else tokens
             hidden = self._transformer(
@@ -222,18 +222,18 @@ class StaticForward:
         recordings[shape] = recording, adapters  # holding the adapters keeps others from getting their id
         return recording
 
-    def _read_again(self, cache: StateCache, held: HeldStates, count: int) -> None:
+    def _read_again(self, cache: StateCache, static: StaticStates, count: int) -> None:
         """Let recurrent layers read the first rows of their last forward again."""
 
         def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for place, advance in enumerate(self._advances):
-                held.read(place, count, advance)
-            # The values by which a recording is compared: copies, because `held` is overwritten.
-            return held.matrices_after[..., 0].clone(), held.tails_after.clone()
+                static.read(place, count, advance)
+            # The values by which a recording is compared: copies, because `static` is overwritten.
+            return static.matrices_after[..., 0].clone(), static.tails_after.clone()
 
         shape = StaticShape(count, 0, (), None, (), True)  # of no attention layers
-        recording = self._recording(shape, cache, None, again, [held.tails]) if self._recorder.active else None
-        (recording or again)(held.tails)
+        recording = self._recording(shape, cache, None, again, [static.tails]) if self._recorder.active else None
+        (recording or again)(static.tails)
 
     @cached_property
     def _advances(self) -> list[Advance]:

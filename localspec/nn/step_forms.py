@@ -23,13 +23,13 @@ SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8,
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form whose bits equal the eager form's, and why no faster form works. The target then uses it.
+    """Let a target use the fastest form whose bits equal the eager form's. Return it, and why no faster form works.
 
-    Raises MemoryError if there is no memory for the check; the target then has the last form that was checked.
+    Raises MemoryError if there is no memory for the check; the target then uses the last form that passed the check.
     """
     form: StepForm = "eager"
     why: str | None = None
-    if not StaticForward.reads(target.cache(1), 1):
+    if not StaticForward.can_read(target.cache(1), 1):
         return form, why
     try:
         for quicker in QUICKER:
@@ -69,13 +69,13 @@ def _difference(target: Target, form: StepForm) -> str | None:
 
 
 def _cases(cache: KVCache) -> list[tuple[int, int]]:
-    every = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3) if StaticForward.reads(cache, rows)]
+    every = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3) if StaticForward.can_read(cache, rows)]
     return [*every, *((rows, length) for rows in FEW for length in LENGTHS)]
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:
-    """Return all outputs that decoding uses, of a tree of `rows` rows after `length` tokens, and of a draft through two
-    of the model's layers."""
+    """Return all outputs that decoding uses, for a tree of `rows` rows after `length` tokens, and for the same tokens
+    in a draft by two of the model's layers."""
     cache.fill(torch.Generator().manual_seed(rows))  # an earlier check may have overwritten some tokens
     cache.assume(length)
     tokens = [(37 * row + length) % target.vocab_size for row in range(rows)]

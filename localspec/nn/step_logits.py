@@ -63,14 +63,14 @@ class Contenders:
 
 
 def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
-    """Return for each position the number from which its noise is hashed, as a signed integer."""
+    """Return the key of the noise at each position: a 64-bit word as a signed integer."""
     return [signed(key) for key in host.keys(sampling.stream_seed(None), positions)]
 
 
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
     """Find the contenders of logits [rows, vocab_size] for keys [rows], without waiting for the device.
 
-    Raises ValueError if truncation leaves too many ids, as `findable` says.
+    Raises ValueError unless `findable(sampling)`.
     """
     if not findable(sampling):
         raise ValueError(sampling)
@@ -91,7 +91,7 @@ def findable(sampling: Sampling) -> bool:
 
 
 def narrows(sampling: Sampling) -> bool:
-    """Return whether top-k or top-p leave few ids. Otherwise noise for all ids takes many passes over a row."""
+    """Return whether top-k or top-p leave few ids. Otherwise all ids need noise, which takes many passes over a row."""
     return sampling.top_k > 0 or sampling.top_p < 1
 
 
@@ -124,7 +124,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return for each value the entry of `before` at the first equal value, and at the last. The values are sorted."""
+    """Return two entries of `before` for each of the sorted values: at its first and at its last equal value."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]
@@ -143,8 +143,8 @@ def _best(
 
 
 def _noise(keys: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return the noise of `gumbel` for ids [rows, n] in fp32. The error is a few units in the last place of the noise
-    or of 1, whichever is larger."""
+    """Return the noise of `gumbel` for ids [rows, n] in fp32. The error is a few units in the last place of
+    max(|noise|, 1)."""
     bits = _shifted(_mixed(ids * signed(host.STEP) + keys[:, None]), 11)
     below = (bits.float() + 0.5) * 2.0**-53
     above = ((2**53 - 1 - bits).float() + 0.5) * 2.0**-53  # 1 - below, without its rounding error
@@ -217,7 +217,7 @@ class StepLogits(TorchLogits):
     """Logits of a step. Picks are found on the device, for all rows at once if truncation leaves few ids."""
 
     def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0, find: Find = contenders) -> None:
-        """Store the logits. `numbers` begin with the summary of all `rows`; the rows from `first` on are used."""
+        """Store the logits `rows[first:]`. The first tensor of `numbers` is the summary of all `rows`."""
         super().__init__(rows[first:])
         self._numbers, self._first, self._find = numbers, first, find
         self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # the index of the contenders of a row
@@ -230,7 +230,8 @@ class StepLogits(TorchLogits):
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row. Picks requested before the first copy are included in it."""
+        """Return the pick of each row. Picks that are requested before the first copy to main memory are part of the
+        copy."""
         if sampling.greedy:
             return self.argmax()
         if not findable(sampling):

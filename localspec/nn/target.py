@@ -78,13 +78,13 @@ class Target:
         exact: bool = False,
         threshold: float = 0.0,
         each: Callable[[nn.Module], None] = lambda layer: None,
-        kept: Mapping[str, Any] | None = None,
+        packed: Mapping[str, Any] | None = None,
     ) -> "Target":
         """Read a model's directory, or the GGUF files of a registered model; the model states the default of `context`.
 
         `quantize` is `none`, int8, int4 or nf4, if the device supports it. `exact` selects the form whose rows never
         depend on each other; `threshold` is as in `LLMInt8Linear`, for CUDA. `each` is called with every layer after it
-        is read. `kept` are the model's weights, packed earlier, for use instead of the directory's. On the device
+        is read. `packed` are weights that were packed earlier, to be used instead of the directory's. On the device
         "meta" a model has only shapes. Raises LocalspecError for broken, missing or unsupported files, NotHere for a
         model that is here only packed, and UsageMistake for a context that the model cannot hold.
         """
@@ -96,7 +96,7 @@ class Target:
         transformer = Transformer(
             sizes,
             RotaryEmbedding(Rope.of(config, context), torch.device(device)),
-            Weights(source.made_of, sizes, dtype, device) if kept is None else kept,
+            Weights(source.made_of, sizes, dtype, device) if packed is None else packed,
             linear_class(quantize, device, threshold, exact),
             invariant if exact else fastest,
             lm_head_class(quantize, device, exact),
@@ -113,12 +113,12 @@ class Target:
     ) -> ForwardOutput:
         """Read the nodes of a tree. Each node sees the committed tokens and its ancestors. A prompt is a chain.
 
-        With `last` return logits only of the last row, which is enough for prefill. With `inner` also return the hidden
-        states of these indices.
+        With `last` return logits only of the last row, which is enough for prefill. With `inner` also return states of
+        inner layers, numbered as in `Transformer.forward`.
         """
         assert self.branches or is_chain(tree.parents), "recurrent layers read only chains"
         static = self.compute.target.static
-        if static is not None and static.reads(cache, max(tree.size, self.row_multiple)):
+        if static is not None and static.can_read(cache, max(tree.size, self.row_multiple)):
             return _step_output(static.tree(tree, cache, inner, self.row_multiple), last, static.contenders)
         device = self.device
         tokens = uploaded(tree.tokens, device)
@@ -163,8 +163,8 @@ class Target:
         return TensorOutput(self.head(hidden)[..., :rows, :], hidden[..., :rows, :], states)
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
-        """Return the part of a tree that the model can compute after `start` committed tokens, in the exact form with
-        the bits of plain decoding."""
+        """Return the first chain of a tree for recurrent layers, otherwise the tree. In the exact form, leave out nodes
+        whose bits would differ from plain decoding after `start` committed tokens."""
         tree = tree if self.branches else tree.first_chain()
         return tree.aligned(start, self.page) if self.exact else tree
 
@@ -298,7 +298,6 @@ class Target:
 
 
 def _step_output(rows: StaticRows, last: bool, find: Find) -> ForwardOutput:
-    """Return the result of a step, with the logits of all rows or of the last one."""
     if last:  # the rows of a prompt are not copied, so the next step would overwrite them
         rows = rows.copied()
     assert rows.logits is not None and rows.summary is not None

@@ -104,7 +104,7 @@ class Transformer(nn.Module):
         return self._capped(logits)
 
     def head_of(self, ids: torch.Tensor) -> tuple[Callable[..., torch.Tensor], int]:
-        """Return the part of the head for the logits of these tokens, called like `head`, and its bytes."""
+        """Return a function like `head` that computes only the logits of these tokens, and the bytes of its weights."""
         part = self.lm_head.rows(ids)
 
         def head(states: torch.Tensor, adapter: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
@@ -119,7 +119,7 @@ class Transformer(nn.Module):
         return torch.tanh(logits / cap) * cap
 
     def for_head(self, states: torch.Tensor) -> torch.Tensor:
-        """Return states in the form that the head's matrix multiplies."""
+        """Return states multiplied by `logit_scale`, as the head reads them."""
         scale = self.config.logit_scale
         return states if scale == 1 else states * scale
 
@@ -182,7 +182,7 @@ class Transformer(nn.Module):
         return x
 
     def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
-        """Return requested states joined along channels, [..., places * hidden_size].
+        """Return the states of `found` at `places`, joined along channels: [..., len(places) * hidden_size].
 
         Raises LocalspecError for missing states.
         """

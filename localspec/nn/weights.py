@@ -60,7 +60,7 @@ def read_stored(stored: StoredTensor, into: torch.Tensor) -> None:
 def write_tensors(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Write named tensors to safetensors files of limited size, with an index if there are several.
 
-    Memory holds the tensors of one file, and the next tensor. Raises OSError and SafetensorError.
+    At most the tensors of one file and one more tensor are in memory. Raises OSError and SafetensorError.
     """
     held: dict[str, torch.Tensor] = {}
     place: dict[str, int] = {}
@@ -91,7 +91,8 @@ class Weights(LazyTensors):
     """localspec's parameters by name. Each is built from tensors in files when it is accessed, and is not stored.
 
     So a model that is quantized while it is read is never in memory as a whole, and no other model is in memory twice.
-    On torch's meta device nothing is read, so the stored tensors (`made_of`) may be missing.
+    `made_of` are the stored tensors of each parameter; they may be missing on torch's meta device, where nothing is
+    read.
     """
 
     def __init__(

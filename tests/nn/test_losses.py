@@ -99,7 +99,7 @@ def test_a_truncated_vocabulary_leaves_the_rest_out():
     states, head, _ = _made(vocabulary=4)
     kept = torch.tensor([2, 11, 17, 29])
     labels = torch.tensor([2, 11, 17, 29, 5, 0, 28, 3, 2, 2, 11, 11, 17, 17, 29, 29, 1])
-    found = cross_entropy(states, head, labels, kept=kept)
+    found = cross_entropy(states, head, labels, vocabulary=kept)
     known = [row for row, label in enumerate(labels.tolist()) if label in kept.tolist()]
     places = torch.tensor([kept.tolist().index(labels[row]) for row in known])
     torch.testing.assert_close(found.loss, F.cross_entropy(head(states[known]), places, reduction="sum"))

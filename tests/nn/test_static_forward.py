@@ -156,7 +156,7 @@ def test_rows_are_filled_up_to_what_exactness_asks_for(tiny):
 def test_what_has_no_static_shape_is_read_as_before(tiny):
     target = loaded(tiny, FAMILIES[0], "static")
     cache = target.cache(200)
-    assert not StaticForward.reads(cache, STATIC_ROWS[-1] + 1) and StaticForward.reads(cache, STATIC_ROWS[-1])
+    assert not StaticForward.can_read(cache, STATIC_ROWS[-1] + 1) and StaticForward.can_read(cache, STATIC_ROWS[-1])
     eager = loaded(tiny, FAMILIES[0])
     chain = DraftTree.chain(prompt_ids(70))
     both = [parts(one, chain, filled(one, 10)) for one in (target, eager)]
@@ -166,7 +166,7 @@ def test_what_has_no_static_shape_is_read_as_before(tiny):
 def test_after_states_few_rows_have_a_static_shape(tiny):
     target = loaded(tiny, next(iter(RECURRENT)), "static")
     cache = target.cache(200)
-    assert StaticForward.reads(cache, MOST_CHAINED) and not StaticForward.reads(cache, MOST_CHAINED + 1)
+    assert StaticForward.can_read(cache, MOST_CHAINED) and not StaticForward.can_read(cache, MOST_CHAINED + 1)
     for rows in (1, MOST_CHAINED, MOST_CHAINED + 1, 60):
         logits = target.forward(DraftTree.chain(range(rows)), cache).logits
         assert isinstance(logits, StepLogits) is (rows <= MOST_CHAINED) and logits.finite()

@@ -99,7 +99,7 @@ def test_the_likeliest_tokens_are_labels_as_a_whole_distribution_is() -> None:
     assert found.loss.item() == pytest.approx(whole.loss.item(), rel=1e-5) and torch.equal(found.hits, whole.hits)
     kept = torch.arange(0, 80, 2)
     some = [Guess(states_, lambda rows: rows @ head[kept].T, torch.arange(7))]
-    (found,) = cross_entropies(some, Likeliest(top.indices[:, :20], top.values[:, :20]), kept=kept)
+    (found,) = cross_entropies(some, Likeliest(top.indices[:, :20], top.values[:, :20]), vocabulary=kept)
     chances = torch.zeros(7, 80).scatter(1, top.indices[:, :20], top.values[:, :20])[:, kept]
     expected = -(chances * (states_ @ head[kept].T).log_softmax(-1)).sum()
     assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)

@@ -55,8 +55,8 @@ NO_ADAPTERS: LayerAdapters = {}
 class LayerRows(NamedTuple):
     """The inputs of a layer in addition to the states of the rows.
 
-    `own_input` [batch, n, channels], an input by token, and `read`, the keys and values of earlier layers, are used
-    only by other families than Llama.
+    Llama does not use `own_input` [batch, n, channels], the layer's additional input for each token, and `read`, the
+    keys and values of earlier layers.
     """
 
     position_embeddings: PositionEmbeddings
@@ -212,7 +212,7 @@ class LlamaLayer(nn.Module):
         return cached_k[None], cached_v[None]
 
     def grouped(self, q: torch.Tensor) -> torch.Tensor:
-        """Return queries grouped by key head: queries that share a head become its rows, so keys need no copies."""
+        """Return queries [batch, key heads, heads per key head * n, head_dim], so that keys need no copies."""
         batch, n, heads, head_dim = q.shape
         kv_heads, group = self.sizes.num_kv_heads, heads // self.sizes.num_kv_heads
         by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
@@ -221,8 +221,8 @@ class LlamaLayer(nn.Module):
     def attend(self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: LayerRows) -> torch.Tensor:
         """Return the attention output of the queries `grouped` by key head, as [batch, n, heads * head_dim].
 
-        Training needs gradients, not exact bits. Prefill reads the same rows with and without speculation. So both may
-        use the fastest form.
+        Training and prefill use the fastest form: training needs no exact bits, and prefill reads the same rows with
+        and without speculation.
         """
         batch, kv_heads, rows, head_dim = grouped.shape
         heads = self.config.num_heads
