@@ -15,7 +15,6 @@ AUTO = "auto"
 FIRST = "auto, first reply"
 LLAMA_CPP = "llama.cpp"
 AIMS = {"code": 1.6, "chat": 1.4, "editing": 1.9, "JSON": 1.7}  # × plain decoding, of `auto` on the pair, greedy
-OWN_BLOCKS = ", the small groups of weights, each with its scale, that the GGUF file itself has"
 BY = {"memory": "by M", "speed": "by speed"}  # the rules by which `auto` chooses
 NEARLY = 0.95  # of the best: `auto` is as good
 AIM_AHEAD = 2.2  # × llama.cpp's best setting, the geometric mean of all kinds of text
@@ -47,13 +46,13 @@ def about(lines: Sequence[Line], machine: str) -> str:
         f"- **The same text.** All {len(ours):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
         f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine "
         f"that knows no phrases. llama.cpp answers after them.\n"
-        f"- **Left out** are {disturbed} replies during which other programs or the host of the virtual machine took more than "
-        f"{DISTURBED} of a core (the host took {stolen / 100:.1f} s in all), and replies of fewer than {LEAST} tokens.\n"
-        f"- **Variants.** `none` is plain decoding. `auto` knows the measured costs of the model and earlier replies; `{FIRST}` "
-        f"knows neither, as after an import. Every other name is a drafter.\n"
+        f"- **Left out** are replies of fewer than {LEAST} tokens, and replies during which other programs or the host of the "
+        f"virtual machine took more than {DISTURBED} of a core: {disturbed or 'none'}. The host took {stolen / 100:.1f} s in all.\n"
+        f"- **Variants.** `none` is plain decoding, without drafts. `auto` knows the measured costs of the model and earlier replies; `{FIRST}` "
+        f"knows neither, as just after an import. All others are drafters that were named.\n"
         f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. "
-        f"Square brackets hold the bounds of 95 % of {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
-        f"step, and in the row `{PLAIN}` the tokens/s. The number after a kind counts its prompts. The last column is the geometric mean of the kinds."
+        f"Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
+        f"step, and in the row `{PLAIN}` the tokens/s. A head such as `code (6)` counts the prompts. The last column is the geometric mean of the kinds."
     )
 
 
@@ -113,7 +112,7 @@ def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> I
     ours = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
     precision = next((line["precision"] for line in lines if "precision" in line), "")
-    yield f"Packing of the weights: {precision}{OWN_BLOCKS if precision == 'blocks' else ''}."
+    yield f"Weights are in {'the blocks of the GGUF file' if precision == 'blocks' else precision}."
     rows = []
     for name in sorted(ours, key=lambda name: -mean(kinds, name)[0]):
         cells = [of_kind(both(turns, name, PLAIN), name) for turns in kinds.values()]
@@ -166,11 +165,19 @@ def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iter
             rows.append([*cells, "" if near and not short else why])
     if rows:
         yield (
-            "How near `auto` comes to the best drafter. Where it is more than 5 % slower or misses an aim, the last column "
-            "compares both: × = tokens per step ÷ (forward + draft + rest of a step). These times are in plain steps, the "
-            "steps of plain decoding."
+            "The next table compares `auto` with the fastest drafter that was named. Where it is more than 5 % slower"
+            f"{' or misses an aim' if aims else ''}, the last column says why: × = tokens per step ÷ (forward + draft + rest "
+            "of a step). These times are in plain steps, the steps of plain decoding."
         )
-        heads = ["kind", "variant", "×", "best drafter", "within 5 %", *(["aim for `auto`"] if aims else []), "why"]
+        heads = [
+            "text",
+            "variant",
+            "its ×",
+            "fastest drafter, its ×",
+            "at most 5 % slower",
+            *(["aim for `auto`"] if aims else []),
+            "why",
+        ]
         yield table(heads, rows)
 
 
@@ -216,20 +223,20 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    said = "Tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. Ratios take the best setting of llama.cpp for each kind, with their 95 % bounds."
+    said = "Tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. The last two rows are ratios with 95 % bounds; they take the fastest setting of llama.cpp for each kind of text."
     if any("draft" in name for name in theirs):
         said += " `draft 8, 0.6` has a draft model that drafts at most 8 tokens, each with a probability of at least 0.6; `any` means any probability."
     yield said
     yield table(["tokens/s", *kinds, "mean"], rows)
     own = mean(renamed, AUTO, LLAMA_CPP)[0]
-    yield f"The aim, `auto` at {AIM_AHEAD} × the best of llama.cpp in the mean of the kinds, is {'reached' if own >= AIM_AHEAD else 'missed'}: {own:.2f}."
+    yield f"We wanted `auto` to be {AIM_AHEAD} times as fast as llama.cpp, in the mean of the kinds. This was {'reached' if own >= AIM_AHEAD else 'missed'}: {own:.2f}."
 
 
 def expected(why: str) -> str:
     """Return, from the reason for a choice, what was expected of the drafter that was chosen, and of the fastest one."""
     own = re.search(r": (\S+ tokens/s).*?, M (\S+)", why)
     other = re.search(r"; (\S+) would reach (\S+ tokens/s), M ([0-9.]+)(?:, and takes (.+))?$", why)
-    said = f"Before the first of them it predicted {own[1]} and an M of {own[2]}" if own else ""
+    said = f"Before the first reply it predicted {own[1]} and an M of {own[2]}" if own else ""
     if own and other:
         held = f", an M of {other[3]} and {other[4]}" if other[4] else f" and an M of {other[3]}"
         said += f". For `{other[1]}` it predicted {other[2]}{held}"
@@ -259,7 +266,8 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
     counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
-        "M = × ÷ (memory ÷ memory of plain decoding). The last column has the divisor. If memory were scarce (`--scarce` "
-        f"sets the limit), `auto` would choose {counts} of {counted.total()} replies. {expected(why)}"
+        "The next table has M = × ÷ relative memory; its last column has the relative memory (memory ÷ memory of plain "
+        "decoding). `auto` was also asked what it would choose if memory were scarce (`--scarce` sets the limit): "
+        f"{counts} of {counted.total()} replies. {expected(why)}"
     )
-    yield table(["M", *kinds, "memory"], rows)
+    yield table(["M", *kinds, "relative memory"], rows)
