@@ -23,11 +23,11 @@ from localspec.chat.figures import (
 from localspec.chat.sampling import first_sampled, sampling_words, why_empty
 from localspec.cli.beginning import begin, keep_seconds
 from localspec.cli.console import Progress, piped, say, tell
-from localspec.cli.interrupt import Interrupt
+from localspec.cli.interrupt import INTERRUPTED, Interrupt
 from localspec.cli.options import SharedFlags, takes_shared_flags
 from localspec.cli.texts import checked_prompt, piped_text
 from localspec.errors import LocalspecError, NotHere, UsageMistake
-from localspec.events import Done, Prefill, Text
+from localspec.events import Done, Event, Prefill, Text
 from localspec.hub.sources import REPOSITORY, is_address
 from localspec.models.names import full_name, name_in_prompt
 from localspec.models.registry import known
@@ -36,6 +36,7 @@ from localspec.text import safe
 
 if TYPE_CHECKING:
     from localspec import Statistics
+    from localspec.chat.conversation import Conversation
     from localspec.engine.report import Report
 
 app = typer.Typer()
@@ -71,14 +72,14 @@ def run(
     flags, prompt = _model_and_prompt(flags, words or [])
     kept = None if keep is None else keep_seconds(keep, flags.settings)
     question = _prompt(prompt, flags.files)
-    output: _Output = _Stream() if stream_json else _Object() if as_json else _Plain()
-    return _answer(flags, question, output, stats, kept)
+    form = _Stream if stream_json else _Object if as_json else _Plain
+    return _answer(flags, question, form(Progress()), stats, kept)
 
 
 def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", stats: bool, keep: int | None) -> int:
     if not sys.stdout.writable():
         raise LocalspecError("Standard output is closed, so the answer cannot be printed; leave it open.")
-    settings, progress = flags.settings, Progress()
+    settings, progress = flags.settings, output.progress
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
         progress.show("starting")
@@ -104,62 +105,56 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
         events = conversation.ask(engine, question.prompt, sampling, limits, question.figures, think)
         at_the_end.callback(events.close)  # it needs the store until the end
 
-        def end(reason: str, statistics: "Statistics") -> None:
-            progress.clear()
-            values = report.of(output.reply, output.reasoning, reason, statistics)
-            output.end(values)
-            if reason == "repetition":
-                progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 makes answers vary')}.")
-            if sentence := why_empty(conversation.turns[-1], settings, engine, conversation.system):
-                progress.notice(sentence)
-            if stats:
-                lines = (
-                    _speed(values, known_speedup(statistics)),
-                    (*_origin(values, report.exactness), sampling_words(sampling)),
-                )
-                tell("\n".join(" · ".join(filter(None, parts)) for parts in lines))
-
-        started, thought, written = False, 0, 0
         try:
-            for event in events:
-                if not started:
-                    if interrupt.requested:
-                        raise KeyboardInterrupt
-                    output.start(report)
-                    started = True
-                match event:
-                    case Prefill(done, total, _) if done < total:
-                        progress.show(f"reading {done} of {total} tokens")
-                    case Prefill(_, _, dropped):
-                        progress.clear()
-                        if sentence := conversation.memory_notice(dropped):
-                            progress.notice(sentence)
-                        interrupt.wait_for_step = True
-                    case Text():
-                        thought, written = thought + event.reasoning_tokens, written + len(event.tokens)
-                        if event.text and output.streams:
-                            progress.clear()
-                        elif event.text:
-                            progress.show(f"writing, {counted(written - thought, 'token')}")
-                        elif event.reasoning_tokens:
-                            progress.show(f"thinking, {counted(thought, 'token')}")
-                        output.step(event)
-                        if interrupt.requested:
-                            raise KeyboardInterrupt
-                    case Done(reason, statistics):
-                        end(reason, statistics)
-                        return 0
-            raise KeyboardInterrupt  # the server did not answer
+            reason, statistics = _write(events, output, report, conversation, interrupt)
+            code = 0
         except KeyboardInterrupt:
             progress.clear()
             events.close()  # settles the session and saves the turn
-            if not started or engine.session.statistics is None:
+            if not output.started or engine.session.statistics is None:
                 raise
-            end("interrupted", engine.session.statistics)
-            return 130
+            reason, statistics, code = "interrupted", engine.session.statistics, INTERRUPTED
         except LocalspecError:
             output.cut()
             raise
+        progress.clear()
+        values = report.of(output.reply, output.reasoning, reason, statistics)
+        output.end(values)
+        if reason == "repetition":
+            progress.notice(f"{repeated(conversation.turns[-1].figures, '--temp 0.7 makes answers vary')}.")
+        if sentence := why_empty(conversation.turns[-1], settings, engine, conversation.system):
+            progress.notice(sentence)
+        if stats:
+            origin = (*_origin(values, report.exactness), sampling_words(sampling))
+            for parts in (_speed(values, known_speedup(statistics)), origin):
+                tell(" · ".join(filter(None, parts)))
+        return code
+
+
+def _write(
+    events: Iterator[Event], output: "_Output", report: "Report", conversation: "Conversation", interrupt: Interrupt
+) -> tuple[str, "Statistics"]:
+    """Write a reply and its progress up to `Done`; return its reason and figures. Raises KeyboardInterrupt."""
+    for event in events:
+        if not output.started:
+            if interrupt.requested:
+                raise KeyboardInterrupt
+            output.start(report)
+        match event:
+            case Prefill(done, total, _) if done < total:
+                output.progress.show(f"reading {done} of {total} tokens")
+            case Prefill(_, _, dropped):
+                output.progress.clear()
+                if sentence := conversation.memory_notice(dropped):
+                    output.progress.notice(sentence)
+                interrupt.wait_for_step = True
+            case Text():
+                output.step(event)
+                if interrupt.requested:
+                    raise KeyboardInterrupt
+            case Done(reason, statistics):
+                return reason, statistics
+    raise KeyboardInterrupt  # the server did not answer
 
 
 def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedFlags, str | None]:
@@ -232,16 +227,27 @@ class _Output:
 
     streams = True  # whether the answer is shown as it comes
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.started = progress, False
         self.reply = self.reasoning = ""
+        self._thought = self._written = 0  # tokens
 
     def start(self, report: "Report") -> None:
         """Report that the prompt is accepted and being read."""
+        self.started = True
 
     def step(self, event: Text) -> None:
-        """Write one decode step."""
+        """Write one decode step, or show how far the reply is."""
         self.reply += event.text
         self.reasoning += event.reasoning
+        self._thought += event.reasoning_tokens
+        self._written += len(event.tokens)
+        if event.text and self.streams:
+            self.progress.clear()
+        elif event.text:
+            self.progress.show(f"writing, {counted(self._written - self._thought, 'token')}")
+        elif event.reasoning_tokens:
+            self.progress.show(f"thinking, {counted(self._thought, 'token')}")
 
     def end(self, report: dict[str, Any]) -> None:
         """Write the end of a reply that is complete or was interrupted."""
@@ -279,6 +285,7 @@ class _Stream(_Output):
     """A writer of one JSON object per line: one at the start, one per step, one at the end."""
 
     def start(self, report: "Report") -> None:
+        super().start(report)
         self._print({"event": "start", **report.start})
 
     def step(self, event: Text) -> None:
