@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,9 @@ class FoundPlace(NamedTuple):
         return f"over {size(self.bytes)}" if self.bytes else "unreadable"
 
 
+Groups = dict[Path, list[FoundPlace]]  # by directory
+
+
 @app.command()
 def uninstall(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -116,36 +120,60 @@ def uninstall(
             for name in os.listdir(root):
                 os.lstat(root / name)
     _refuse_while_in_use(paths)
-    groups: dict[Path, list[FoundPlace]] = {}
-    for root, places in places_of(paths).items():
-        if found := [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]:
-            groups[root] = found
+    groups = {
+        root: [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]
+        for root, places in places_of(paths).items()
+    }
+    groups = {root: found for root, found in groups.items() if found}
     removals = _fetched(paths)
-    total = sum(one.bytes for found in groups.values() for one in found)
-    for root, found in groups.items():
-        typer.echo(one_line(str(root)))
-        for one in found:
-            link = f"; it is a link to {one.place.stays}, which stays" if one.place.stays else ""
-            typer.echo(one_line(f"  {one.size:>10}  {one.place.path.name}: {one.place.what}{link}"))
-            for file in one.foreign:
-                typer.echo(one_line(f"              {file} stays: localspec did not write it"))
-    if removals:
-        typer.echo("In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:")
-    for removal in removals:
-        typer.echo(f"  {size(removal.bytes):>10}  {one_line(f'{removal.source}, in {removal.path}')}")
+    for line in _listing(groups, removals):
+        typer.echo(line)
     if not groups and not removals:
         typer.echo(f"localspec keeps nothing on this machine. {PROGRAM}")
         return
+    total, models = sum(one.bytes for found in groups.values() for one in found), sum(one.bytes for one in removals)
     if groups and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
         return
-    models = sum(one.bytes for one in removals)
     delete_fetched = bool(removals) and (
         fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False)
     )
+    failures, deleted = _delete_all(groups, removals if delete_fetched else [], paths)
+    if failures:
+        rest = "Everything else is deleted" if deleted else "Nothing was deleted"
+        raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
+    typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
+    for root in filter(Path.is_dir, groups):
+        why = "because it has files that localspec did not write" if os.listdir(root) else "and is empty"
+        typer.echo(one_line(f"{root} stays, {why}."))
+    if removals and not delete_fetched:
+        typer.echo(
+            f"{size(models)} of fetched models stay in the Hugging Face cache, where other tools can use or delete "
+            "them."
+        )
+    typer.echo(PROGRAM)
+
+
+def _listing(groups: Groups, removals: Sequence[Removal | CachedGguf]) -> Iterator[str]:
+    """Yield a line for each place and fetched model, and for each file that stays."""
+    for root, found in groups.items():
+        yield one_line(str(root))
+        for one in found:
+            link = f"; it is a link to {one.place.stays}, which stays" if one.place.stays else ""
+            yield one_line(f"  {one.size:>10}  {one.place.path.name}: {one.place.what}{link}")
+            for file in one.foreign:
+                yield one_line(f"              {file} stays: localspec did not write it")
+    if removals:
+        yield "In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:"
+    for removal in removals:
+        yield f"  {size(removal.bytes):>10}  {one_line(f'{removal.source}, in {removal.path}')}"
+
+
+def _delete_all(groups: Groups, removals: Sequence[Removal | CachedGguf], paths: Paths) -> tuple[list[str], bool]:
+    """Delete fetched models and every place. Return a clause for each failure, and whether anything was deleted."""
     failures: list[str] = []
     stuck: dict[str, list[str]] = {}  # paths by the reason why they cannot be deleted
     deleted = False
-    for removal in removals if delete_fetched else ():  # their records are deleted below
+    for removal in removals:  # before the places, because their records are there
         try:
             discard_gguf(removal) if isinstance(removal, CachedGguf) else remove(removal, paths)
             deleted = True
@@ -161,21 +189,10 @@ def uninstall(
                 deleted = deleted or FoundPlace.of(one.place).bytes < one.bytes
         with suppress(OSError):  # it may hold files that localspec did not write, or be a link
             root.rmdir()
-    failures += [f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items()]
-    if failures:
-        rest = "Everything else is deleted" if deleted else "Nothing was deleted"
-        raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
-    typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
-    for root in groups:
-        if root.is_dir():
-            why = "because it has files that localspec did not write" if os.listdir(root) else "and is empty"
-            typer.echo(one_line(f"{root} stays, {why}."))
-    if removals and not delete_fetched:
-        typer.echo(
-            f"{size(models)} of fetched models stay in the Hugging Face cache, where other tools can use or delete "
-            "them."
-        )
-    typer.echo(PROGRAM)
+    return [
+        *failures,
+        *(f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items()),
+    ], deleted
 
 
 def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
