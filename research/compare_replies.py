@@ -276,7 +276,18 @@ def covering_page(options: argparse.Namespace) -> str:
         [
             f"{len(made)} prompts, each answered with and without drafts in one combination. {len(seen)} of {len(wanted)} "
             f"pairs of values occur. {different} replies differ.",
-            table(["factor", "value", "prompts", "tokens", "drafted", "tokens per step", "differing"], rows),
+            table(
+                [
+                    "factor",
+                    "value",
+                    "prompts",
+                    "tokens of replies",
+                    "drafted tokens",
+                    "tokens per step",
+                    "differing replies",
+                ],
+                rows,
+            ),
         ]
     )
 

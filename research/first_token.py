@@ -145,7 +145,11 @@ def server(home: Path, model: str) -> Iterator[None]:
 
 def table(found: dict[str, list[Timed]], title: str) -> str:
     """Medians and quartiles in milliseconds, as a table of Markdown."""
-    lines = [title, "", "| | first token | to the end | the engine's own | the difference | weights, MB | peak, MB |"]
+    lines = [
+        title,
+        "",
+        "| start | first token | end of the reply | prompt to first token | before the prompt | weights, MB | peak, MB |",
+    ]
     lines.append("|---|---|---|---|---|--:|--:|")
     for way, times in found.items():
         engine, beside = "-", "-"
@@ -158,7 +162,7 @@ def table(found: dict[str, list[Timed]], title: str) -> str:
             f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {beside} | "
             f"{weights} | {peak} |"
         )
-    return "\n".join([*lines, "", "Milliseconds from the start of the process: medians, and the quartiles."])
+    return "\n".join([*lines, "", "Milliseconds: medians, and the quartiles in brackets."])
 
 
 def cell(seconds: "list[float] | tuple[float, ...]") -> str:
