@@ -270,7 +270,7 @@ def page(
                 if not body or missing_rows:
                     absent.append(name if not body else f"{name} ({', '.join(missing_rows)})")
             if absent:
-                done.append(f"**Not run:** {'; '.join(absent)}.")
+                done.append(f"**Not run** (parts of the paper, with rows in brackets): {'; '.join(absent)}.")
             commits |= results.commits
     print("\n\n".join([f"# {title}", about(asked, script, more, commits), *done]))
 
@@ -283,9 +283,9 @@ def about(asked: argparse.Namespace, script: str, more: str, commits: Sequence[s
     return (
         f"Made by `python research/{script} -m {' '.join(asked.models)}{draft} --prompts DIR --limit {asked.limit} "
         f"-n {asked.max_tokens}{steps} --out DIR`; {ran}. The same command continues after it was stopped, and "
-        f'`--only "TITLE"` runs one part.\n\nReplies end where the text repeats itself. Square brackets have the bounds of '
-        f"95 % of {DRAWS} bootstrap samples of prompts and seeds; differences are taken prompt by prompt. Counts do not "
-        f"depend on the load of the machine.{more}"
+        f'`--only "TITLE"` runs one part.\n\nA reply ends where it begins to repeat itself. Square brackets hold 95 % bounds, '
+        f"from {DRAWS} bootstrap samples of prompts and seeds. Differences are taken prompt by prompt. All figures here are "
+        f"counts, which do not depend on the load of the machine.{more}"
     )
 
 

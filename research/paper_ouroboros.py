@@ -75,22 +75,22 @@ DRAFTS, PHRASE = (2, 4, 7, 10), (5, 7)  # γ and β of the grid
 LENGTHS, TEMPERATURES = (64, 128, 256), (0.0, 0.5, 1.0)
 TERMS = """
 
-| word | is |
+| word | means |
 |---|---|
-| step | one forward of the target, which verifies a draft of the small *draft model* |
-| tokens per step | tokens that a step adds to the reply, the target's own included; the forward that reads the prompt does not count |
-| block efficiency | the same with that forward and its token (appendix C) |
-| draft forwards per step | forward passes of the draft model in a step |
-| rows of each | token positions that one of them computes |
+| step | one pass of the target, which verifies a draft of the small *draft model* |
+| tokens per step | tokens that a step adds to the reply, the target's own included |
+| block efficiency | the same, but the pass that reads the prompt counts as a step, too (appendix C) |
+| draft passes per step | passes of the draft model in a step |
+| rows per pass | tokens that one pass of the draft model computes |
 | γ | tokens that the draft model writes before its draft is lengthened |
 | W | columns of the window |
 | β | length of a phrase in tokens |
 | K | phrases that are tried after a draft |
 
-Each row of table 4 adds one part to the row above. *Speculative* only drafts with the draft model; *accelerating* adds the
-window, in which the draft model guesses later tokens in the same forward; *lengthening* puts phrases after the draft; and
-*phrases from verification* are the target's picks after refused drafts. Rows named further on may use phrases of
-earlier replies (*history*), of the prompt and the reply so far (*the text itself*), or at the root of a draft. Table 17,
+The rows of table 4 that begin with + add one part to the row above. *Speculative* only drafts with the draft model. *Accelerating* adds the
+window, in which the draft model also guesses later tokens. *Lengthening* puts phrases after the draft.
+*Phrases from verification* are the target's picks after refused drafts. Other rows may use phrases of
+earlier replies (*history*), of the prompt and the reply so far (*the text itself*), or at the beginning of a draft (*the root*). Table 17,
 *context locality*, asks what history brings if the same prompts come in another order."""
 
 
@@ -223,7 +223,7 @@ def table_4(pairing: Pairing) -> str:
     found = pairing.replies([row for row in PARTS if row not in LAST], asked, "parts")
     found |= pairing.replies(LAST, asked, "parts")
     heads = ["", "prompts", "tokens per step", "more than the row above", "block efficiency"]
-    heads += ["draft forwards per step", "rows of each", *pairing.tasks]
+    heads += ["draft passes per step", "rows per pass", *(f"tokens per step, {task}" for task in pairing.tasks)]
     lines, above = [], ""
     for row in PARTS:
         if not (replies := found[row]):
@@ -325,7 +325,7 @@ def by_phrases(pairing: Pairing) -> str:
     found = pairing.across([PAPER], {f"phrases {one}": {"chosen": replace(SMALL, phrases=one)} for one in counts})
     rows = [own[PAPER] for own in found.values()]
     lines = [[str(count), cell(replies)] for count, replies in zip(counts, rows, strict=True)]
-    return table(["K", "tokens per step (draft forwards)"], lines) + prompts_of(rows[0])
+    return table(["K", "tokens per step (draft passes per step)"], lines) + prompts_of(rows[0])
 
 
 def prompts_of(replies: Sequence[Reply]) -> str:
@@ -360,7 +360,7 @@ def main(given: Sequence[str] | None = None) -> None:
     def drafter(asked: argparse.Namespace) -> dict[str, str]:
         return {"drafter": f"ouroboros:{asked.draft}" if asked.draft else "ouroboros"}
 
-    more = f" The texts of all replies are the target's. `--limit` is for each task: HumanEval is code, GSM8K mathematics.{TERMS}"
+    more = f" The texts of all replies are the target's. The tasks are *code* (HumanEval) and *mathematics* (GSM8K); `--limit` counts the prompts of each.{TERMS}"
     page(made, "Ouroboros, part by part", "paper_ouroboros.py", sections, given, drafter, more)
 
 

@@ -65,15 +65,15 @@ DRAFTERS = ("plain", "s3d", "s3d+phrases")
 TREE = 4  # nodes of table 4
 TERMS = """
 
-Figure 4 is measured without training. First the whole model writes a greedy reply. Then some of its layers, followed by its head, read
-this reply in pieces of eight tokens and guess after each token which one comes next.
+Figure 4 is measured without training. First the whole model writes a reply at temperature 0. Then some of its layers, followed by its head, read
+this reply and guess after each token which one comes next.
 
 | column | is |
 |---|---|
-| scheme | which layers are skipped; *symmetric* keeps equally many early and late layers |
+| scheme | which layers are skipped; *symmetric* skips the middle and keeps equally many early and late layers |
 | first guess right | share of tokens for which the likeliest guess is the model's token |
 | among first four | share of tokens for which the model's token is among the four likeliest guesses |
-| lead over symmetric | difference of *first guess right* from the symmetric scheme with equally many layers |"""
+| lead over symmetric | *first guess right* minus that of the symmetric scheme with equally many layers |"""
 
 
 def schemes(count: int, kept: int) -> dict[str, tuple[int, ...]]:

@@ -141,7 +141,7 @@ def main() -> None:
     weight = importances(layers, lambda: logits(first))
     quantiser, times = Quantiser(), every / len(chosen)
     print(f"{given.model.name}, {sum(map(len, texts))} tokens, layers {given.layers}")
-    print("| type | stand-in | energy of the error | divergence | perplexity |\n|---|---|--:|--:|--:|")
+    print("| type | stand-in | energy of the error | divergence | change of perplexity |\n|---|---|--:|--:|--:|")
     for kind in given.types:
         numbers = {name: quantiser.numbers(kind, one, weight[name]) for name, one in weights.items()}
         right, energy = read(numbers), sum(float(np.square(one).sum()) for one in numbers.values())
