@@ -23,9 +23,9 @@ _WORDS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 class Check:
     """The check of one setting.
 
-    `value` returns the setting for a value, or raises ValueError with a clause about the possible values. `read` parses
-    the text of a flag, a variable or `/set`; text that it cannot parse is returned unchanged. `metavar` is the value's
-    name in the help of a flag.
+    `value` returns the checked setting, or raises ValueError with a clause about the possible values. `read` parses the
+    text of a flag, a variable or `/set`; text that it cannot parse is returned unchanged. `metavar` is the name of the
+    value in the help of a flag.
     """
 
     value: Callable[[object], Any]
@@ -106,14 +106,14 @@ def number(description: str, allowed: Callable[[float], bool]) -> Check:
 
 
 def one_of(*words: str) -> Check:
-    """Return the check for one of these words."""
+    """Return the check for a setting that is one of `words`."""
     return _of(
         f"one of {', '.join(words)}", lambda value: isinstance(value, str) and value in words, metavar="|".join(words)
     )
 
 
 def parts(*known: str) -> Check:
-    """Return the check for a list of parts of the drafter `ouroboros`. The list is sorted in the order of `known`."""
+    """Return the check for a list of `known` parts of `ouroboros`. The check puts them in the order of `known`."""
 
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):

@@ -107,7 +107,6 @@ def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Ann
 def _instead(
     card: TargetCard, options: PullOptions, machine: Machine, measurements: MeasurementSource
 ) -> Instead | None:
-    """Return the smaller form that would replace the publisher's own weights, by sizes in the registry."""
     entry = card.entry
     if entry is None or entry.source is None or entry.shape is None or source_here(entry) == entry.source:
         return None

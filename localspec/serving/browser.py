@@ -266,10 +266,7 @@ async def _draw(process: Process, websocket: WebSocket) -> None:
 
 
 async def _type(websocket: WebSocket, process: Process) -> None:
-    """Forward the page's messages to the chat.
-
-    An invalid message ends the tab, because localspec's page never sends one.
-    """
+    """Forward the page's messages to the chat. An invalid message, which localspec's page never sends, ends the tab."""
     assert process.stdin is not None
     pastes = PasteFilter()
     with suppress(WebSocketDisconnect, KeyError, ValueError, TypeError, OSError):

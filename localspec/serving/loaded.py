@@ -248,10 +248,8 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Free the caches of parked conversations.
-
-        Otherwise the memory of these caches could change the device or the packing that is chosen for the next model.
-        """
+        """Free the caches of parked conversations: they could change the device or packing chosen for the next
+        model."""
         for one in self._loaded.values():
             one.engine.forget_parked()
 

@@ -122,10 +122,8 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
 def _figures(
     replies: Sequence[TimedReply], firsts: Sequence[TimedReply], prompts: int, comparable: bool
 ) -> dict[str, Any]:
-    """Return the measurements of one server, compared with the first server's.
-
-    A figure is None if nothing was measured for it.
-    """
+    """Return the measurements of one server, compared with the first server's. A figure that was not measured is
+    None."""
     whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
     speed, speed_quartiles = spread([one.speed for one in replies if one.speed])
     first, first_quartiles = spread([one.first for one in replies if one.text])

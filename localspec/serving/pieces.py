@@ -71,14 +71,13 @@ def read_piece(content: bytes) -> ServerPiece:
         mapping(value.get("usage")),
         mapping(value.get("localspec")),
         mapping(value.get("timings")),
-        _tool(said, reason),
+        _first_called_tool(said, reason),
         "" if reason is None or named in _REASONS else shortened(one_line(named), 60),
         bool(first),
     )
 
 
-def _tool(said: Mapping[str, Any], reason: object) -> str | None:
-    """Return the name of the first tool that the reply calls; None if it calls no tool."""
+def _first_called_tool(said: Mapping[str, Any], reason: object) -> str | None:
     calls = said.get("tool_calls")
     called = mapping(calls[0]) if isinstance(calls, list) and calls else {}
     function = mapping(called.get("function")) or mapping(said.get("function_call"))

@@ -57,7 +57,7 @@ class Server:
         address = ServerAddress.of(url)
         key = key_for(address)
         with closing(Link(address, f"{address.base}/models", headers=_headers(key))) as link:
-            head, content = _whole(address, link)
+            head, content = _head_and_body(address, link)
         if head.status in (404, 405, 501):
             return cls(address, key, {})
         if head.status != OK:
@@ -137,8 +137,7 @@ def _headers(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Authorization": f"Bearer {key}"}
 
 
-def _whole(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
-    """Return the head and the body of an answer that is not a stream."""
+def _head_and_body(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
     began, head, lines = time.monotonic(), None, []
     for one in link.arrivals():
         if isinstance(one, Head):

@@ -53,7 +53,7 @@ class ServerEngine:
         self.session, self.reported = ReplyFigures(), dict[str, Any]()
         self._room = sys.maxsize  # characters; the server refused a longer conversation
         self._truncates = False  # whether requests ask the server to leave out turns
-        self._path = _place(model) if server.ours else None
+        self._path = _path_on_this_machine(model) if server.ours else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
     @property
@@ -209,8 +209,7 @@ class ServerEngine:
                 raise SilentServer(f"{self.server.address.url} has sent nothing for {limit:.0f} s; try again.")
 
 
-def _place(model: str) -> Path | None:
-    """Return the directory or file of the model with this name on this machine; None without such a model."""
+def _path_on_this_machine(model: str) -> Path | None:
     try:
         return registry.resolve(model).path
     except LocalspecError:

@@ -153,10 +153,7 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return a clause that says that the reply is too long; empty if its length is normal.
-
-        The subject of the clause is the server.
-        """
+        """Return a clause about the server if the reply is too long; empty if the length is normal."""
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"

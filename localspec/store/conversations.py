@@ -149,7 +149,7 @@ class ConversationInfo(NamedTuple):
 
     @property
     def for_a_chat(self) -> bool:
-        """Return whether a chat lists the conversation: neither its input nor its output was a pipe."""
+        """Return whether a chat lists the conversation. Conversations with a pipe as input or output are left out."""
         return self.source != "pipe"
 
     @property

@@ -205,10 +205,10 @@ class Database:
         return self.save(marked)
 
     def overwrite_deleted(self, done: str) -> None:
-        """Overwrite deleted text in the file. If the file is large, leave that to the next start, and `unfinished` says
-        so.
+        """Overwrite deleted text in the file. If the file is large, the next start does this, and `unfinished` is a
+        notice about it.
 
-        Raises StoreTrouble if overwriting fails; the error's sentence begins with `done`, what has been done already.
+        Raises StoreTrouble if overwriting fails. Its sentence begins with the clause `done` about the deletion.
         """
         if problem := self.empty_log() if self.unfinished else self._write_anew(wait=True):
             with contextlib.suppress(StoreTrouble):

@@ -27,8 +27,8 @@ class Drafts:
     """The saved drafts, which are unsent prompts: one per process. Any thread may use this object; all calls may raise
     StoreTrouble.
 
-    `server` is the address that a draft would be sent to. A draft for one server is never offered for another server. A
-    draft of a `conversation` is offered only in it, as long as it exists.
+    `server` is the address to which a draft would be sent. A draft for one server is never offered for another server.
+    A draft of a `conversation` is offered only there or, after its deletion, in a new conversation.
     """
 
     def __init__(self, database: Database) -> None:

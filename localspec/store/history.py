@@ -32,7 +32,7 @@ from localspec.store.conversations import (
     turn_from,
 )
 from localspec.store.database import Database
-from localspec.store.searched_words import excerpt, folded_words, hold, index_query
+from localspec.store.searched_words import all_in, excerpt, folded_words, index_query
 
 if sys.platform != "win32":
     import fcntl
@@ -142,11 +142,11 @@ class History:
     ) -> tuple[int, int]:
         """Begin a turn. Return the ids of its conversation and of the turn.
 
-        A new conversation is made if `conversation` is None or was deleted. This turn replaces the turn `instead`,
-        which is deleted if it is unanswered; another process may be about to answer it. If `newest` is given and is not
-        the newest turn of the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, if
-        that was earlier. `source` is the origin of the prompt. If a chat continues a conversation of `run`, the
-        conversation counts as a chat and as one of `run` from then on.
+        A new conversation is made if `conversation` is None or was deleted. The new turn replaces the turn `instead`,
+        which is deleted unless another process has answered it. If `newest` is given, but another turn is the newest of
+        the conversation, WentOn is raised and nothing changes. `asked` is the time of the prompt, by default now.
+        `source` is the origin of the prompt. If a chat continues a conversation of `run`, the conversation counts as a
+        chat and as one of `run` from then on.
         """
         now = time.time()
         about = (_storable(model), None if system is None else _storable(system), now)
@@ -156,7 +156,7 @@ class History:
             number = conversation if _is_there(connection, conversation) else None
             if number is None:
                 insert = "INSERT INTO conversation (model, system, used, created, source) VALUES (?, ?, ?, ?, ?)"
-                number = _made(connection.execute(insert, (*about, now, source)))
+                number = _inserted_id(connection.execute(insert, (*about, now, source)))
             else:
                 query = "SELECT max(id) FROM turn WHERE conversation = ?"
                 if newest is not None and connection.execute(query, (number,)).fetchone()[0] not in (None, newest):
@@ -169,7 +169,7 @@ class History:
                     )
                 connection.execute(TAKE_BACK, (instead, number))
             insert = "INSERT INTO turn (conversation, prompt, asked, reply, figures) VALUES (?, ?, ?, '', '{}')"
-            return number, _made(connection.execute(insert, (number, *first)))
+            return number, _inserted_id(connection.execute(insert, (number, *first)))
 
         return self.database.save(write)
 
@@ -204,10 +204,10 @@ class History:
             insert = f"INSERT INTO conversation {columns} VALUES (?, ?, ?, ?, ?, ?, ({title}))"
             instructed = None if system is None else _storable(system)
             about = (_storable(model), instructed, now, now, origin, source, origin)
-            number = _made(connection.execute(insert, about))
+            number = _inserted_id(connection.execute(insert, about))
             insert = """INSERT INTO turn (conversation, prompt, reply, reason, figures, asked, reasoning)
                 VALUES (?, ?, ?, ?, ?, ?, ?)"""
-            return number, [_made(connection.execute(insert, (number, *row))) for row in rows]
+            return number, [_inserted_id(connection.execute(insert, (number, *row))) for row in rows]
 
         return self.database.save(copy)
 
@@ -251,7 +251,7 @@ class History:
     def conversations(
         self, limit: int | None = None, among: Callable[[ConversationInfo], bool] = lambda info: True
     ) -> list[ConversationInfo]:
-        """Return conversations for which `among` holds, the most recently used first."""
+        """Return at most `limit` conversations for which `among` returns True, the most recently used first."""
 
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
             with closing(connection.execute(NEWEST_FIRST)) as numbers:
@@ -284,7 +284,7 @@ class History:
         return self.database.at_once(lambda connection: info_of(connection, conversation))
 
     def latest(self, among: Callable[[ConversationInfo], bool] = lambda info: True) -> int | None:
-        """Return the most recently used conversation for which `among` holds."""
+        """Return the id of the most recently used conversation for which `among` returns True, or None."""
         infos = self.conversations(1, among)
         return infos[0].id if infos else None
 
@@ -319,7 +319,7 @@ class History:
             with closing(connection.execute(TITLED)) as titles:
                 for turn, conversation, title in titles if limit > 0 else ():
                     title = text(title)
-                    if hold(wanted, title):
+                    if all_in(wanted, title):
                         info = info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
@@ -328,7 +328,7 @@ class History:
             with closing(connection.execute(query, values)) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
-                    if conversation not in found and hold(wanted, prompt, reply):
+                    if conversation not in found and all_in(wanted, prompt, reply):
                         info = info_of(connection, conversation)
                         if info is not None:
                             found[conversation] = Found(info, turn, excerpt(wanted[0], prompt, reply))
@@ -405,8 +405,7 @@ def _is_there(connection: sqlite3.Connection, conversation: int | None) -> bool:
     return connection.execute(query, (conversation,)).fetchone() is not None
 
 
-def _made(cursor: sqlite3.Cursor) -> int:
-    """Return the id of the row that was just inserted."""
+def _inserted_id(cursor: sqlite3.Cursor) -> int:
     number = cursor.lastrowid
     assert number is not None
     return number

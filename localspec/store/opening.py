@@ -27,11 +27,12 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """The tables of a database, given by the `migrations` that make them. Each raises the version of the file by one.
+    """The tables of a database, made by `migrations`. The first sets the version of the file to `first`, others raise
+    it by one.
 
-    The version (PRAGMA user_version) is `first` after the first migration. `probes` are quick queries that fail if a
-    table is damaged. If a file turns out to be broken during a session, `carry_over` copies its readable part into a
-    new file and returns a description. Then `refill` adds the rows that the session needs.
+    The version is PRAGMA user_version. `probes` are quick queries that fail if a table is damaged. If a file turns out
+    to be broken during a session, `carry_over` copies its readable part into a new file and returns a description. Then
+    `refill` adds the rows that the session needs.
     """
 
     migrations: Sequence[Work[None]]
@@ -106,7 +107,7 @@ def damage(error: sqlite3.Error) -> Unfit:
 def replace(
     path: Path, unfit: Unfit, connection: sqlite3.Connection, notice: Notice, schema: Schema
 ) -> tuple[Path, str]:
-    """Rename an unfit file, and put a new file with its readable part in its place. Return the new name and a sentence.
+    """Rename an unfit file, and copy its readable part to a new file. Return the renamed file and a notice.
 
     The new file is complete before it is renamed to `path`. So `path` always has a file, whenever this process is
     killed. If sqlite3.Error or OSError is raised, the old file stays.
@@ -148,7 +149,7 @@ def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Sche
 
 
 def _drop(new: Path) -> None:
-    """Delete a new database file that is not needed, because it holds private text."""
+    """Overwrite and delete a new database file that is not needed. It may hold private text."""
     for part in ("-journal", ""):
         with contextlib.suppress(OSError):
             erase(Path(f"{new}{part}"))

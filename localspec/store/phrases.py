@@ -225,9 +225,9 @@ class Phrases:
         phrases.
 
         Phrases from `refused` drafts are saved with 0 uses. The `used` phrases were accepted in this reply: they count
-        as used now, and their `served` is raised by one. `conversation` is that of the reply. Afterwards at most 16
-        phrases per key and `limit` in all stay; the least recently used are dropped first. Raises StoreTrouble if
-        nothing could be saved; the store stays usable.
+        as used now, and their `served` is raised by one. `conversation` is the id of the reply's conversation.
+        Afterwards at most 16 phrases per key and `limit` in all stay; the least recently used are dropped first. Raises
+        StoreTrouble if nothing could be saved; the store stays usable.
         """
         if phrases or used or refused:
             learned = phrases, used, refused

@@ -1,4 +1,4 @@
-"""Searched words: the query of the search index for them, and a line of text around one."""
+"""Finds searched words: the query of the search index for these words, and a line of text around a found word."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ def folded_words(words: str) -> list[str]:
     return [fold(word) for word in words.split()]
 
 
-def hold(wanted: Sequence[str], *texts: str) -> bool:
-    """Return whether each of the words occurs in at least one of the texts."""
+def all_in(wanted: Sequence[str], *texts: str) -> bool:
+    """Return whether each of the `wanted` words occurs in at least one of the texts."""
     folded = [fold(text) for text in texts]
     return all(any(word in text for text in folded) for word in wanted)
 
@@ -45,7 +45,7 @@ def span(word: str, text: str) -> tuple[int, int] | None:
         return begin, end
 
     def before(place: int) -> int:
-        """Return the length of the longest beginning of the text whose folded form has at most `place` characters."""
+        """Return the largest n for which the folded text[:n] has at most `place` characters."""
         return bisect_right(range(len(text) + 1), place, key=lambda count: len(fold(text[:count]))) - 1
 
     last = before(end)
@@ -84,9 +84,9 @@ def excerpt(word: str, prompt: str, reply: str) -> str:
 
 
 class Hit(NamedTuple):
-    """A place in a message: the number of its turn, whether it is the reply or the prompt, and which occurrence it is.
+    """A place where the first searched word occurs: in the reply or the prompt of the turn with the number `turn`.
 
-    Occurrences of the first word count from 0, at the beginning of the message.
+    `at` is the number of the occurrence in this message. The first occurrence has the number 0.
     """
 
     turn: int
@@ -95,19 +95,19 @@ class Hit(NamedTuple):
 
 
 def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
-    """Return the messages with all the words, the newest first.
+    """Return a hit in each message with all the words, the newest first.
 
-    As in the search of conversations, some words may be in a prompt and the others in its reply. The result is then the
+    As in the search of conversations, some words may be in a prompt and the others in its reply. The hit is then in the
     message with the first word.
     """
     wanted = folded_words(words)
     found: list[Hit] = []
     for turn in reversed(range(len(messages) if wanted else 0)):
         prompt, reply = messages[turn]
-        if here := [Hit(turn, is_reply) for is_reply in (True, False) if hold(wanted, reply if is_reply else prompt)]:
+        if here := [Hit(turn, is_reply) for is_reply in (True, False) if all_in(wanted, reply if is_reply else prompt)]:
             found += here
-        elif hold(wanted, prompt, reply):
-            found.append(Hit(turn, not hold(wanted[:1], prompt)))
+        elif all_in(wanted, prompt, reply):
+            found.append(Hit(turn, not all_in(wanted[:1], prompt)))
     return found
 
 

@@ -135,7 +135,7 @@ class BatchAnswerer(ABC):
     def answer(
         self, conversations: Sequence[Sequence[Message]], generation: GenerationSettings, draw: str
     ) -> list[Reply]:
-        """Answer each conversation. Sampled replies depend on the seed and the text `draw`. Raises DoesNotFit."""
+        """Answer each conversation. `generation.seed` and the text `draw` seed sampled replies. Raises DoesNotFit."""
 
 
 class Native(BatchAnswerer):

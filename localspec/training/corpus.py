@@ -170,7 +170,7 @@ class Corpus:
         return rows
 
     def _keep(self, example: Example, rows: list[Row]) -> None:
-        """Keep the rows of an example while there is room: rendering and encoding the example takes milliseconds."""
+        """Keep the rows of an example in memory while there is room, because making them again takes milliseconds."""
         tokens = sum(len(row.tokens) for row in rows)
         if self._kept_tokens + tokens <= KEPT:
             self._kept[example.digest, self.length] = rows
@@ -198,10 +198,8 @@ class Corpus:
         return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
-        """Return the row of a text.
-
-        The loss includes tokens in `spans` of characters, and the end mark after each span.
-        """
+        """Return the row of a text. The loss includes tokens in `spans` of characters, and the end mark after each
+        span."""
         tokens, offsets = self._target.chat.marks.encode_with_offsets(text, self._target.chat.add_special_tokens)
         loss_mask, over = [], False
         waiting = iter([*spans, (len(text) + 1, 0)])

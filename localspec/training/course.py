@@ -161,7 +161,7 @@ class Course(Clock):
         if self.options.source == "prompts":
             return NO_PAST
         past = read_past(self._store.history, registry.reference(self.request.card)) if self._store else NO_PAST
-        if not past.own and not past.questions:
+        if not past.conversations and not past.questions:
             raise UsageMistake(
                 "There are no saved conversations to learn from; chat first, or leave --data out to use the prompts "
                 "that come with localspec."
@@ -169,7 +169,6 @@ class Course(Clock):
         return past
 
     def _new_state(self) -> CourseState:
-        """Return the state of a new course."""
         recomputed = self._job.fitting().recomputed
         seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
         self._before = 0.0
@@ -200,9 +199,10 @@ class Course(Clock):
     def _identity(self) -> dict[str, Any]:
         request, settings = self.request, self._settings
         return {
-            "kind": request.kind, "model": self._job.own, "data": self.options.source, "options": dict(request.options),
-            "hours": self.options.hours, "steps": request.steps, "epochs": request.epochs, "length": request.length,
-            "batch": self.options.batch, "at_once": request.at_once, "lr": self.options.rate, "seed": request.seed,
+            "kind": request.kind, "model": self._job.revision, "data": self.options.source,
+            "options": dict(request.options), "hours": self.options.hours, "steps": request.steps,
+            "epochs": request.epochs, "length": request.length, "batch": self.options.batch,
+            "at_once": request.at_once, "lr": self.options.rate, "seed": request.seed,
             "labels": "soft" if request.distill else "text", "device": settings.device, "dtype": settings.dtype,
             "quantize": settings.quantize,
         }  # fmt: skip
@@ -232,10 +232,10 @@ class Course(Clock):
         if self.request.steps is not None:
             training = min(training, self.request.steps * (self.options.batch or BATCHES[0]) * each)
         prompts = min(max(round(tokens / REPLY), LEAST), len(self._questions))
-        kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.reads_once else 0
+        kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.uses_readings else 0
         fit = self._job.fitting()
         return CoursePlan(
-            len(self._past.own), prompts, round(tokens), tokens / speed / 3600, training / 3600,
+            len(self._past.conversations), prompts, round(tokens), tokens / speed / 3600, training / 3600,
             tail / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
             self._job.needed.files + 8 * round(tokens) + kept,
         )  # fmt: skip
@@ -276,7 +276,7 @@ class Course(Clock):
 
     @property
     def _training_seconds(self) -> float:
-        """The seconds of training per token, on a machine that is as busy as it was for the answers."""
+        """The seconds of training per token, if the machine stays as busy as during the answers."""
         return self._state.token_seconds * self._idle_speed / self._speed
 
     @property
@@ -288,7 +288,7 @@ class Course(Clock):
 
         If the target reads texts once before training, reading a token takes about as long as generating it.
         """
-        once = answered if self._job.shadow.reads_once else 0.0
+        once = answered if self._job.shadow.uses_readings else 0.0
         return once + self._passes * self._training_seconds
 
     @property
@@ -298,12 +298,11 @@ class Course(Clock):
 
     def _tail_of(self, total: float) -> float:
         """Return the seconds for everything after the training, if the course takes `total` seconds in all."""
-        few, enough = self._bench(FEWEST), self._bench(LEAST_PROMPTS)
+        few, enough = self._bench_seconds(FEWEST), self._bench_seconds(LEAST_PROMPTS)
         usual = min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed))
         return max(few, min(enough, MOST_BENCH * total), usual) + 2 * _measuring(total)
 
-    def _bench(self, prompts: int) -> float:
-        """Return about how many seconds a bench of this many prompts takes, with the loading of models."""
+    def _bench_seconds(self, prompts: int) -> float:
         return LOADING / 2 + seconds_of(prompts + 1, self._speed)
 
     def _least_hours(self, least: float) -> float:
@@ -338,8 +337,8 @@ class Course(Clock):
         return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
 
     def training(self) -> float | None:
-        """Return the hours that are left for training; in a resumed course, at most the hours that were decided before
-        it stopped."""
+        """Return the hours for training in all sessions together: as decided when training first began, or fewer if
+        less time is left."""
         trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
@@ -347,14 +346,14 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float:
-        """Return the seconds after which `measured_text` begins no further reply to prompts of one kind: fewer than
-        planned if otherwise no time would be left for the shortest bench."""
-        return min(_measuring(self._total), max(self.left - self._bench(FEWEST), 0.0) / 2)
+        """Return the seconds after which `measured_text` begins no further reply to one kind of prompts. They are fewer
+        than planned if the shortest bench would otherwise have no time."""
+        return min(_measuring(self._total), max(self.left - self._bench_seconds(FEWEST), 0.0) / 2)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Propose options by measurements for a kind with `PROBES`. Return whether the drafter should pay.
+        """Measure which options suit this machine, if the kind has `PROBES`. Return whether the drafter should pay.
 
         The options are saved, so that nothing is measured again.
         """
@@ -409,9 +408,9 @@ class Course(Clock):
         lines = saved_replies(file)
         replies, tokens = len(lines), sum(len(model.encode(line["messages"])) for line in lines)
         there = {line["id"] for line in lines}
-        own = [one for one in self._past.own if one.id not in there]
-        append(file, [_as_line(one.id, one.messages) for one in own])
-        replies, tokens = replies + len(own), tokens + sum(len(model.encode(one.messages)) for one in own)
+        saved = [one for one in self._past.conversations if one.id not in there]
+        append(file, [_as_line(one.id, one.messages) for one in saved])
+        replies, tokens = replies + len(saved), tokens + sum(len(model.encode(one.messages)) for one in saved)
         began, tokens_before, each = self.spent, tokens, 1 / (self._speed * at_once(self._choice))
         for questions, generation in self._chunks(model):
             if self._enough(replies, tokens, each):
@@ -427,7 +426,7 @@ class Course(Clock):
                     self.stopped = True
                     return
         del model
-        _free()
+        _free_memory()
 
     def _chunks(self, model: BatchAnswerer) -> Iterator[tuple[list[Question], GenerationSettings]]:
         """Yield groups of prompts with settings, without end: all prompts greedily, then all of them again at a
@@ -473,7 +472,7 @@ class Course(Clock):
         to the user's prompts are in the course's directory."""
         if self.options.source == HISTORY:
             return self.directory / ANSWERS
-        asked = [self._job.own, str(self._choice.precision), self._job.length, self.request.seed]
+        asked = [self._job.revision, str(self._choice.precision), self._job.length, self.request.seed]
         digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
         return Paths(home()).answers / f"{file_stem(self.request.name)}-{digest}" / ANSWERS
 
@@ -508,16 +507,16 @@ class Course(Clock):
         return job
 
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
-        """Return a batch size small enough for many steps, a learning rate that suits the number of steps, the number
-        of answers to learn from (the first in their file), and a digest of these answers."""
+        """Return the settings of training that depend on the answers: the batch size, small enough for many steps; the
+        learning rate, by the number of steps; the number of answers and their digest."""
         left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
         tokens = left / self._training_seconds
-        if not self.options.hours or self._job.shadow.reads_once:
+        if not self.options.hours or self._job.shadow.uses_readings:
             tokens = min(tokens, self._passes * len(examples) * REPLY)
-        steps = STEPS_OF_READINGS if self._job.shadow.reads_once else STEPS
+        steps = STEPS_OF_READINGS if self._job.shadow.uses_readings else STEPS
         batch = next((size for size in BATCHES if tokens / size >= steps), BATCHES[-1])
         few = tokens / (self.options.batch or batch) < steps
-        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.fits and few else 1.0)
+        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.starts_fitted and few else 1.0)
         return {
             "batch": self.options.batch or batch,
             "rate": self.options.rate or round(min(max(RATE, rate), MOST_RATE), 6),
@@ -540,14 +539,14 @@ class Course(Clock):
 
         Return the report and the verdict.
         """
-        _free()
+        _free_memory()
         report, card = report_of(self.directory), drafter_json(self.directory)
         if "bench" in card:
             verdict = Verdict.read(card)
         else:
-            own = registry.resolve(str(self.directory)) if report["changes_target"] else self.request.card
+            target_card = registry.resolve(str(self.directory)) if report["changes_target"] else self.request.card
             reporter, store = self._reporter, self._store
-            verdict = judge(own, self.directory, self._settings, self._held_out, self.left, store, reporter)
+            verdict = judge(target_card, self.directory, self._settings, self._held_out, self.left, store, reporter)
         checkpoint.remove(self.directory / "checkpoint")  # a kill may have left it
         kept_answers = self.options.source == "prompts" or self.options.keep_answers
         if not kept_answers:
@@ -578,8 +577,7 @@ def _as_line(name: str, messages: Sequence[Message]) -> dict[str, Any]:
     return {"asked": "history", "id": name, "messages": list(messages), "finish_reason": "stop"}
 
 
-def _free() -> None:
-    """Free memory before the next model is loaded."""
+def _free_memory() -> None:
     gc.collect()
     import torch
 

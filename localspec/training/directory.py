@@ -61,7 +61,7 @@ def refuse_course(directory: Path, force: bool) -> None:
 
 
 def refuse_result(directory: Path, *names: str) -> None:
-    """Raise UsageMistake if the directory has an entry of these `names`, because this training would replace it."""
+    """Raise UsageMistake if the directory has an entry with one of `names`, because this training would replace it."""
     for name in names:
         if (directory / name).exists():
             raise UsageMistake(

@@ -131,7 +131,7 @@ def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Ta
 
 
 def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
-    """Return the states that the head reads, by their indices in hidden_states, in the form of options.
+    """Return the option that names the states for the head to read, such as `2,14,25`, by indices in hidden_states.
 
     vLLM and speculators number states as Hugging Face does. SpecForge and SGLang number them by the layer that produced
     the state.
@@ -155,7 +155,7 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
-    """Return how many tokens a draft has by the published config, or our default if it does not say."""
+    """Return the number of tokens per draft in the published config, or our default if the config has none."""
     try:
         tokens = config["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
     except (KeyError, IndexError, TypeError):

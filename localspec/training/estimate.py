@@ -111,7 +111,7 @@ def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bo
     token three times, or four times if layers are computed twice.
     """
     weights = sum(parameter.numel() for parameter in drafter.target.transformer.parameters())
-    read = 0 if drafter.reads_once else weights
+    read = 0 if drafter.uses_readings else weights
     trained = weights * drafter.gradient_share or drafter.weights_passed
     return training_hours(tokens, read, (4 if recomputed else 3) * trained, seconds)
 

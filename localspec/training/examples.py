@@ -154,10 +154,7 @@ def _content(file: Path) -> str:
 
 
 def _is_json(file: Path, content: str) -> bool:
-    """Return whether a file is JSONL.
-
-    Raises UsageMistake for a list in JSON, which would otherwise be read as plain text.
-    """
+    """Return whether a file is JSONL. Raises UsageMistake for a list in JSON, which would be read as plain text."""
     name = file.with_suffix("").suffix if file.suffix == ".xz" else file.suffix
     begins = "" if name == ".txt" else content.lstrip()[:1]
     if begins == "[" and name != ".jsonl" and _is_list(content):
@@ -259,7 +256,7 @@ class Past:
     """A user's conversations, the newest first: conversations to learn from directly, conversations with prompts that
     the model answers again, and held-out prompts, which are in neither group."""
 
-    own: Sequence[PastConversation]
+    conversations: Sequence[PastConversation]
     questions: Sequence[Question]
     held_out: Sequence[BenchPrompt]
 
@@ -271,7 +268,7 @@ def read_past(history: History, model: str) -> Past:
     """
     saved = [found for info in history.conversations() if (found := history.read(info.id)) is not None]
     apart = {one.turns[0].prompt for one in saved if _is_held_out(one.turns[0].prompt)}
-    own: list[PastConversation] = []
+    conversations: list[PastConversation] = []
     questions: list[Question] = []
     for one in saved:
         turns = [turn for turn in one.turns if turn.prompt.strip()]
@@ -279,13 +276,15 @@ def read_past(history: History, model: str) -> Past:
             continue
         name = _name(one.info.id, turns)
         if one.info.model == model and (messages := _complete_messages(one, turns)):
-            own.append(PastConversation(name, messages))
+            conversations.append(PastConversation(name, messages))
         else:
             first, *following = [turn.prompt for turn in turns]
             questions.append(Question(name, (*_system(one), {"role": "user", "content": first}), tuple(following)))
     benched = sorted(apart, key=_digest)[:BENCHED]
     return Past(
-        own, questions, [BenchPrompt(f"yours-{number}", "yours", text) for number, text in enumerate(benched, start=1)]
+        conversations,
+        questions,
+        [BenchPrompt(f"yours-{number}", "yours", text) for number, text in enumerate(benched, start=1)],
     )
 
 

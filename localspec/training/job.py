@@ -70,10 +70,10 @@ class TrainingRequest:
     readings: Path | None = None  # the directory for the target's saved output, if it is not next to the result
     course: str = ""  # the name of the course that this is a part of, which decides whether the drafter is used
 
-    def identity(self, choice: Choice, own: str) -> dict[str, Any]:
-        """Return the settings that must be the same to resume a stopped training. `own` is the model's revision."""
+    def identity(self, choice: Choice, revision: str) -> dict[str, Any]:
+        """Return the settings that must be the same to resume a stopped training."""
         return {
-            "kind": self.kind, "model": own, "options": dict(self.options),
+            "kind": self.kind, "model": revision, "options": dict(self.options),
             "data": digest_of(self.examples), "length": self.length, "batch": self.batch, "at_once": self.at_once,
             "lr": self.rate, "seed": self.seed, "labels": "soft" if self.distill else "text", "steps": self.steps,
             "hours": self.hours, "epochs": self.epochs, "dtype": choice.dtype, "quantize": choice.quantize,
@@ -115,7 +115,7 @@ class Job:
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.request, self._settings, self._say, self._progress = request, settings, say, progress
-        self.own = revision(request.card.path)
+        self.revision = revision(request.card.path)
         self.divided = processes.divides()
         self.choice, self.shadow = self._choose(settings)
         self.changes_target = self.shadow.changes_target
@@ -158,7 +158,7 @@ class Job:
         self.main = bool(self.processes.is_main_process)
         if self.main:
             lock.take()
-        asked = request.identity(self.choice, self.own)
+        asked = request.identity(self.choice, self.revision)
         resumed = _resumed(request, asked)
         processes.agree(self.processes, {**asked, "step": resumed.get("step", 0)})
         fit = self.fitting(resumed.get("at_once"))
@@ -190,7 +190,7 @@ class Job:
             _clear(request, lock)
         self.processes.wait_for_everyone()
         readings = None
-        if self.drafter.reads_once and not self.divided:
+        if self.drafter.uses_readings and not self.divided:
             readings = self._read_once(target, corpus, resumed.get("positions"))
         self.perplexity = [perplexity(target, corpus.held_out, at_once)] if self.changes_target else []
         plan = TrainingPlan(
@@ -219,8 +219,8 @@ class Job:
     def _read_once(self, target: Target, corpus: Corpus, begun_with: int | None) -> Readings:
         """Let the target read all text that it has not read yet, in the precision of replies, until time is up.
 
-        Of several processes only the first reads. A resumed training uses only the first `begun_with` positions, with
-        which it began, because trainings of other kinds may have read more since then.
+        Of several processes only the first reads. A resumed training uses only the first `begun_with` positions,
+        because trainings of other kinds may have read more since it began.
         """
         directory = self.request.readings or self.request.directory / READINGS
         readings = Readings(directory, target.transformer.config.hidden_size)
@@ -272,7 +272,7 @@ class Job:
                 f"{held} are here; leave it out, or name a model's directory in the Hugging Face layout."
             )
         # in the precision that answers, because the drafter will read its states
-        if shadow.reads_once and not self.divided:
+        if shadow.uses_readings and not self.divided:
             choice = choose(request.card, plain, machine)
         if self.divided:
             processes.check_divided(shadow)
@@ -381,7 +381,10 @@ class Job:
                 self._tell(outcome)
             if right_after_right:
                 generated[RIGHT_AFTER_RIGHT] = right_after_right
-            made_for, record = {"name": request.name, "revision": self.own}, self._record(accuracy, figures) | generated
+            made_for, record = (
+                {"name": request.name, "revision": self.revision},
+                self._record(accuracy, figures) | generated,
+            )
             write_result(self.drafter, request.card.path, made_for, self.changes_target, record, request.directory)
             checkpoint.remove(request.directory / "checkpoint")
             shutil.rmtree(request.directory / READINGS, ignore_errors=True)

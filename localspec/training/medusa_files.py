@@ -130,9 +130,9 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
 
 
 def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
-    """Return the names of the heads' tensors in the file, each with the same name without prefix.
+    """Return the names of the heads' tensors in the file, each with its name without the prefix for a whole model.
 
-    In a whole model the names have a prefix. Raises NotHere if there is no head, and LocalspecError for other tensors.
+    Raises NotHere if there is no head, and LocalspecError for other tensors.
     """
     whole = any(name.startswith("model.") for name in names)
     named = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}

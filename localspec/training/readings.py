@@ -172,7 +172,7 @@ class Readings:
 
 
 def reader_of(target: DecodingTarget) -> Reader:
-    """Return a function that reads a text with a model of either backend."""
+    """Return a function with which `target`, in torch or in the compiled library, reads a text."""
     if isinstance(target, NativeTarget):
         return _native(target)
     assert isinstance(target, Target)

@@ -49,9 +49,9 @@ def write_result(
     """Write drafter/ and losses.svg, and move the target of `write_target` to target/. Remove incomplete files on
     failure.
 
-    `origin` is the directory of the model that the drafter was trained for, and `made_for` has its name and revision.
-    `record` is the content of drafter.json, except kind, options and target. Raises DoesNotFit if the disk is full, and
-    LocalspecError for other failures.
+    `origin` is the directory of the model that the drafter was trained for, and `made_for` has the model's name and
+    revision. `record` is the content of drafter.json, except kind, options and target. Raises DoesNotFit if the disk is
+    full, and LocalspecError for other failures.
     """
     with errors_in_words(directory, RESULT):
         name, target = made_for["name"], {**made_for, "weights": Identity(origin).weights}
@@ -65,7 +65,7 @@ def write_result(
         curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{drafter.kind} for {name}")
         about |= {
             "tokenizer": drafter.target.tokenizer.hash,
-            "template": _hash(drafter.target),
+            "template": _template_digest(drafter.target),
             **record,
             "versions": {
                 "localspec": __version__,
@@ -156,6 +156,5 @@ def rounded(shares: Sequence[float]) -> list[float]:
     return [round(share, 4) for share in shares]
 
 
-def _hash(target: Target) -> str:
-    """Return a digest of the chat template. Targets with the same digest render conversations in the same way."""
+def _template_digest(target: Target) -> str:
     return hashlib.sha256(json.dumps(target.tokenizer.chat_template).encode()).hexdigest()[:16]

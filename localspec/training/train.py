@@ -30,7 +30,7 @@ ADAMW = "AdamW"  # the optimiser of checkpoints that do not name one
 
 def rounded_by_chance(x: torch.Tensor, seed: str) -> torch.Tensor:
     """Return fp32 numbers rounded to bf16 at random: the nearer of the two neighbours is likelier."""
-    generator = torch.Generator(x.device).manual_seed(_number(seed))
+    generator = torch.Generator(x.device).manual_seed(_seed_number(seed))
     chance = torch.randint(0, 2**16, x.shape, dtype=torch.int32, device=x.device, generator=generator)
     bits = (x.view(torch.int32) + chance) & -(2**16)  # bits that bf16 has no room for
     return bits.view(torch.float32).to(torch.bfloat16)
@@ -124,8 +124,8 @@ class TrainingState:
 class Training:
     """A training of one drafter, which continues from its checkpoint if there is one.
 
-    Its `directory` gets losses.jsonl and checkpoint/. In the checkpoint, `asked` identifies the training. Raises
-    LocalspecError for a damaged checkpoint.
+    Its `directory` gets losses.jsonl and checkpoint/. The checkpoint contains `identity`, the settings of the training.
+    Raises LocalspecError for a damaged checkpoint.
     """
 
     _readings: Readings | None = None
@@ -137,7 +137,7 @@ class Training:
         plan: TrainingPlan,
         directory: Path,
         processes: Accelerator,
-        asked: dict[str, Any],
+        identity: dict[str, Any],
         divided: bool = False,
         readings: Readings | None = None,
     ) -> None:
@@ -148,7 +148,7 @@ class Training:
         """
         self._readings = readings
         self.drafter, self.target, self.corpus, self.plan = drafter, drafter.target, corpus, plan
-        self.directory, self._asked, self._processes, self._divided = directory, asked, processes, divided
+        self.directory, self._identity, self._processes, self._divided = directory, identity, processes, divided
         self.state, self.stopped = TrainingState(), False
         self.right_after_right: list[float] = []
         drafter.begin_training(corpus.frequencies().to(self.target.device))
@@ -284,7 +284,7 @@ class Training:
         padded = PaddedRows.of(rows, self.target.device)
         if self._readings is not None:
             nothing = torch.zeros(*padded.tokens.shape, 0, device=self.target.device)
-            generator = torch.Generator().manual_seed(_number(seed))
+            generator = torch.Generator().manual_seed(_seed_number(seed))
             return Batch(
                 padded.tokens, padded.loss_mask, nothing, self.plan.distill, generator, places=self._places(rows)
             )
@@ -295,7 +295,7 @@ class Training:
             places: dict[int, torch.Tensor | None] = dict.fromkeys(self.drafter.reads_inner)
             hidden = self.target.transformer(padded.tokens, positions, padded.causal, prefix, layers, inner=places)
         inner = [state for place in self.drafter.reads_inner if (state := places[place]) is not None]
-        number = _number(seed)
+        number = _seed_number(seed)
         torch.manual_seed(number)
         return Batch(
             padded.tokens, padded.loss_mask, hidden if states else hidden[..., :0], self.plan.distill,
@@ -355,7 +355,7 @@ class Training:
             tensors[f"parameter.{index}"] = parameter
             for name, tensor in self._optimizer.state[parameter].items():
                 tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(tensor)
-        state = {**asdict(self.state), "asked": self._asked, "at_once": self.plan.at_once}
+        state = {**asdict(self.state), "asked": self._identity, "at_once": self.plan.at_once}
         state["optimizer"] = type(getattr(self._optimizer, "optimizer", self._optimizer)).__name__
         if (scaler := self._processes.scaler) is not None:
             state["scaler"] = scaler.state_dict()
@@ -422,7 +422,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return the largest `reads` of any process if the processes share the target's layers, else `reads`."""
+        """Return `reads` or, if the processes share the target's layers, the largest `reads` of all processes."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:
@@ -440,8 +440,7 @@ class Training:
         return maxima
 
 
-def _number(seed: str) -> int:
-    """Return a number made from `seed`, a text, to seed random choices."""
+def _seed_number(seed: str) -> int:
     return int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big")
 
 

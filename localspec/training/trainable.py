@@ -50,16 +50,16 @@ class Batch:
     inner: torch.Tensor | None = None
     places: Places | None = None
 
-    def read_places(self, depth: int, states: torch.Tensor, taught: torch.Tensor) -> Places:
+    def read_places(self, depth: int, states: torch.Tensor, teacher_states: torch.Tensor) -> Places:
         """Return the `Places` of texts that were just read, in the form of saved outputs, for drafts of `depth` tokens.
 
-        `states` [texts, n, hidden_size] are the states of all positions. With `distill`, labels are made of `taught`,
-        states of the same shape.
+        `states` [texts, n, hidden_size] are the states of all positions. With `distill`, labels are made of
+        `teacher_states`, which have the same shape.
         """
         predicting = predicting_next(self.loss_mask)
         text, place = predicting.nonzero(as_tuple=True)
         roots, numbers = self.tokens.roll(-1, 1)[predicting], text * 2 * (self.tokens.shape[1] + depth) + place
-        return Places(states[predicting], roots, numbers, taught[predicting] if self.distill else roots)
+        return Places(states[predicting], roots, numbers, teacher_states[predicting] if self.distill else roots)
 
 
 def predicting_next(loss_mask: torch.Tensor) -> torch.Tensor:
@@ -181,23 +181,23 @@ class TrainableDrafter(nn.Module):
         return True
 
     @property
-    def reads_once(self) -> bool:
-        """Whether the loss needs only the `Places` of a text, so that the target reads each text only once."""
+    def uses_readings(self) -> bool:
+        """Whether the loss needs only saved outputs, `Places`, so that the target reads each text only once."""
         return False
 
     @property
-    def fits(self) -> bool:
-        """Whether `fit` finds good first weights. A high learning rate would then only make them worse."""
+    def starts_fitted(self) -> bool:
+        """Whether `fit` sets good first weights. A high learning rate would then only make them worse."""
         return False
 
     def candidates(
         self, labels: Labels
     ) -> tuple[Callable[..., torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """Return the head of the tokens that a step compares, their ids, and their columns in the draft vocabulary.
+        """Return the head for the candidate tokens of a step, their ids, and their columns in the draft vocabulary.
 
-        A training step on saved outputs compares the likeliest tokens of each place and the most frequent tokens, if
-        they can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the step
-        compares the whole draft vocabulary: columns are then None, as are ids if all tokens can be drafted.
+        In a training step on saved outputs, the candidates are the likeliest tokens of each place and the most frequent
+        tokens, if they can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the
+        candidates are the whole draft vocabulary: columns are then None, as are ids if all tokens can be drafted.
         """
         if not self.training or not isinstance(labels, Likeliest):
             return self.shared, self.kept, None
@@ -220,7 +220,8 @@ class TrainableDrafter(nn.Module):
         return float(self.changes_target)
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients, per token of texts of this length, without reading the text."""
+        """Return the work that needs gradients, per token of texts of this length, excluding the target's own
+        reading."""
         return GradientWork(float(self.depth))
 
     @property
@@ -270,7 +271,7 @@ class TrainableDrafter(nn.Module):
         return self.adapters is not None
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the most frequent tokens as draft vocabulary, and store the tokens that every step compares.
+        """Choose the most frequent tokens: as draft vocabulary, and as candidates of every step.
 
         frequencies [vocab_size] is how often each token occurs in the text.
         """

@@ -47,9 +47,9 @@ ROWS = 4  # plain decoding, what would be chosen, the drafter, and the drafter w
 class Verdict:
     """The result of a bench of a drafter, in its faster form: with or without phrases.
 
-    `speedup` is the drafter's speed relative to plain decoding. `without` is the drafter that `auto` would choose if
-    this one did not exist. `against` is the speed relative to `without`. The drafter is `kept` if both are clearly
-    above 1.
+    `speedup` is relative to plain decoding. `without` is the drafter that `auto` would choose if this drafter did not
+    exist, and `against` is the speed of this drafter relative to `without`. The drafter is `kept` if `speedup` and
+    `against` are clearly above 1.
     """
 
     drafter: str

@@ -36,7 +36,7 @@ def test_replies_of_the_same_model_are_used_and_prompts_of_others_are_answered_a
     mine = talk(store, "mine", ("a", "b", "stop"), ("c", "d", "length"), system="short")
     other = talk(store, "other", ("e", "f", "stop"), ("g", "h", "stop"), system="long")
     found = read_past(store.history, "mine")
-    (own,), (asked,) = found.own, found.questions
+    (own,), (asked,) = found.conversations, found.questions
     assert own.id.startswith(f"history-{mine}-") and asked.id.startswith(f"history-{other}-")
     assert own.messages == (
         said("system", "short"), said("user", "a"), said("assistant", "b"), said("user", "c"), said("assistant", "d"),
@@ -61,7 +61,7 @@ def test_a_conversation_counts_up_to_a_reply_that_was_stopped(store):
     talk(store, "mine", ("a", "b", "stop"), ("c", "half", "interrupted"), ("e", "f", "stop"))
     talk(store, "mine", ("g", "half", "interrupted"))
     found = read_past(store.history, "mine")
-    assert [one.messages for one in found.own] == [(said("user", "a"), said("assistant", "b"))]
+    assert [one.messages for one in found.conversations] == [(said("user", "a"), said("assistant", "b"))]
     assert [one.messages for one in found.questions] == [(said("user", "g"),)], "the model may answer what it was asked"
 
 
@@ -70,11 +70,11 @@ def test_what_is_held_out_stays_so_when_others_have_come_and_is_in_nothing_else(
         talk(store, "mine", (f"question {number}", "reply", "stop"))
     before = read_past(store.history, "mine")
     held_out = {prompt.text for prompt in before.held_out}
-    assert 1 <= len(held_out) <= 12 and len(before.own) == 40 - len(held_out)
+    assert 1 <= len(held_out) <= 12 and len(before.conversations) == 40 - len(held_out)
     again = min(held_out)
     talk(store, "mine", ("something else", "reply", "stop"), (again, "reply", "stop"))
     for number in range(40, 60):
         talk(store, "mine", (f"question {number}", "reply", "stop"))
     after = read_past(store.history, "mine")
-    learnt = {message["content"] for one in after.own for message in one.messages}
+    learnt = {message["content"] for one in after.conversations for message in one.messages}
     assert not learnt & held_out and "something else" not in learnt

@@ -145,7 +145,7 @@ def test_other_kinds_learn_the_same_of_what_was_read_once(
     torch.manual_seed(1)
     drafter = make_drafter(kind, target, options)
     drafter.begin_training(torch.arange(target.vocab_size))
-    assert drafter.reads_once
+    assert drafter.uses_readings
     hidden, nothing = states(target, tokens), torch.zeros(2, 40, 0)
     for distill in (True, False):
         now = Batch(tokens, mask, hidden, distill)

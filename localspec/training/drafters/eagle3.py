@@ -18,7 +18,7 @@ from localspec.nn.small_model import SPREAD, copied_layers
 from localspec.nn.target import Target
 from localspec.training.trainable import Batch, GradientWork, LossOutput, Recomputing, TrainableDrafter
 
-Kept = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, [texts, heads, n, head_dim]
+Steps = list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each step, [texts, heads, n, head_dim]
 
 
 class Trainable(TrainableDrafter):
@@ -75,7 +75,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def _begin_as_target(self) -> None:
-        """Copy the target's last layer with the drafter's head sizes, its final norm and its head.
+        """Copy the target's final norm and head, and the last of its layers whose heads have the drafter's sizes.
 
         At first the features are the states of the highest layer that the drafter reads. Parts that the drafter's layer
         does not have, such as gates of attention, are left out.
@@ -168,9 +168,9 @@ class Trainable(TrainableDrafter):
         return F.embedding(tokens, self.embedding).float()
 
     def _step(
-        self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *kept: torch.Tensor
+        self, embeddings: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, *earlier: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the states [texts, n, hidden_size], keys and values of a step. `kept` has earlier keys and values."""
+        """Return a step's states [texts, n, hidden_size], keys and values. `earlier` are earlier keys and values."""
         sizes, (texts, n) = self.sizes, features.shape[:2]
         feature = self._normed(features, self.feature_norm)
         both = torch.cat([self._normed(embeddings, self.embedding_norm), feature], -1)
@@ -181,7 +181,7 @@ class Trainable(TrainableDrafter):
         cos, sin = self.rotary.cos_sin(positions, q.dtype)
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = (part.transpose(1, 2) for part in (q, _shared(k, sizes), _shared(v, sizes)))
-        mixed = _attended(q, [*zip(kept[::2], kept[1::2], strict=True), (k, v)])
+        mixed = _attended(q, [*zip(earlier[::2], earlier[1::2], strict=True), (k, v)])
         x = (feature if self.options.residual else features) + self.o(mixed.transpose(1, 2).reshape(texts, n, -1))
         h = self._normed(x, self.mlp_norm)
         return x + self.down(F.silu(self.gate(h)) * self.up(h)), k, v
@@ -192,17 +192,17 @@ class Trainable(TrainableDrafter):
         Row i of step d predicts the token i + 2 + d. The row knows the target's states up to i, and the tokens up to
         i + 1 + d. After the first step the row's feature is the drafter's own state of the previous step.
         """
-        n, found, kept = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
+        n, found, earlier = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
         following = F.pad(tokens, (0, self.depth))
         features, positions = self._features(inner.float()), torch.arange(n, device=tokens.device)
         for step in range(self.depth):
             embeddings = self._embed(following[:, 1 + step : 1 + step + n])
-            given = (embeddings, features, positions + step, *kept)
+            given = (embeddings, features, positions + step, *earlier)
             if self.recomputed and torch.is_grad_enabled():
-                states, *own = checkpoint(self._step, *given, use_reentrant=False)
+                states, *keys_values = checkpoint(self._step, *given, use_reentrant=False)
             else:
-                states, *own = self._step(*given)
-            kept += own
+                states, *keys_values = self._step(*given)
+            earlier += keys_values
             found.append(self._normed(states, self.norm))
             features = found[-1] if self.options.output else states
         return found
@@ -235,10 +235,10 @@ def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:
     return x.repeat_interleave(sizes.num_heads // sizes.num_kv_heads, 2)
 
 
-def _attended(q: torch.Tensor, kept: Kept) -> torch.Tensor:
-    """Return the attention output [texts, heads, n, head_dim]. Row i sees rows up to i of the first step, and row i of
-    each later step."""
-    (first_k, first_v), *later = kept
+def _attended(q: torch.Tensor, steps: Steps) -> torch.Tensor:
+    """Return the attention output [texts, heads, n, head_dim] of all steps. Row i sees rows up to i of the first step,
+    and row i of each later step."""
+    (first_k, first_v), *later = steps
     n = q.shape[2]
     unseen = torch.ones(n, n, dtype=torch.bool, device=q.device).triu_(1)
     scores = [(q @ first_k.transpose(2, 3)).masked_fill(unseen, float("-inf"))]

@@ -37,8 +37,8 @@ FITTED = 65_536  # places for least squares, at most
 class ResidualBlocks(nn.Module):
     """One residual block of each head, x + SiLU(W x + b) (§3.1.1). It begins with zeros, which change nothing.
 
-    weight [heads, hidden_size, read], bias [heads, hidden_size]. If a block reads more than hidden_size channels, its
-    result is added to a separate `path`.
+    weight [heads, hidden_size, read] for `read` input channels, bias [heads, hidden_size]. If `read` is more than
+    hidden_size, a block's result is added to the output of a `path` instead of x.
     """
 
     def __init__(self, heads: int, width: int, read: int, device: str) -> None:
@@ -171,17 +171,17 @@ class Trainable(TrainableDrafter):
         return self.options.heads
 
     @property
-    def reads_once(self) -> bool:
+    def uses_readings(self) -> bool:
         """Whether training uses saved outputs of the target. Joint training reads the texts again, for gradients."""
         return not self.options.joint
 
     @property
-    def fits(self) -> bool:
-        """Whether least squares find the linear map before training begins."""
-        return self.reads_once and self.options.linear
+    def starts_fitted(self) -> bool:
+        """Whether `fit` sets the linear map by least squares before the first step."""
+        return self.uses_readings and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the most frequent tokens as draft vocabulary, and store the tokens that every step compares."""
+        """Choose the draft vocabulary, and copy its rows of the target's head to the heads' own matrices, if any."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
             self.linears.data.copy_(self._target_rows())
@@ -205,9 +205,9 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that each token of a text passes. Of the vocabulary only the candidates' rows count."""
+        """The number of weights that each token of a text passes; of a vocabulary, only the candidates' rows."""
         shape, options = self.target.transformer.config, self.options
-        if not self.reads_once:
+        if not self.uses_readings:
             return super().weights_passed
         blocks = sum(one.numel() for name, one in self.named_parameters() if name.startswith(("blocks.", "path.")))
         return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.change_rank)

@@ -29,8 +29,8 @@ class Group:
     """The rows of one training text, [rows] each: first one row per token of the text, then the masks after some
     anchors.
 
-    Rows at `depth` 0 are the text's tokens, at position `anchor`. Mask d of an anchor is d positions after it (figure
-    3).
+    A row of `depth` 0 is the token at the position `anchor`. A row of depth d > 0 is mask d after that token, at the
+    position anchor + d (figure 3).
     """
 
     anchor: torch.Tensor
@@ -127,7 +127,7 @@ class Trainable(TrainableDrafter):
         return [self.model]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the saved tensors: the drafter's own, each once."""
+        """Return the saved tensors, without the target's embedding and without a head that equals the embedding."""
         shared = {"model.embedding"} if self.options.form != "model" else set()
         if self.model.config.tied:
             shared.add("model.head.weight")
@@ -216,12 +216,12 @@ class Trainable(TrainableDrafter):
         return torch.cat([states[:real], self.correction(before, states[real:])])
 
     @property
-    def reads_once(self) -> bool:
-        """Whether training needs only labels of the target. The form 'eagle' also needs the states of whole texts."""
+    def uses_readings(self) -> bool:
+        """Whether saved outputs of the target suffice. The form 'eagle' also needs the states of whole texts."""
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Return the losses of `guesses`. Their `labels` index the positions of all texts, one text after another."""
+        """Return the loss of each of `guesses`. Their `labels` are positions in all texts, one text after another."""
         own = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < own < self.target.transformer.config.vocab_size
         ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept
@@ -237,7 +237,8 @@ class Trainable(TrainableDrafter):
         return cross_entropies(guesses, batch.places.labels, None, ids)
 
     def group(self, loss_mask: torch.Tensor, generator: torch.Generator) -> Group:
-        """Return the rows of a text with this loss_mask [n]: random anchors, as many as there is room for.
+        """Return at most about max(ROWS, 2 n) rows of a text with this loss_mask [n]: tokens, and masks of random
+        anchors.
 
         An anchor has mask d only if it has all masks before it, and if the text has a token for mask d to predict.
         """

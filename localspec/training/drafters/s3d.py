@@ -327,8 +327,8 @@ class Trainable(TrainableDrafter):
         A probe measures which layers to keep for each number of layers, and how often drafts with these layers are
         right. The acceptance of later tokens of a draft is fitted to earlier drafters of this model, or taken from the
         paper. A draft and its verification are timed in the engine that decodes, with adapters, for some shares of the
-        layers and some numbers of rows; the decoder verifies as many rows as pay. If no number of layers should pay, at
-        most half of the layers are kept, since keeping nearly all pays on no machine.
+        layers and some numbers of rows; the decoder verifies the number of rows that pays most. If no number of layers
+        should pay, at most half of the layers are kept, since keeping nearly all pays on no machine.
         """
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
@@ -376,7 +376,7 @@ class Trainable(TrainableDrafter):
         generated: float | None = None,
         decoding: Callable[[], DecodingTarget] | None = None,
     ) -> str:
-        """Return a sentence that compares acceptance and speedup by the paper's constants with the measured ones."""
+        """Return a sentence that compares measured acceptance and speedup with predictions by the paper's constants."""
         if not right_after_right:
             return ""
         (timing,) = timings(decoding() if decoding else self.target, [self.options])

@@ -207,8 +207,8 @@ class Trainable(TrainableDrafter):
             if alone and self.training:
                 own, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
                 return LossOutput(own, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
-            taught_by = states if options.first else batch.hidden.to(self._dtype)
-            places = batch.read_places(self.depth, states, taught_by)
+            teacher_states = states if options.first else batch.hidden.to(self._dtype)
+            places = batch.read_places(self.depth, states, teacher_states)
             teacher = self.adapted_head if options.first else self.target.head
         found, there = places.following(self.depth)
         anchors = there[:, 0].nonzero().flatten()
@@ -233,11 +233,8 @@ class Trainable(TrainableDrafter):
         return LossOutput(loss, losses)
 
     @property
-    def reads_once(self) -> bool:
-        """Whether training uses saved outputs of the target.
-
-        If the target also learns, it reads the texts in every pass instead, with a gradient.
-        """
+    def uses_readings(self) -> bool:
+        """Whether training uses saved outputs of the target. If the target also learns, its outputs change."""
         return not (self.options.joint or self.options.first)
 
     def _target_loss(self, batch: Batch, states: torch.Tensor, distill: bool) -> torch.Tensor:
