@@ -82,7 +82,7 @@ def convert_heads(
 
 
 def drafter_made_of(source: Source, commit: str) -> Path | None:
-    """Return the directory of the drafter that was made from the heads in this revision, if there is one."""
+    """Return the directory of the drafter made from the heads in this revision; None without such a drafter."""
     directory = _drafter_directory(source)
     with suppress(LocalspecError):
         content = read_json(directory / "drafter" / "drafter.json")

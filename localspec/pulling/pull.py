@@ -107,8 +107,8 @@ class PullOptions:
     form stays; whether the `original` weights are fetched although a smaller form could replace them.
 
     `settings` say how the model would be loaded, and so how it is packed. `quiet` is for a pull during a chat, when no
-    reply may become slower. Only saved measurements are used, the model is packed when it is loaded, and the time of
-    training a drafter is not estimated.
+    reply may become slower. Only saved measurements are then used, the model is packed later, when it is loaded, and
+    the time of training a drafter is not estimated.
     """
 
     drafter: str | None = None

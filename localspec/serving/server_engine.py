@@ -190,7 +190,7 @@ class ServerEngine:
             yield from reply.events(self._wait(link, reply))
 
     def _wait(self, link: Link, reply: ServerReply) -> Iterator[Head | bytes | None]:
-        """Yield what arrives, until the reply is no longer wanted. Raises SilentServer after too long a wait.
+        """Yield the arrivals of `link` until the reply is no longer wanted. Raises SilentServer after too long a wait.
 
         A comment in the stream only shows that the server is alive.
         """
@@ -233,7 +233,7 @@ class NamedServer:
         notice: Callable[[str], None] = lambda _: None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> ServerEngine:
-        """Return an engine for the server's model with the name of `card`. Raises NotHere if there is none."""
+        """Return an engine for the server's model with the name of `card`. Raises NotHere without such a model."""
         server = self._open(Reporter(notice, progress))
         return ServerEngine(server, server.model(card.name, insist=True), Reporter(notice, progress))
 

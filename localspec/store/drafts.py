@@ -75,7 +75,7 @@ class Drafts:
         return [row[4] for row in found if row[3] == server and row[4] is not None]
 
     def remove_orphaned(self) -> int:
-        """Delete the drafts of ended processes, and their bytes in the files.
+        """Delete the drafts of ended processes, and overwrite them in the database's files.
 
         Return their number. Raises StoreTrouble.
         """

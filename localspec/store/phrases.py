@@ -145,9 +145,9 @@ class Phrases:
 
         Return None if the pool is missing and cannot be made: `make` is False, or the file is read-only. `path` is the
         model's directory, which is saved so that phrases can be displayed as text. A pool of the same directory under
-        another name also belongs to the model. `earlier` is the hash that an earlier version computed for the same
-        tokenizer and weights. With `earlier`, `tokenizer` also identifies the weights, so a pool with the hash
-        `tokenizer` belongs to the model under any name. Raises StoreTrouble.
+        another name also belongs to the model. `earlier` is the hash of the same tokenizer and weights in an earlier
+        version of localspec. If `earlier` is given, the hash `tokenizer` covers the weights, too, and a pool with this
+        hash belongs to the model under any name. Raises StoreTrouble.
         """
         place = None if path is None else os.fspath(path)
         wanted = {

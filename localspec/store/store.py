@@ -126,7 +126,7 @@ class Store:
         known: dict[int, PoolNames] = {}
 
         def refill(connection: sqlite3.Connection) -> None:
-            """Restore the pools in use, with the ids that they had."""
+            """Insert the pools that this session uses, with the ids that they had in the broken file."""
             connection.executemany(
                 "INSERT OR IGNORE INTO pool (id, model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, 0, 0)",
                 ((pool, *names) for pool, names in known.items()),

@@ -22,8 +22,7 @@ OWN_WORDS = ("prompts", "history")  # of a course: prompts that the model answer
 
 
 def usable(directory: Path) -> None:
-    """Raise UsageMistake if a training could not write its result to this directory, as far as that is known in
-    advance."""
+    """Raise UsageMistake if it is already known that a training could not write its result to this directory."""
     there = directory
     try:
         directory.stat()

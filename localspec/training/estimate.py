@@ -205,7 +205,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
-    """Return the needs of each of several processes that share the layers: a part of each layer, and two whole ones."""
+    """Return the needs of each process, if `processes` share the layers: a part of each layer, and two whole layers."""
     transformer = drafter.target.transformer
     layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
     layers = layer * len(transformer.layers)

@@ -262,7 +262,7 @@ class Past:
 
 
 def read_past(history: History, model: str) -> Past:
-    """Return the saved conversations. Replies count as those of `model` if the conversation used `model` last.
+    """Return the saved conversations. Replies count as the model's own if the conversation used `model` last.
 
     Raises StoreTrouble.
     """

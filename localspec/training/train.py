@@ -95,7 +95,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class StepReport:
-    """A finished step of about `steps`. About `left` seconds of the training remain."""
+    """A finished step, of about `steps` in all. About `left` seconds of the training remain."""
 
     step: int
     loss: float

@@ -1,6 +1,6 @@
 """Measures a trained drafter, and decides whether it pays.
 
-It is compared with plain decoding, and with the drafter that `auto` would choose instead.
+The drafter is compared with plain decoding, and with the drafter that `auto` would choose instead.
 """
 
 import json
