@@ -308,8 +308,8 @@ def _scan(source: Source) -> Any:
     def inside_only(repo: Any) -> Any:
         root, revisions = os.path.realpath(repo.repo_path), []
         for one in repo.revisions:
-            own = (file for file in one.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root))
-            revisions.append(replace(one, files=frozenset(own)))
+            inside = (file for file in one.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root))
+            revisions.append(replace(one, files=frozenset(inside)))
         return replace(repo, revisions=frozenset(revisions))
 
     found = (repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo)

@@ -121,14 +121,14 @@ class IdleCores:
 
     def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of a second
         self._least = least
-        self._last, self._found, self._held = self._read(), physical_cores(), False
+        self._last, self._found, self._frozen = self._read(), physical_cores(), False
 
     def __call__(self) -> int:
         """Return the number of idle cores, at least 1.
 
         The cores that this process uses count as idle, too: its models can have them.
         """
-        if self._held:
+        if self._frozen:
             return self._found
         now, last = self._read(), self._last
         passed = now[0] - last[0]
@@ -140,16 +140,16 @@ class IdleCores:
 
     def hold(self) -> None:
         """Count the idle cores now, and let every call return this count until the next `hold`."""
-        self._held = False
+        self._frozen = False
         self()
-        self._held = True
+        self._frozen = True
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
         """Return (seconds, busy seconds of the processors that this process may run on, busy seconds of
         this process)."""
-        own = psutil.Process().cpu_times()
-        return time.monotonic(), _busy_seconds(), own.user + own.system
+        times = psutil.Process().cpu_times()
+        return time.monotonic(), _busy_seconds(), times.user + times.system
 
 
 def slowdown() -> float:

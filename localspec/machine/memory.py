@@ -56,13 +56,13 @@ def usable(free: int, total: int) -> int:
 def _container() -> tuple[int, int]:
     """Return the bytes of main memory that a container may take in all, and may still take; `sys.maxsize` if
     unlimited."""
-    for limit_file, held_file, counts_file, cached in _LIMITS:
+    for limit_file, used_file, counts_file, cached in _LIMITS:
         with suppress(OSError, ValueError, KeyError):  # another system or version, the root group, or "max"
             limit = int((CONTAINER / limit_file).read_text())
-            held = int((CONTAINER / held_file).read_text())
+            used = int((CONTAINER / used_file).read_text())
             counts = dict(line.split() for line in (CONTAINER / counts_file).read_text().splitlines())
             # cached pages of files are given back when a program asks for memory
-            return limit, max(0, limit - held + int(counts[cached]))
+            return limit, max(0, limit - used + int(counts[cached]))
     return sys.maxsize, sys.maxsize
 
 

@@ -192,7 +192,7 @@ def _size(value: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return how many times longer an argument may make a text: as its absolute value if it is an integer, else 1."""
+    """Return the largest factor by which an argument may lengthen a text: its absolute value if an integer, else 1."""
     return max(1, abs(value)) if isinstance(value, int) else 1
 
 

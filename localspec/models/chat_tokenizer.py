@@ -197,14 +197,14 @@ class ChatTokenizer:
         """Return the indices of the system messages whose contents are in the template's text."""
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
-            written = set()
+            included = set()
             for at, message in enumerate(messages):
                 if message["role"] == "system":
                     probe = {**message, "content": f"{message['content']}{PROBE}"}
                     answer = self._answer([*messages[:at], probe, *messages[at + 1 :]], waits, switches)
                     if PROBE in answer.get("text", PROBE):
-                        written.add(at)
-            self._writes[key] = frozenset(written)
+                        included.add(at)
+            self._writes[key] = frozenset(included)
         return self._writes[key]
 
     # -- marks ---------------------------------------------------------------------------------------------------------
@@ -231,11 +231,11 @@ class ChatTokenizer:
         if self.add_special_tokens or not added:
             return frozenset()
         turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
-        written: set[int] = set()
+        ids: set[int] = set()
         for some, waits in ((turns, True), (turns[1:], True), (turns[1:2], True), (turns[1:3], False)):
             text = str(self._answer(some, waits).get("text", ""))
-            written.update(self.tokenizer.encode(text, False))
-        return frozenset(written & added.keys())
+            ids.update(self.tokenizer.encode(text, False))
+        return frozenset(ids & added.keys())
 
     # -- thinking ----------------------------------------------------------------------------------------------------
 

@@ -149,8 +149,8 @@ def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary
     does, and LocalspecError if a tokenizer.json is missing or damaged.
     """
     if not (same_file(small, target) and vocabulary >= target_vocabulary):
-        own, (theirs, special) = _tokens(_content(small), small)[0], _tokens(_content(target), target)
-        compare(own, vocabulary, theirs, special, small)
+        small_tokens, (target_tokens, special) = _tokens(_content(small), small)[0], _tokens(_content(target), target)
+        compare(small_tokens, vocabulary, target_tokens, special, small)
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -184,11 +184,11 @@ def _readable(path: Path) -> Iterator[None]:
 def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
     """Return all tokens by id, including added tokens, and the added ids that occur in no text."""
     try:
-        told = parse_json(content)
-        vocabulary = told["model"]["vocab"]
+        parsed = parse_json(content)
+        vocabulary = parsed["model"]["vocab"]
         if isinstance(vocabulary, list):  # a unigram model: [token, score], in the order of their ids
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-        listed = told.get("added_tokens") or ()
+        listed = parsed.get("added_tokens") or ()
         added = {one["id"]: one["content"] for one in listed}
         special = {one["id"] for one in listed if one.get("special") is True}
         tokens = {index: token for token, index in vocabulary.items()} | added

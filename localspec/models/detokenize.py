@@ -22,40 +22,40 @@ class Detokenizer:
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._context: list[int] = []  # tokens whose text was returned
-        self._held: list[int] = []  # tokens after them
+        self._recent: list[int] = []  # tokens after them
         self._given = 0  # characters of their text that were returned
         self.pending = False  # whether the last token ends within a character
 
     def add(self, token: int) -> str:
         """Return the text that this token completes: often its own text, sometimes nothing."""
-        self._held.append(token)
+        self._recent.append(token)
         return self._give(final=False)
 
     def flush(self) -> str:
         """Return the remaining text, with the replacement character for bytes that never became a character."""
-        return self._give(final=True) if self._held else ""
+        return self._give(final=True) if self._recent else ""
 
     def _give(self, final: bool) -> str:
         before = len(self._decode(self._context))
-        text = self._decode([*self._context, *self._held])[before:]
+        text = self._decode([*self._context, *self._recent])[before:]
         torn = 0 if final else len(text) - len(text.rstrip(_UNFINISHED))
         # Some decoders show a run of bytes as torn until its last one arrives; a longer run is not text.
-        held = torn if torn <= _MOST_TORN else _LAST
-        self.pending = held > 0
-        whole = len(text) - held
+        unfinished = torn if torn <= _MOST_TORN else _LAST
+        self.pending = unfinished > 0
+        whole = len(text) - unfinished
         new, self._given = text[self._given : whole], max(self._given, whole)
         if text and not self.pending:
-            self._context, self._held, self._given = self._held, [], 0
-        elif len(self._held) >= _WINDOW:
+            self._context, self._recent, self._given = self._recent, [], 0
+        elif len(self._recent) >= _WINDOW:
             self._shorten(text, before)
         return new
 
     def _shorten(self, text: str, before: int) -> None:
-        """Make the first held tokens the new context, up to the last place that splits no returned character."""
-        for place in range(len(self._held) - 1, 0, -1):
-            head = self._decode([*self._context, *self._held[:place]])[before:]
-            if len(head) <= self._given and head + self._decode(self._held[place:]) == text:
-                self._context, self._held = self._held[:place], self._held[place:]
+        """Make the first recent tokens the new context, up to the last place that splits no returned character."""
+        for place in range(len(self._recent) - 1, 0, -1):
+            head = self._decode([*self._context, *self._recent[:place]])[before:]
+            if len(head) <= self._given and head + self._decode(self._recent[place:]) == text:
+                self._context, self._recent = self._recent[:place], self._recent[place:]
                 self._given -= len(head)
                 return
 

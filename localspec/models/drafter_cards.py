@@ -175,8 +175,8 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             f"{card.name if card.entry else card.path}`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))), card)
-    if named.revision and not (own := Identity(card.path)).owns(named.weights, named.revision):
-        made_for, these = (named.weights, own.weights) if named.weights else (named.revision, own.revision)
+    if named.revision and not (identity := Identity(card.path)).owns(named.weights, named.revision):
+        made_for, these = (named.weights, identity.weights) if named.weights else (named.revision, identity.revision)
         raise UsageMistake(
             f"The drafter in {named.path} was made for {named.target} in version {made_for[:12]}, but {card.name} is "
             f"version {these[:12]}; name the model it was made for, or train a drafter for this one."
@@ -250,7 +250,7 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
     next_to_model = [card.path / "drafters" / kind for kind in kinds("weights")]
     next_to_model = [path for path in next_to_model if (path / "drafter.json").is_file()]
     shipped = sorted({file.parent for file in SHIPPED.glob("*/drafter.*")})  # also with one of its two files
-    own = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
+    identity = Identity(card.path) if card.here else None  # weights that are not here have no fingerprint
     for path in (*trained, *next_to_model, *shipped):
         try:
             content = _content(path / "drafter.json")
@@ -260,7 +260,8 @@ def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterato
             continue
         target = content.get("target")
         if isinstance(target, dict) and (
-            (own and own.owns(target.get("weights"), target.get("revision"))) or _is_shipped_for(path, target, card)
+            (identity and identity.owns(target.get("weights"), target.get("revision")))
+            or _is_shipped_for(path, target, card)
         ):
             yield path, content
 
@@ -342,7 +343,7 @@ def mtp_layer(path: Path, target: str = "") -> DrafterCard:
     """
     if is_packed(path):
         parts = [part for some in read(path).header.ahead.values() for part in some]
-        shapes, held = [part.shape for part in parts], sum(part.bytes for part in parts)
+        shapes, stored_bytes = [part.shape for part in parts], sum(part.bytes for part in parts)
     else:
         config = text_config(read_config(path))
         family = FAMILIES.get(str(config.get("model_type")))
@@ -357,14 +358,14 @@ def mtp_layer(path: Path, target: str = "") -> DrafterCard:
                 "layer that uses the model's embedding; use another drafter."
             )
         shapes = [entry["shape"] for entry in entries.values()]
-        held = sum(last - first for first, last in (entry["data_offsets"] for entry in entries.values()))
+        stored_bytes = sum(last - first for first, last in (entry["data_offsets"] for entry in entries.values()))
     if not shapes:
         raise NotHere(
             f"The files in {path} have no MTP layer ({PREFIX}*), which Qwen3.5 is published with; fetch them from the "
             "publisher, or use another drafter."
         )
     others = sum(math.prod(shape) for shape in shapes if len(shape) < 2)
-    return DrafterCard(MTP, path, {}, "", target, sum(map(math.prod, shapes)), held, {}, others)
+    return DrafterCard(MTP, path, {}, "", target, sum(map(math.prod, shapes)), stored_bytes, {}, others)
 
 
 def file_digest(file: Path) -> str:

@@ -64,11 +64,11 @@ class DrafterSize:
     @property
     def head_rows(self) -> int:
         """Bytes of the copied rows of the target's head, if the drafter uses that head with a draft vocabulary."""
-        own = self.options.get("private") or self.options.get("shared") is False
+        separate = self.options.get("private") or self.options.get("shared") is False
         tokens = draft_tokens(self.options, self.shape)
-        return (
-            0 if own or tokens == self.shape.vocab_size else round(tokens * self.shape.hidden_size * self.matrix_bytes)
-        )
+        if separate or tokens == self.shape.vocab_size:
+            return 0
+        return round(tokens * self.shape.hidden_size * self.matrix_bytes)
 
 
 @dataclass(frozen=True)

@@ -79,18 +79,18 @@ def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) ->
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card))
-    own, passed_over = default_draft(card, every)
+    draft, passed_over = default_draft(card, every)
     small = None
-    if own is not None:
+    if draft is not None:
         with suppress(LocalspecError):  # an entry to be fetched, with unknown sizes
-            small = small_model_of(own.card, drafts=True)
+            small = small_model_of(draft.card, drafts=True)
     return replace(
         model,
         temperature=default_sampling_of(card).temperature if card.here else 0.0,
         trained=trained,
         small=small,
         small_here=small is not None and small.card.here,
-        small_named=own is not None and own.named,
+        small_named=draft is not None and draft.named,
         passed_over=" ".join(filter(None, [passed_over, *damaged_drafters(card)])),
     )
 

@@ -91,13 +91,13 @@ def _listed_imports(
     by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
     digests = {digest: name for name, entry in entries.items() for digest in (*entry.sha256, *entry.fingerprints)}
     listed: dict[str, PackedFile] = {}
-    for own, one in every.items():
+    for import_name, one in every.items():
         marks = [digest for _, digest in one.header.origin.files.values()]
         names = {digests.get(mark, "") for mark in marks}
         if names == {""} and by_digest_only:
             names = {digests.get(digest_of(mark, paths), "") for mark in marks}
         name = names.pop() if len(names) == 1 else ""
-        if name and (own == name or not (found[name].here or name in every)):
+        if name and (import_name == name or not (found[name].here or name in every)):
             listed.setdefault(name, one)
     return listed
 
@@ -250,9 +250,11 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             raise NotHere(
                 f"{name} is a GGUF file that changed, or was never imported; import it with `localspec import {name}`."
             )
-        own = imported.header.origin
-        card = find(own.name, paths)
-        return card if card and card.path == imported.path else TargetCard(own.name, imported.path, own.license, "")
+        origin = imported.header.origin
+        card = find(origin.name, paths)
+        if card and card.path == imported.path:
+            return card
+        return TargetCard(origin.name, imported.path, origin.license, "")
     if name and "\0" not in name and os.path.lexists(path):
         if begins_as_gguf(path):
             raise NotHere(

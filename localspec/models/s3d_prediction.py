@@ -157,16 +157,16 @@ def propose(
     `length(chances)` returns the tokens per iteration of the tree with these chances of candidates [depth][rank]. At
     most `most` layers draft (None: no limit).
     """
-    own = {len(one.layers): one for one in measured}
-    counts = sorted(own) or range(1, (most or layers) + 1)
+    by_count = {len(one.layers): one for one in measured}
+    counts = sorted(by_count) or range(1, (most or layers) + 1)
 
     def factor(kept: int, gamma: int) -> float:
         beta = share(layers, kept, head)
         if length is None:
             return improvement(gamma, beta, constants)
-        return length(levels(gamma, own[kept], constants)) / (constants.delta + beta + 1)
+        return length(levels(gamma, by_count[kept], constants)) / (constants.delta + beta + 1)
 
-    gammas = range(1, (LONGEST if own else MOST) + 1)
+    gammas = range(1, (LONGEST if by_count else MOST) + 1)
     table = {(kept, gamma): factor(kept, gamma) for gamma in gammas for kept in counts}
     best: tuple[int, int] | None = None
     for gamma in gammas:
@@ -174,7 +174,7 @@ def propose(
         if best is None or table[kept, gamma] > (1 + WORTH) * table[best]:
             best = kept, gamma
     assert best is not None
-    taken = own[best[0]].layers if own else symmetric(layers, best[0])
+    taken = by_count[best[0]].layers if by_count else symmetric(layers, best[0])
     return Proposal(taken, best[1], table[best], table)
 
 

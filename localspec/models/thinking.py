@@ -239,13 +239,13 @@ class Switch(NamedTuple):
         return self._text(render, system, None) == self._text(render, system, True)
 
     def _text(self, render: Render, system: str | None, think: bool | None) -> str:
-        asked: list[Message] = [{"role": "user", "content": "a"}]
+        messages: list[Message] = [{"role": "user", "content": "a"}]
         if system:
-            asked.insert(0, {"role": "system", "content": system})
+            messages.insert(0, {"role": "system", "content": system})
         if think is None:
-            text = render(asked, {})
+            text = render(messages, {})
         else:
-            text = render(self.said(asked, think), self.variables(think))
+            text = render(self.said(messages, think), self.variables(think))
         return text if self.variable else text.replace(_WORDS[False], "").replace(_WORDS[True], "")
 
 

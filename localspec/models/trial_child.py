@@ -31,8 +31,8 @@ _TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", 
 
 def child() -> None:
     """Try the files in the request on standard input. Write one line about the tokenizer and one about the template."""
-    answers = os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "wb") as nowhere:  # nothing else may write among the answers
+    results = os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "wb") as nowhere:  # nothing else may write among the results
         os.dup2(nowhere.fileno(), 1)
     os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     _limit_memory()
@@ -43,26 +43,26 @@ def child() -> None:
     path, tokenizer = Path(said["path"]), None
     for seconds in (_SECONDS, _TEMPLATE_SECONDS):
         _limit_computing(seconds)
-        answer: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         try:
             if tokenizer is None:
                 tokenizer = _tried_tokenizer(files, path)
             else:
                 _try_template(tokenizer)
         except LocalspecError as error:
-            answer = {"error": str(error), "sentence": True}
+            result = {"error": str(error), "sentence": True}
         except TimeoutError:
-            answer = {"error": TOO_LONG if tokenizer is None else TOO_SLOW}
+            result = {"error": TOO_LONG if tokenizer is None else TOO_SLOW}
         except MemoryError as error:
-            answer = {"error": f"{error}" or f"it takes more than {_MEMORY // 2**30} GiB of memory"}
+            result = {"error": f"{error}" or f"it takes more than {_MEMORY // 2**30} GiB of memory"}
         except BaseException as error:  # noqa: BLE001  # the panic of a library in Rust is no Exception
             panic = "" if isinstance(error, Exception) else f"{type(error).__name__}: "
-            answer = {"error": f"{panic}{error}" or type(error).__name__}
+            result = {"error": f"{panic}{error}" or type(error).__name__}
         _limit_computing(0.0)
-        answer = {**answer, **({"error": answer["error"][:_LONGEST_ERROR]} if answer else {})}
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
-        if answer:
+        result = {**result, **({"error": result["error"][:_LONGEST_ERROR]} if result else {})}
+        results.write(json.dumps(result).encode() + b"\n")
+        results.flush()
+        if result:
             break
 
 

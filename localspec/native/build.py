@@ -185,13 +185,13 @@ def main() -> int:
         "--target", choices=TARGETS, help="another platform (default: BUILD_NATIVE_FOR, or this machine)"
     )
     parser.add_argument("--out", type=Path, help="where to put the library (default: next to this file)")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        target = TARGETS[asked.target] if asked.target else wanted_target()
+        target = TARGETS[arguments.target] if arguments.target else wanted_target()
         if target is None:
             print(f"localspec: the native library is not built: {why_none()}")
         else:
-            print(f"localspec: {build(target, asked.out and asked.out.resolve())}")
+            print(f"localspec: {build(target, arguments.out and arguments.out.resolve())}")
     except BuildFailed as failed:
         print(f"localspec: {failed}", file=sys.stderr)
         return 1

@@ -59,8 +59,8 @@ def _trials(
     """Yield numbers of threads, each with a function that reads the path, `width` rows at a time, with that many
     threads."""
     if not target.branches:
-        for threads, kept in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
-            yield threads, partial(_in_a_chain, target, cache, path, width, kept)
+        for threads, committed in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
+            yield threads, partial(_in_a_chain, target, cache, path, width, committed)
         return
     for decoys in sorted({0, max(0, min(3, width - 2)), max(0, width - DEPTH)}):
         yield physical_cores() if decoys else 1 + width % 2, partial(_in_a_tree, target, cache, path, width, decoys)
@@ -85,13 +85,13 @@ def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], wi
     return _rows(target, cache, DraftTree(tokens, parents), nodes)
 
 
-def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, kept: int) -> Rows:
-    """Read the path followed by decoys, keep the first `kept` rows, and read the rest of the path again."""
+def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, committed: int) -> Rows:
+    """Read the path followed by decoys, commit `committed` rows, and read the rest of the path again."""
     right = list(path[:width])
     decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
-    first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(kept))
-    cache.keep(range(kept))
-    second = _rows(target, cache, DraftTree.chain([*right[kept:], *decoys]), range(len(right) - kept))
+    first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(committed))
+    cache.keep(range(committed))
+    second = _rows(target, cache, DraftTree.chain([*right[committed:], *decoys]), range(len(right) - committed))
     cache.truncate(CONTEXT)
     return _together([first, second])
 

@@ -112,7 +112,7 @@ class NativeModel:
         free_with(self, "ls_model_free", self.handle)
 
     def _layer(self, index: int) -> Layer:
-        prefix, sizes, own = f"layers.{index}.", self.sizes, self.sizes.sizes_of(index)
+        prefix, sizes, layer_sizes = f"layers.{index}.", self.sizes, self.sizes.sizes_of(index)
 
         def linear(name: str) -> Matrix:
             matrix: PackedMatrix | BlockStack = self.weights[f"{prefix}{name}.weight"]
@@ -127,15 +127,18 @@ class NativeModel:
         layer = Layer(
             *map(linear, mixers), *((Matrix(), Matrix()) if no_mlp else map(linear, LINEARS[2:])),
             vector("input_layernorm"), vector("post_attention_layernorm"),
-            vector("q_norm", own.head_dim), vector("k_norm", own.head_dim), vector("o_norm"), vector("down_norm"),
+            *(vector(name, layer_sizes.head_dim) for name in ("q_norm", "k_norm")),
+            vector("o_norm"), vector("down_norm"),
             window if window < _MOST_POSITIONS else _NO_WINDOW, self.rope.local is not None and sizes.is_local(index),
             self._delta(prefix) if recurrent else None,
         )  # fmt: skip
         if sizes.layer_sizes:
-            layer.num_kv_heads, layer.head_dim = own.num_kv_heads, own.head_dim
-            layer.intermediate_size = own.intermediate_size
-            layer.keys_from = 0 if own.keys_of is None else (-1 if sizes.borrows else index) - own.keys_of
-            layer.keys_are_values = own.keys_are_values
+            layer.num_kv_heads, layer.head_dim = layer_sizes.num_kv_heads, layer_sizes.head_dim
+            layer.intermediate_size = layer_sizes.intermediate_size
+            layer.keys_from = (
+                0 if layer_sizes.keys_of is None else (-1 if sizes.borrows else index) - layer_sizes.keys_of
+            )
+            layer.keys_are_values = layer_sizes.keys_are_values
         layer.scalar = vector("layer_scalar", 1)
         if sizes.per_layer_inputs[0]:
             layer.input_gate, layer.input_projection = linear("per_layer_input_gate"), linear("per_layer_projection")
@@ -303,8 +306,8 @@ class NativeModel:
         rows = self._rows(inputs)
         request = Request(inputs=rows.ctypes.data)
         if layers is not None:
-            kept = int32(layers)
-            request.layers, request.num_layers = kept.ctypes.data, len(kept)
+            numbers = int32(layers)
+            request.layers, request.num_layers = numbers.ctypes.data, len(numbers)
         if adapters is not None:
             request.adapters = ctypes.addressof(adapters.every)
         return self._run(request, len(rows), cache)

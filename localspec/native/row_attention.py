@@ -18,11 +18,11 @@ class NativeAttention:
         self._sizes, self._rope, self.length = sizes, rope, 0
         norms = (weights.get(name) for name in ("q_norm", "k_norm"))
         self._norms = [None if norm is None else np.asarray(norm, np.float32) for norm in norms]
-        self._kept = np.zeros((2, sizes.num_kv_heads, 0, sizes.head_dim), np.float32)  # keys, values
+        self._cache = np.zeros((2, sizes.num_kv_heads, 0, sizes.head_dim), np.float32)  # keys, values
 
     @property
     def nbytes(self) -> int:
-        return self._kept.nbytes
+        return self._cache.nbytes
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -69,22 +69,22 @@ class NativeAttention:
     def _write(self, first: int, kv: Floats, cos: Floats, sin: Floats) -> None:
         k, v = kv.reshape(len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).swapaxes(0, 1)
         slots = slice(first, first + len(kv))
-        self._kept[0, :, slots] = _rotated(self._normed(k, 1), cos, sin).swapaxes(0, 1)
-        self._kept[1, :, slots] = v.swapaxes(0, 1)
+        self._cache[0, :, slots] = _rotated(self._normed(k, 1), cos, sin).swapaxes(0, 1)
+        self._cache[1, :, slots] = v.swapaxes(0, 1)
 
     def _attend(self, q: Floats, slots: int, visible: Array) -> Floats:
         """Return the attention output [rows, heads * head_dim] of queries [rows, heads, head_dim] over the first
         `slots` rows."""
         (rows, heads, width), keys = q.shape, self._sizes.num_kv_heads
         grouped = q.reshape(rows, keys, -1, width).transpose(1, 2, 0, 3).reshape(keys, -1, width)
-        scores: Floats = grouped @ self._kept[0, :, :slots].swapaxes(1, 2) * np.float32(width**-0.5)
+        scores: Floats = grouped @ self._cache[0, :, :slots].swapaxes(1, 2) * np.float32(width**-0.5)
         by_row = scores.reshape(keys, -1, rows, slots)
         by_row[:, :, ~visible] = -np.inf
         with np.errstate(invalid="ignore"):
             by_row -= by_row.max(-1, keepdims=True)
             np.exp(by_row, out=by_row)
             by_row /= by_row.sum(-1, keepdims=True)
-        mixed = scores @ self._kept[1, :, :slots]
+        mixed = scores @ self._cache[1, :, :slots]
         return mixed.reshape(keys, -1, rows, width).transpose(2, 0, 1, 3).reshape(rows, heads * width)
 
     def _normed(self, x: Floats, which: int) -> Floats:
@@ -98,12 +98,12 @@ class NativeAttention:
 
     def _reserve(self, slots: int) -> None:
         """Make room for this many rows, and for some more, so that arrays seldom grow."""
-        if slots > (room := self._kept.shape[2]):
+        if slots > (room := self._cache.shape[2]):
             grown = np.zeros(
-                (*self._kept.shape[:2], max(slots + 64, room + room // 2), self._kept.shape[3]), np.float32
+                (*self._cache.shape[:2], max(slots + 64, room + room // 2), self._cache.shape[3]), np.float32
             )
-            grown[:, :, : self.length] = self._kept[:, :, : self.length]
-            self._kept = grown
+            grown[:, :, : self.length] = self._cache[:, :, : self.length]
+            self._cache = grown
 
 
 def rms_norm(x: Floats, eps: float = EPS) -> Floats:

@@ -172,8 +172,8 @@ class NativeTarget:
         read = self.nbytes - sum(int(table.nbytes) for table in tables if table is not weights.get("lm_head.weight"))
         if experts is None:
             return read
-        held = sum(int(one.nbytes) for name, one in weights.items() if ".experts." in name)
-        return read - held + held * experts.used // experts.count
+        in_experts = sum(int(one.nbytes) for name, one in weights.items() if ".experts." in name)
+        return read - in_experts + in_experts * experts.used // experts.count
 
     @property
     def threads(self) -> Threads:

@@ -98,8 +98,8 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
                     f"instead of {[self.rank, part.inputs]} and {[part.size, self.rank]}; train it again."
                 )
             adapter.lora_A[rows] = lora_a.to(adapter.lora_A)
-            own = lora_b[part.start - part.first : part.end - part.first]
-            adapter.lora_B[part.start : part.end, rows] = own.to(adapter.lora_B)
+            adapted_rows = lora_b[part.start - part.first : part.end - part.first]
+            adapter.lora_B[part.start : part.end, rows] = adapted_rows.to(adapter.lora_B)
 
     def _pairs(self) -> Iterator[tuple[AdaptedPart, LoraAdapter, slice]]:
         """Yield each adapted projection with its adapter, and the projection's slice of A's rows and B's columns."""

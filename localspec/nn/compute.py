@@ -256,8 +256,8 @@ class TorchCompute:
         return uploaded(numbers, self._device)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        own = [one for one in attentions if isinstance(one, TorchAttention)]
-        return RecordedRows(function, self.draft_recorder, own)
+        in_torch = [one for one in attentions if isinstance(one, TorchAttention)]
+        return RecordedRows(function, self.draft_recorder, in_torch)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:
         return TorchLogits(rows)

@@ -37,8 +37,8 @@ class GatedDeltaNet(nn.Module):
         super().__init__()
         self.sizes, self.eps, self.exact = sizes, eps, exact
 
-        def parameter(own: str) -> nn.Parameter:
-            return nn.Parameter(weights[name + own], requires_grad=False)
+        def parameter(suffix: str) -> nn.Parameter:
+            return nn.Parameter(weights[name + suffix], requires_grad=False)
 
         self.in_proj, self.out_proj = (linear_class(weights[f"{name}{one}.weight"]) for one in ("in_proj", "out_proj"))
         self.conv, self.value_norm = parameter("conv"), parameter("value_norm")
@@ -145,13 +145,13 @@ def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, to
     between = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, float("-inf")).exp()
     system = (k * beta[..., None]) @ k.transpose(-1, -2) * between
     known = torch.linalg.solve_triangular(system, v * beta[..., None], upper=False, unitriangular=True)
-    asked = k * (beta * total.exp())[..., None]
-    asked = torch.linalg.solve_triangular(system, asked, upper=False, unitriangular=True)
+    projected = k * (beta * total.exp())[..., None]
+    projected = torch.linalg.solve_triangular(system, projected, upper=False, unitriangular=True)
     attention = (q @ k.transpose(-1, -2)) * between
     q, k = q * total.exp()[..., None], k * (total[..., -1:] - total).exp()[..., None]
     values = []
     for chunk in range(len(q)):
-        change = known[chunk] - asked[chunk] @ matrices
+        change = known[chunk] - projected[chunk] @ matrices
         values.append(q[chunk] @ matrices + attention[chunk] @ change)
         matrices = matrices * total[chunk, :, -1].exp()[:, None, None] + k[chunk].transpose(-1, -2) @ change
     return torch.stack(values).transpose(1, 2).flatten(0, 1)[:count], matrices

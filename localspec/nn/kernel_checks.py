@@ -126,8 +126,8 @@ def _between(device: torch.device) -> Trials:
         some, start = qkv[rows].contiguous(), torch.full((1,), 3, device=device)
         placing = row_kernels.Placing(slots, 16, start, 2)
         turned = row_kernels.rotate_and_place(some, cos[rows].contiguous(), sin[rows].contiguous(), 2, 1, placing)
-        kept = slots[:, 0, 5 : 5 + len(some)]
-        return torch.cat([*turned.view(2, len(some), 32), *kept], -1)
+        cached = slots[:, 0, 5 : 5 + len(some)]
+        return torch.cat([*turned.view(2, len(some), 32), *cached], -1)
 
     turned = apply_rope(qkv[None, :, :3], cos[None], sin[None])[0]
     return {

@@ -129,8 +129,8 @@ class NF4Linear(QuantizedLinear):
     @property
     def nbytes(self) -> int:
         state = self.state
-        held = (self.packed, self.bias, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        codes = (state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code)
+        return sum(tensor.nbytes for tensor in (self.packed, self.bias, *codes) if tensor is not None)
 
 
 @cache

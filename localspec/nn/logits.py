@@ -94,15 +94,15 @@ def survivors(row: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torc
     scores = row.float() / sampling.temperature
     ids = torch.arange(len(scores), device=scores.device)
     if sampling.top_k and sampling.top_k < len(scores):
-        kept = scores >= scores.topk(sampling.top_k).values[-1]
-        scores, ids = scores[kept], ids[kept]
+        chosen = scores >= scores.topk(sampling.top_k).values[-1]
+        scores, ids = scores[chosen], ids[chosen]
     if sampling.top_p < 1:
-        kept = nucleus(scores, sampling.top_p)
-        scores, ids = scores[kept], ids[kept]
+        chosen = nucleus(scores, sampling.top_p)
+        scores, ids = scores[chosen], ids[chosen]
     if sampling.min_p:
         # p >= min_p * p_max, without the softmax that both sides share
-        kept = scores >= scores.amax() + math.log(sampling.min_p)
-        scores, ids = scores[kept], ids[kept]
+        chosen = scores >= scores.amax() + math.log(sampling.min_p)
+        scores, ids = scores[chosen], ids[chosen]
     return scores, ids
 
 
@@ -112,10 +112,10 @@ def nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
     for count in (1024, len(scores)):  # sorting a whole vocabulary takes longer than many forwards
         best, order = scores.topk(min(count, len(scores)))
         chances = (best - total).exp()
-        kept = chances.cumsum(0) - chances < top_p
-        if not kept[-1]:
+        chosen = chances.cumsum(0) - chances < top_p
+        if not chosen[-1]:
             break
-    return order[kept]
+    return order[chosen]
 
 
 def _numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:

@@ -24,18 +24,18 @@ class PlacedRows:
         """Prepare the places. `length` is an int64 scalar tensor; the cache has room for `rows` rows after it."""
         self._cache, self._visible, self._rows = cache, visible, rows
         self._slots = torch.arange(visible, device=length.device)
-        self._own = self._slots - length  # the row whose slot it is, if any
+        self._row_of_slot = self._slots - length  # the row whose slot it is, if any
         self._places = torch.arange(rows, device=length.device) + length
 
     def seen(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
         """Return bool [rows, visible]: the slots that each row sees."""
-        row = self._own.clamp(0, self._rows - 1)
-        own = (self._own >= 0) & (self._own < self._rows)
-        seen = (self._own < 0) | (own & ((bits[:, None] >> row) & 1).bool())
+        row = self._row_of_slot.clamp(0, self._rows - 1)
+        is_new = (self._row_of_slot >= 0) & (self._row_of_slot < self._rows)
+        seen = (self._row_of_slot < 0) | (is_new & ((bits[:, None] >> row) & 1).bool())
         if window is None:
             return seen
         # A committed token's slot is its position; a tree node's is not.
-        slot_positions = torch.where(own, positions[row], self._slots)
+        slot_positions = torch.where(is_new, positions[row], self._slots)
         return seen & (slot_positions > positions[:, None] - window)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,11 +32,11 @@ class TorchAttention:
         """
         self._sizes, self._rotary, self._norms, self._recorder = sizes, rotary, norms, recorder
         self.length = self.grown = 0  # rows that it holds; and how often it had to move to larger memory
-        self._kept = like.new_zeros(2, sizes.num_kv_heads, 0, sizes.head_dim)  # keys, values
+        self._cache = like.new_zeros(2, sizes.num_kv_heads, 0, sizes.head_dim)  # keys, values
 
     @property
     def nbytes(self) -> int:
-        return self._kept.nbytes
+        return self._cache.nbytes
 
     def truncate(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -62,7 +62,7 @@ class TorchAttention:
         mask[:rows, : self.length] = rows_seen(first, rows, seen, window)
         mask[range(rows, filled), range(self.length, first + filled)] = True
         placed = zip([*positions, *[0] * (filled - rows)], range(first, first + filled), strict=True)
-        return uploaded(list(placed), self._kept.device), moved(torch.from_numpy(mask), self._kept.device)
+        return uploaded(list(placed), self._cache.device), moved(torch.from_numpy(mask), self._cache.device)
 
     @torch.inference_mode()
     def __call__(self, qkv: torch.Tensor, places: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class TorchAttention:
         # The queries that share a key head become more rows of it, as in the target's attention.
         grouped = q.view(rows, keys, group, -1).permute(1, 2, 0, 3).reshape(1, keys, group * rows, -1)
         mixed = F.scaled_dot_product_attention(
-            grouped, self._kept[:1, :, :slots], self._kept[1:, :, :slots], mask.repeat(group, 1)
+            grouped, self._cache[:1, :, :slots], self._cache[1:, :, :slots], mask.repeat(group, 1)
         )
         return mixed.view(keys, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, -1)
 
@@ -92,9 +92,9 @@ class TorchAttention:
     def _write(self, kv: torch.Tensor, slots: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
         k, v = kv.view(1, len(kv), 2, self._sizes.num_kv_heads, self._sizes.head_dim).unbind(2)
         k = apply_rope(self._normed(k, "k_norm"), cos, sin)
-        for kept, new in zip(self._kept, (k, v), strict=True):
+        for cached, new in zip(self._cache, (k, v), strict=True):
             # An unseen slot has weight 0, but 0 times NaN is NaN; NaN still shows in a row's own query.
-            kept.index_copy_(1, slots, new[0].transpose(0, 1).nan_to_num(0.0, 0.0, 0.0))
+            cached.index_copy_(1, slots, new[0].transpose(0, 1).nan_to_num(0.0, 0.0, 0.0))
 
     def _normed(self, x: torch.Tensor, name: str) -> torch.Tensor:
         norm = self._norms.get(name)
@@ -102,8 +102,8 @@ class TorchAttention:
 
     def _reserve(self, slots: int) -> None:
         """Make room for this many rows, and for some more, so that the memory seldom needs to grow."""
-        if slots > (room := self._kept.shape[2]):
-            there = self._kept
+        if slots > (room := self._cache.shape[2]):
+            there = self._cache
             grown = there.new_zeros(*there.shape[:2], max(slots + 64, room + room // 2), there.shape[3])
             grown[:, :, : self.length] = there[:, :, : self.length]
-            self._kept, self.grown = grown, self.grown + 1
+            self._cache, self.grown = grown, self.grown + 1

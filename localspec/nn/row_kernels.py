@@ -115,14 +115,14 @@ def attention(
     """
     (heads, rows, width), slots, device = queries.shape[1:], keys.shape[2], keys.device
     queries, mask, pages = queries.to(keys.dtype).contiguous(), mask.to(keys.dtype).contiguous(), -(-slots // PAGE)
-    own = 4 if rows <= 4 else 16 if width <= 256 else 8
+    at_once = 4 if rows <= 4 else 16 if width <= 256 else 8
     named = {"FP16": int(keys.dtype == torch.float16), "FP32": int(keys.dtype == torch.float32), "HEAD": width}
-    constants = {**named, "ROWS": own, "PAGE": PAGE, "THREADS": THREADS, "TILES": 1, "WARPS": WARPS}
+    constants = {**named, "ROWS": at_once, "PAGE": PAGE, "THREADS": THREADS, "TILES": 1, "WARPS": WARPS}
     mixed = queries.new_empty(heads, pages, rows, width, dtype=torch.float32)
     greatest, totals = (queries.new_empty(heads, pages, rows, dtype=torch.float32) for _ in range(2))
     factor = width**-0.5 if scale is None else scale
     compiled(device, "attention.cu", "attend", **constants)(
-        (heads, pages, -(-rows // own)), THREADS, queries, keys, values, mask, mixed, greatest, totals, rows, slots,
+        (heads, pages, -(-rows // at_once)), THREADS, queries, keys, values, mask, mixed, greatest, totals, rows, slots,
         keys.stride(1), float(factor),
     )  # fmt: skip
     out = torch.empty_like(queries)

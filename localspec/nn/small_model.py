@@ -44,10 +44,10 @@ def copied_layers(
     weights = dict(fresh_weights(config, transformer.embed_tokens.device))
     for name, fresh in list(weights.items()):
         part, _, rest = name.partition(".")
-        index, _, own = rest.partition(".")
+        index, _, attributes = rest.partition(".")
         if part == "layers" and int(index) < len(layers):
             there: Any = transformer.layers[layers[int(index)]]
-            for attribute in own.split("."):
+            for attribute in attributes.split("."):
                 there = getattr(there, attribute, None)
             if there is None:
                 continue

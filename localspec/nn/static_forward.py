@@ -137,8 +137,8 @@ class StaticForward:
         count = len(tokens)
         rows = filled_rows(max(count, multiple))
         _reserve(cache, cache.length + rows)
-        chosen, own = None if layers is None else tuple(layers), None if adapters is None else id(adapters)
-        shape = StaticShape(rows, visible_slots(cache, rows), chosen, own, inner, embeddings is not None)
+        chosen, adapters_id = None if layers is None else tuple(layers), None if adapters is None else id(adapters)
+        shape = StaticShape(rows, visible_slots(cache, rows), chosen, adapters_id, inner, embeddings is not None)
         spare = range(count, rows)
         seen = [signed(one) for one in (*bits, *(1 << row for row in spare))]
         columns = [*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], seen

@@ -101,24 +101,24 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
     count = min(NARROW, width)
     likely = scores.topk(count)
     values, ids = likely.values, likely.indices
-    kept = torch.ones_like(values, dtype=torch.bool)
+    chosen = torch.ones_like(values, dtype=torch.bool)
     certain = values.isfinite().all(-1, keepdim=True)
     total = scores.logsumexp(-1, keepdim=True)
     if 0 < sampling.top_k < width:
-        kept = values >= values[:, sampling.top_k - 1 : sampling.top_k]
-        total = values.masked_fill(~kept, float("-inf")).logsumexp(-1, keepdim=True)
+        chosen = values >= values[:, sampling.top_k - 1 : sampling.top_k]
+        total = values.masked_fill(~chosen, float("-inf")).logsumexp(-1, keepdim=True)
         if count < width:
-            certain = certain & ~kept[:, -1:]  # there may be more equal ids
+            certain = certain & ~chosen[:, -1:]  # there may be more equal ids
     chances = (values - total).exp()
     before = chances.cumsum(-1) - chances
     if sampling.top_p < 1:
         first, before = _of_equals(values, before)
-        kept = kept & (first < sampling.top_p + CLOSE)
+        chosen = chosen & (first < sampling.top_p + CLOSE)
         if count < width:
-            certain = certain & ~kept[:, -1:]
+            certain = certain & ~chosen[:, -1:]
     if sampling.min_p:
-        kept = kept & (values >= values[:, :1] + math.log(sampling.min_p))
-    noisy = (values + _noise(keys, ids)).masked_fill(~kept, float("-inf"))
+        chosen = chosen & (values >= values[:, :1] + math.log(sampling.min_p))
+    noisy = (values + _noise(keys, ids)).masked_fill(~chosen, float("-inf"))
     ids, values, before, noisy = _best(ids, values, before, noisy)
     return Contenders(ids, values, before, noisy.masked_fill(~certain, float("nan")))
 

@@ -149,8 +149,8 @@ class Target:
             padding = 0  # a prompt is always read in the same way, and none of its rows can be taken back
         if cache is not None and padding:
             tokens, positions = F.pad(tokens, (0, padding)), torch.cat([positions, positions[:1].expand(padding)])
-            own = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
-            mask = F.pad(mask, (0, padding, 0, padding)) | own
+            itself = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
+            mask = F.pad(mask, (0, padding, 0, padding)) | itself
             cache.reserve(cache.length + rows + padding)
         found: dict[int, torch.Tensor | None] = dict.fromkeys(inner)
         batch = tokens if tokens.ndim == 2 else tokens[None]

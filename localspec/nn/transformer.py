@@ -108,8 +108,8 @@ class Transformer(nn.Module):
         part = self.lm_head.rows(ids)
 
         def head(states: torch.Tensor, adapter: Callable[..., torch.Tensor] | None = None) -> torch.Tensor:
-            own = None if adapter is None else partial(adapter, channels=ids)
-            return self._capped(part(self.for_head(states), own))
+            adapter_rows = None if adapter is None else partial(adapter, channels=ids)
+            return self._capped(part(self.for_head(states), adapter_rows))
 
         return head, part.nbytes
 

@@ -62,20 +62,20 @@ def write_tensors(directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) 
 
     At most the tensors of one file and one more tensor are in memory. Raises OSError and SafetensorError.
     """
-    held: dict[str, torch.Tensor] = {}
+    shard: dict[str, torch.Tensor] = {}
     place: dict[str, int] = {}
     size = total = files = 0
 
     def flush() -> None:
-        save_file(held, directory / str(files), metadata={"format": "pt"})
-        held.clear()
+        save_file(shard, directory / str(files), metadata={"format": "pt"})
+        shard.clear()
 
     for name, tensor in tensors:
-        if held and size + tensor.nbytes > SHARD:
+        if shard and size + tensor.nbytes > SHARD:
             flush()
             files, size = files + 1, 0
         # a copy, because safetensors accepts no views
-        held[name], place[name] = tensor.detach().clone(memory_format=torch.contiguous_format), files
+        shard[name], place[name] = tensor.detach().clone(memory_format=torch.contiguous_format), files
         size, total = size + tensor.nbytes, total + tensor.nbytes
     flush()
     names = [f"model-{number:05}-of-{files + 1:05}.safetensors" for number in range(1, files + 2)]

@@ -202,11 +202,11 @@ def test_rows_that_were_not_requested_leave_no_trace(target):
     chance = torch.Generator().manual_seed(1)
     for start in (0, 5, 10):
         function(torch.randn(5, channels, generator=chance), *attention.reserve_rows(range(start, start + 5)))
-    held = attention._kept[:, :, :15].clone()
+    before = attention._cache[:, :, :15].clone()
     places, mask = attention.reserve_rows(range(15, 18))
     assert mask.any(1).all(), "of nothing that a row sees the mean is no number"
     function(torch.randn(3, channels, generator=chance), places, mask)
-    assert torch.equal(attention._kept[:, :, :15], held) and attention.length == 18
+    assert torch.equal(attention._cache[:, :, :15], before) and attention.length == 18
 
 
 def test_nan_and_inf_leave_no_trace(tiny, target):

@@ -39,11 +39,11 @@ class Gemma4Layer(LlamaLayer):
     def self_attention(self, h: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         sizes, heads = self.sizes, self.config.num_heads
         cos, sin, _ = rows.position_embeddings
-        own = sizes.num_kv_heads if sizes.keys_of is None else 0
+        key_heads = sizes.num_kv_heads if sizes.keys_of is None else 0
         qkv = self.split_heads(self.qkv_proj(h, rows.adapters.get("qkv_proj")))
-        qk = apply_rope(self.normed(qkv[:, :, : heads + own]), cos, sin)
+        qk = apply_rope(self.normed(qkv[:, :, : heads + key_heads]), cos, sin)
         if sizes.keys_of is None:
-            v = qkv[:, :, heads:] if sizes.keys_are_values else qkv[:, :, heads + own :]
+            v = qkv[:, :, heads:] if sizes.keys_are_values else qkv[:, :, heads + key_heads :]
             v = F.rms_norm(v, (sizes.head_dim,), eps=self.config.rms_norm_eps)
             k, v = self.with_cached(qk[:, :, heads:], v, rows.cache)
             if self.index in rows.read:
