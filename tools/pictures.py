@@ -3,8 +3,8 @@
     python tools/pictures.py [NAME …] -m MODEL --drafter KIND
 
 Each scene is a command, the keys that somebody types, and a pattern that the screen must show before the picture is
-taken. The model must be in the directories of LOCALSPEC_HOME, or in your own; nothing is saved there. It answers
-greedily, so the text is the same each time; speeds are those of this machine. Linux and macOS.
+taken. The model must be in the directories of LOCALSPEC_HOME, or in your own; the scenes save nothing. The model
+answers greedily, so the text is the same each time, but not the speeds. Linux and macOS.
 """
 
 import argparse

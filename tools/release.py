@@ -46,7 +46,7 @@ def write_checksums(dist: Path) -> None:
 
 
 def build_wheels(dist: Path) -> dict[str, Path]:
-    """Build a wheel for each target, print where it was tried, and return the wheels by target."""
+    """Build a wheel for each target, print the tests that its library has passed, and return the wheels by target."""
     wheels = {}
     for name in TARGETS:
         wheels[name] = hatchling("wheel", dist, BUILD_NATIVE_FOR=name)

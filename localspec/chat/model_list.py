@@ -173,7 +173,7 @@ def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> I
 
 
 def _parameters_and_weights(checkpoint: Checkpoint) -> tuple[str, ...]:
-    return f"{amount(checkpoint.parameters)} parameters", checkpoint.held
+    return f"{amount(checkpoint.parameters)} parameters", checkpoint.size_in_words
 
 
 def _pace(one: Recommendation, is_current: bool) -> tuple[str, ...]:

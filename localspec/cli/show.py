@@ -84,7 +84,7 @@ def _installed_facts(card: TargetCard) -> Facts:
         "architecture": checkpoint.architecture,
         "parameters": checkpoint.parameters,
         "bytes": checkpoint.bytes,
-        "weights": checkpoint.held if checkpoint.packing else None,
+        "weights": checkpoint.size_in_words if checkpoint.packing else None,
         "context": shape.context if shape else checkpoint.context,
         "license": card.license,
         "drafters": [

@@ -24,7 +24,7 @@ from localspec.paths import Paths
 from localspec.quantities import counted, size
 from localspec.text import one_line
 from localspec.weights.checkpoint import inspect, is_packed
-from localspec.weights.fingerprint import fingerprints, forget, look, recognised
+from localspec.weights.fingerprint import fingerprints, forget, recognised, reread
 from localspec.weights.packed_file import SUFFIX, of_same_weights, read
 from localspec.weights.packed_files import GPU_SUFFIX, packed_of
 
@@ -111,7 +111,7 @@ def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool 
     """
     marks = {file: mark for file, (_, mark) in fingerprints(files).items()}
     with _reading(name) as show:
-        found = look(files, marks, paths, show)
+        found = reread(files, marks, paths, show)
     for file, one in found.items():
         if one.hidden_change:
             typer.echo(one_line(f"{name}: {file} has changed, although its size and fingerprint have not."))

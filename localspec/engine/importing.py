@@ -84,7 +84,7 @@ def import_gguf(
     """
     began, paths = time.perf_counter(), Paths(home())
     found, model, new = _register(file, named_packing(settings) or BLOCKS, reporter, paths, origin, texts)
-    path, packing, held = found.path, found.header.answers, found.header.weight_bytes
+    path, packing, held = found.path, found.header.default_packing, found.header.weight_bytes
     origin = found.header.origin
     if packing != BLOCKS:
         from localspec.weights.gguf_weights import gguf_source
@@ -182,7 +182,7 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
     from localspec.weights.gguf_weights import is_filed, rounded
 
     types = rounded(header)
-    if header.answers != BLOCKS or not is_filed(header):
+    if header.default_packing != BLOCKS or not is_filed(header):
         return []
     if not types:
         free = free_disk(paths.packed)
@@ -296,11 +296,13 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     known = import_of(file, paths)
     if known is None or not known.header.registered or known.missing:
         moved = known is not None and known.header.registered
-        packing = known.header.answers if known else BLOCKS
+        packing = known.header.default_packing if known else BLOCKS
         registered, _, _ = _register(file, packing, reporter, paths)
         header = registered.header
         if not moved:
-            held = size(header.weight_bytes) if header.answers == BLOCKS else f"packed in {header.answers}"
+            held = (
+                size(header.weight_bytes) if header.default_packing == BLOCKS else f"packed in {header.default_packing}"
+            )
             reporter.notice(f"{name} was imported as {header.origin.name}: {held}, read from {must_stay(file)}.")
     return registry.resolve(name)
 

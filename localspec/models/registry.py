@@ -21,7 +21,7 @@ from localspec.paths import Paths, private_directory, write_anew
 from localspec.published_heads import kind_of_heads
 from localspec.weights import packed_file
 from localspec.weights.checkpoint import PICKLED_INDEX, Checkpoint, inspect, is_packed, license_of, read_config
-from localspec.weights.fingerprint import digest_of, fingerprints, identified, look
+from localspec.weights.fingerprint import digest_of, fingerprints, identified, reread
 from localspec.weights.packed_file import PackedFile, Progress
 from localspec.weights.packed_files import begins_as_gguf, damaged_of, import_of, imports, is_gguf
 
@@ -128,7 +128,7 @@ def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambd
     marks = {name: mark for name, (_, mark) in fingerprints(files).items()}
     known = {name: digest_of(mark, paths) for name, mark in marks.items()}
     if not all(known.values()):
-        known = {name: one.digest for name, one in look(files, marks, paths, progress).items()}
+        known = {name: one.digest for name, one in reread(files, marks, paths, progress).items()}
     return known if listed_as(known.values(), paths) else found
 
 

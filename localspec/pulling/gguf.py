@@ -162,7 +162,7 @@ def register(
         discard_fetched(texts)
     registered = packed_sources(Paths(home()))[source]
     _delete_former(registered, {registered.path, done.path}, reporter)
-    yield Installed(part.source, file, inspect(registered.path).held)
+    yield Installed(part.source, file, inspect(registered.path).size_in_words)
     if done.packing != BLOCKS:
         yield Packed(part.source, done.path, done.bytes)
 

@@ -63,8 +63,8 @@ class Checkpoint:
     stored_weights: int = 0  # of a packed file; more than the parameters if its head repeats the embedding
 
     @property
-    def held(self) -> str:
-        """The size of the weights, as a text; for a packed file first its precision and, in blocks, bits per weight."""
+    def size_in_words(self) -> str:
+        """The size of the weights in words; for a packed file first the packing, or in blocks the bits per weight."""
         if not self.packing:
             return size(self.bytes)
         bits = self.bits if self.packing == packed_file.BLOCKS else None
@@ -120,7 +120,7 @@ def is_of_language(name: str) -> bool:
 
 
 def is_packed(path: Path) -> bool:
-    """Return whether this is a packed file, not a directory."""
+    """Return whether `path` is a packed file, not a directory."""
     return path.suffix == packed_file.SUFFIX and path.is_file()
 
 
@@ -133,7 +133,7 @@ def originals(path: Path) -> Checkpoint:
 
 
 def only_packed(path: Path) -> NotHere:
-    """Return the error for a command that needs another form of a model than its packed files on this machine."""
+    """Return the error for a command that needs original weights or another packing, but has only this packed file."""
     found, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
     header = found.header
     if missing := found.missing:
@@ -156,10 +156,10 @@ def only_packed(path: Path) -> NotHere:
 
 
 def packings(path: Path) -> tuple[str, ...]:
-    """Return the packings in which the model of a packed file can be loaded, the default first.
+    """Return the packings in which a model can be loaded, the default first; `path` is one of its packed files.
 
-    A model in GGUF files can be loaded in every packing. Raises NotHere if the GGUF files are missing and the model was
-    never packed, or if other files have replaced the GGUF files.
+    A model in GGUF files can be loaded in every packing. Raises NotHere if these files are missing and the model was
+    never packed, or if other files have replaced them.
     """
     here, own = packed_file.forms(path), packed_file.read(path)
     if replaced := own.replaced:
@@ -176,7 +176,7 @@ def packings(path: Path) -> tuple[str, ...]:
             raise NotHere(moved(header, missing))
         return (*here,)
     in_blocks = (packed_file.BLOCKS,) if header.weight_bytes else ()
-    return (*dict.fromkeys((header.answers, *in_blocks, *CAN_BE_PACKED)),)
+    return (*dict.fromkeys((header.default_packing, *in_blocks, *CAN_BE_PACKED)),)
 
 
 def damaged(path: Path, error: LocalspecError) -> LocalspecError:
@@ -298,7 +298,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """Return model.safetensors, or the files that its index names."""
+    """Return the files of weights: model.safetensors, or the files named in model.safetensors.index.json."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
         return (single,)
@@ -352,7 +352,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
 
 
 def _header(file: Path, remedy: str = FETCH) -> bytes:
-    """Read the JSON before the tensors. Its length is in the first eight bytes."""
+    """Read the JSON header of a safetensors file. The file begins with its length in eight bytes."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

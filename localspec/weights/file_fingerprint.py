@@ -22,8 +22,8 @@ _known: dict[Path, tuple[Stamp, str]] = {}  # fingerprints of files as they were
 def file_fingerprint(file: Path) -> str:
     """Return 40 hexadecimal digits that change with the size, the header and 1024 samples of a file.
 
-    A process remembers the digits, and reads the file again only if the file has changed, or had changed shortly before
-    the last reading. Raises LocalspecError for a file that cannot be read, is empty, or becomes shorter meanwhile.
+    A process reads an unchanged file only once, unless the file was changed less than two seconds before the reading.
+    Raises LocalspecError for a file that cannot be read, is empty, or becomes shorter meanwhile.
     """
     digest = hashlib.sha256()
     try:
@@ -54,7 +54,7 @@ def file_fingerprint(file: Path) -> str:
 
 
 def stamp(found: os.stat_result) -> Stamp:
-    """Return the stamp of a file: the facts that change with its content, such as size and times."""
+    """Return a file's size, times and inode, which differ after nearly every change of its content."""
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
 
 

@@ -59,8 +59,8 @@ def weight_digests(
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
     """Return the SHA-256 of each file by its name, if it is known without reading the file.
 
-    The Hugging Face cache names a file by its digest; the name is used until the file changes. Raises LocalspecError
-    for a missing file.
+    A digest is known from an earlier reading of the same content, or from a file name in the Hugging Face cache. Raises
+    LocalspecError for a missing file.
     """
     known, now = _remembered(paths), stamps(files)
     found = _without_reading(files, known, now)
@@ -91,7 +91,7 @@ class FileReading:
     hidden_change: bool  # it differs from the last reading although its stamp or fingerprint does not
 
 
-def look(
+def reread(
     files: Sequence[Path],
     fingerprints: Mapping[str, str],
     paths: Paths,
@@ -99,10 +99,10 @@ def look(
 ) -> dict[str, FileReading]:
     """Read all files, and compare each SHA-256 with the result of the last reading. Return the results by file name.
 
-    A change is hidden if the SHA-256 differs although size, times and inode, or the fingerprint, stayed the same. The
-    file may have had another path at the last reading. `fingerprints` has the present fingerprint of each file, by
-    name. The digests of files without a hidden change are saved. A file with a hidden change keeps its old record until
-    `forget` is called. Raises LocalspecError for a file that cannot be read.
+    A change is hidden if a file has another SHA-256 but the same fingerprint, or the same size, times and inode. Files
+    may have moved since the last reading. `fingerprints` has each file's present fingerprint, by file name. Digests of
+    files without a hidden change are saved. For the other files the earlier digest is kept until `forget` is called.
+    Raises LocalspecError for a file that cannot be read.
     """
     known, now, found = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
@@ -135,9 +135,9 @@ def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> 
             write_anew(_file(paths), json.dumps({one: known[one] for one in known if one not in gone}).encode())
 
 
-def digest_of(mark: str, paths: Paths) -> str:
-    """Return the SHA-256 of the file with the fingerprint `mark` at its last reading; empty if there was none."""
-    return _remembered(paths).get(mark, ([], "", ""))[1]
+def digest_of(fingerprint: str, paths: Paths) -> str:
+    """Return the SHA-256 that was saved for the file with this fingerprint; empty if none was saved."""
+    return _remembered(paths).get(fingerprint, ([], "", ""))[1]
 
 
 def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
@@ -242,19 +242,19 @@ def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]
 
 def recognised(
     files: Sequence[Path],
-    held: Mapping[str, tuple[int, str]],
+    listed: Mapping[str, tuple[int, str]],
     paths: Paths,
     progress: Progress = lambda done, total: None,
 ) -> bool:
-    """Return whether `files` are the files that `held`, an `Origin.files`, lists; names may differ.
+    """Return whether `files` have the contents listed in `listed`, the `files` of an `Origin`. Names may differ.
 
     Earlier versions listed SHA-256 digests. For such a list, files of the same sizes are read unless their digests are
     known. Raises LocalspecError for a file that cannot be read.
     """
     sizes = [file.stat().st_size for file in files if file.is_file()]
-    if sorted(sizes) != sorted(size for size, _ in held.values()):
+    if sorted(sizes) != sorted(size for size, _ in listed.values()):
         return False
-    wanted = sorted(digest for _, digest in held.values())
+    wanted = sorted(digest for _, digest in listed.values())
     if all(len(digest) == DIGITS for digest in wanted):
         return sorted(map(file_fingerprint, files)) == wanted
     return sorted(weight_digests(files, paths, progress=progress).values()) == wanted
@@ -274,12 +274,12 @@ class Identity:
 
     @cached_property
     def revision(self) -> str:
-        """The identity that earlier versions used. Raises the errors of `checkpoint.inspect`."""
+        """The model's identity in data of earlier versions. Raises the errors of `checkpoint.inspect`."""
         return revision(self.path)
 
-    def owns(self, *filed: object) -> bool:
-        """Return whether one of the names `filed`, under which something was saved, is a name of this model."""
-        return self.weights in filed or self.revision in filed
+    def owns(self, *identities: object) -> bool:
+        """Return whether one of these saved identities is the model's fingerprint or revision."""
+        return self.weights in identities or self.revision in identities
 
 
 def weights_fingerprint(path: Path) -> str:
@@ -322,8 +322,8 @@ def weights_fingerprint(path: Path) -> str:
 def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> str:
     """Return the fingerprint of weights, by the names and shapes of their tensors in the Hugging Face layout.
 
-    `values` reads samples, as little-endian fp32. A head that repeats the embedding is left out, because not all files
-    store it.
+    `values` returns samples of a tensor as little-endian fp32. A head that repeats the embedding is left out, because
+    not all files store it.
     """
     digest, table = hashlib.sha256(b"weights\n"), (shapes.get(_TABLE), b"")
     for name, shape in sorted(shapes.items(), key=lambda one: (one[0] != _TABLE, one[0])):

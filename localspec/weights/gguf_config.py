@@ -19,7 +19,7 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def architecture(metadata: Metadata) -> Gguf:
-    """Return the description of how the file's family is stored. Raises LocalspecError for an unsupported family."""
+    """Return the GGUF description of the model's family. Raises LocalspecError for an unsupported family."""
     found = _family(metadata).gguf
     assert found is not None
     return found
@@ -42,8 +42,8 @@ def config(
 ) -> dict[str, Any]:
     """Return the content of a config.json, from the metadata and the shapes of the tensors.
 
-    `factors` reads a small tensor by its name. Raises ValueError for missing or impossible values; its message is a
-    clause. Raises LocalspecError for anything that localspec does not support.
+    `factors` returns the numbers of a vector such as rope_freqs.weight. Raises ValueError for missing or impossible
+    values; its message is a clause. Raises LocalspecError for anything that localspec does not support.
     """
     family, form = _family(metadata), architecture(metadata)
     named = form.architecture
@@ -110,7 +110,7 @@ def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
 def _rotation(
     family: Family, form: Gguf, metadata: Metadata, file: GgufFile, head_dim: int, number: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return rope_parameters: how positions are rotated."""
+    """Return rope_parameters, the entry of config.json for the rotation of positions."""
     shapes = file.shapes
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": number("rope.freq_base") or 10000.0}
     rotated = number("rope.dimension_count") or head_dim
@@ -166,9 +166,9 @@ def _rotation(
 
 
 def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
-    """Raise LocalspecError for values of YaRN for which llama.cpp and the model's own code differ.
+    """Raise LocalspecError for an unusual value of YaRN that llama.cpp ignores, but not the model's own code.
 
-    llama.cpp ignores these values for this architecture. `growth` is the usual factor by which YaRN scales attention.
+    `growth` is the usual factor by which YaRN scales attention.
     """
     for name, usual in {"ext_factor": (1, -1), "attn_factor": (growth,), "beta_fast": (32,), "beta_slow": (1,),
                         "log_multiplier": (0,)}.items():  # fmt: skip
@@ -198,8 +198,8 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
 
 
 def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
-    """Return whether two models' families have the same form in GGUF, or are text parts of the same multimodal
-    models."""
+    """Return whether two models' families share one description of GGUF files, or are text parts of the same multimodal
+    family."""
     first, second = (FAMILIES[config.model_type] for config in (one, other))
     larger = ({*family.classes.values(), *family.inside} for family in (first, second))
     return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))

@@ -183,10 +183,7 @@ class _Reader:
     def _placed(
         self, found: dict[str, tuple[int, tuple[int, ...], BlockType]], metadata: dict[str, Value]
     ) -> dict[str, TensorPlace]:
-        """Return the places of tensors.
-
-        The tensors must follow the header in the order of the table, aligned and without gaps.
-        """
+        """Return the places of tensors by name. Raises ValueError for gaps between tensors, or another order."""
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"general.alignment is {str(step)[:40]} instead of a power of two from 8 to 1,048,576")
@@ -279,7 +276,7 @@ class _Reader:
         return bytes(self._content[start:end])
 
     def _fetch(self, at: int, count: int) -> int:
-        """Read until `count` bytes from `at` on are available. Return how many bytes of the file were read."""
+        """Read until the `count` bytes from byte `at` on are in memory. Return how many bytes are then in memory."""
         if count > self._most - at:
             raise ValueError(f"it claims {count} bytes where at most {self._most - at} can follow")
         while len(self._content) < at + count:

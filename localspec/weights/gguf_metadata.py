@@ -217,7 +217,7 @@ class Metadata:
     """
 
     def __init__(self, values: Mapping[str, Value], name: str = "") -> None:
-        """Read from `values`. `name` is the name of their file, for messages."""
+        """Read from `values`. `name` is the name of the GGUF file, for messages."""
         self.values, self.file = values, f"GGUF file {name}".rstrip()
 
     def text(self, key: str) -> str | None:
@@ -278,19 +278,21 @@ class Metadata:
         return None if found is None else found.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
-        """Return the given `replacement`, or else the value of a key. Raises ValueError for a type not in `kinds`."""
+        """Return `replacement` if given, else the value of `key`. Raises ValueError for a type not in `kinds`."""
         value = replacement[0] if replacement else self.values.get(key)
         if value is not None and not isinstance(value, kinds):
             raise ValueError(f"{key} = {in_short(value)} is not possible")
         return value
 
 
-def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool]] | None = None) -> None:
-    """Raise LocalspecError for a key of the architecture `named` that is unknown, impossible or not supported.
+def check(
+    metadata: Metadata, architecture: str, family_keys: Mapping[str, Callable[[Any], bool]] | None = None
+) -> None:
+    """Raise LocalspecError for a key of the file's `architecture` that is unknown, impossible or not supported.
 
-    `own` lists the keys that only this family reads, with a check of each.
+    `family_keys` are the keys that only this family reads, with a check of each.
     """
-    used, experts = {**USED, **(own or {})}, metadata.values.get(f"{named}.expert_count")
+    used, experts = {**USED, **(family_keys or {})}, metadata.values.get(f"{architecture}.expert_count")
     off = {**OFF, **(OFF_WITH_EXPERTS if experts is not None and any(_by_layer(experts)) else {})}
 
     def refuse(key: str, what: str) -> LocalspecError:
@@ -300,7 +302,7 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
 
     for key, value in metadata.values.items():
         prefix, _, name = key.partition(".")
-        if prefix != named:
+        if prefix != architecture:
             continue
         # An array has one value per layer. None, which fails every check, stands for an empty array or one of texts.
         values = _by_layer(value)
@@ -314,7 +316,7 @@ def check(metadata: Metadata, named: str, own: Mapping[str, Callable[[Any], bool
             if name in off:
                 computed = all(one is not None and one in off[name] for one in values)
             else:
-                others = _by_layer(metadata.values.get(f"{named}.{SAME[name]}"))
+                others = _by_layer(metadata.values.get(f"{architecture}.{SAME[name]}"))
                 computed = None not in values and (values == others or len({*values, *others}) == 1)
             if not computed:
                 raise refuse(key, "which localspec does not compute; choose another")

@@ -51,8 +51,8 @@ class GgufTensor(StoredTensor):
 
     If `head_rows` is not 0, it is the number of rows of an attention head, whose rows i and i + head_rows / 2 are
     stored next to each other. `change` (`family.Change`) was applied to each number before it was stored. If `every` is
-    not 0, groups of `every` rows of this tensor and of another tensor take turns in the file. `dtype` is "", so the
-    packer reads numbers by `floats`.
+    not 0, the file has `every` rows of this tensor, then `every` rows of another tensor, and so on. `dtype` is "", so
+    the packer reads numbers by `floats`.
     """
 
     block: BlockType
@@ -132,7 +132,7 @@ class GgufTensor(StoredTensor):
 def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
     """Return samples like `GgufTensor.samples`, but of stacked tensors.
 
-    `firsts` ascend, and count the weights of all parts one after another.
+    `firsts` are the indices of each sample's first weight in the whole stack, ascending.
     """
     ends = [*accumulate(prod(part.shape) for part in parts)]
     found = []
@@ -241,17 +241,17 @@ class GgufModel:
             for name, one in files.items()
         }
 
-    def _publisher_texts(self, texts: Mapping[str, bytes], own: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the text files `texts` of the publisher, with facts about this GGUF file added to their config.json.
+    def _publisher_texts(self, texts: Mapping[str, bytes], from_metadata: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the publisher's text files, with facts about this GGUF file added to config.json.
 
-        `own` is the config that was made from this file. Raises ValueError if the texts belong to another model.
+        `from_metadata` is the config made from the GGUF file. Raises ValueError if the texts belong to another model.
         """
-        content, tied = parse_json(texts["config.json"]), own["tie_word_embeddings"]
+        content, tied = parse_json(texts["config.json"]), from_metadata["tie_word_embeddings"]
         theirs = ModelConfig.of(content)
-        if other := differences(ModelConfig.of(own), theirs):
+        if other := differences(ModelConfig.of(from_metadata), theirs):
             raise ValueError(f"it comes from another model than the other texts: {other}")
         # Private entries describe how this file stores weights.
-        stored = {name: value for name, value in own.items() if name.startswith("_")}
+        stored = {name: value for name, value in from_metadata.items() if name.startswith("_")}
         if theirs.tie_word_embeddings == tied and not stored:
             return {**texts}
         return {**texts, "config.json": json.dumps({**content, "tie_word_embeddings": tied, **stored}).encode()}
@@ -330,24 +330,23 @@ class GgufModel:
         """
         if not self._ahead:
             return {}
-        parts, own = ahead_gguf_map(sizes), ahead_config(sizes)
+        parts, layer_sizes = ahead_gguf_map(sizes), ahead_config(sizes)
         if self._ahead != self._names(parts):
             return {}
-        return {ours: self._parts(ours, some, ahead_features(ours, sizes), own) for ours, some in parts.items()}
+        return {ours: self._parts(ours, some, ahead_features(ours, sizes), layer_sizes) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the file's name for a tensor; for experts' gate and up in a fused tensor, the fused tensor's name."""
+        """Return the name of the tensor in the file that has this part. One tensor may have experts' gate and up."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
     def _names(self, parts: Mapping[str, Sequence[tuple[str, int]]]) -> set[str]:
-        """Return the names of the file's tensors that store these parts."""
         return {self._name(part) for some in parts.values() for part, _ in some}
 
     def _parts(
         self, ours: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
     ) -> list[GgufTensor]:
-        """Return the GGUF tensors that make up one of localspec's parameters, with the rows of each."""
+        """Return the GGUF tensors to stack for the parameter `ours`; `parts` has the name and rows of each."""
         found = []
         for part, rows in parts:
             if (name := self._name(part)) != part:
@@ -366,8 +365,8 @@ class GgufModel:
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:
-        """Return the gate rows of all experts, or with `second` the up rows, from the tensor `name`, in which each
-        expert's gate rows come before its up rows."""
+        """Return the gate rows of all experts, or with `second` the up rows, of a tensor that has for each expert its
+        gate rows and then its up rows."""
         whole = self._tensor(name, (2 * rows,) if columns is None else (2 * rows, columns), sizes)
         every = rows // (sizes.experts.count if sizes.experts else 1)
         start = whole.start + (every * (whole.bytes // (2 * rows)) if second else 0)
@@ -381,7 +380,7 @@ class GgufModel:
         head_rows: int = 0,
         change: str = "",
     ) -> GgufTensor:
-        """Return a tensor of this shape. The rows of all experts follow each other."""
+        """Return the tensor `name` in this shape, in which the rows of all experts are stacked."""
         if name not in self.places:
             raise damaged(self.path, f"it lacks {name!r}")
         (file, place), stored = self.places[name], shape

@@ -96,10 +96,9 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
 
 
 def ends(metadata: Metadata) -> list[int]:
-    """Return the tokens that end a reply: by an id in the metadata, or by the spelling of a known mark.
+    """Return the ids of tokens that end a reply: ids in the metadata, and tokens spelled like a known end mark.
 
-    A token that also occurs in ordinary text is not a mark, even if it is spelled like one. Unlike localspec, llama.cpp
-    takes such a token for a mark.
+    A token that also occurs in ordinary text does not end a reply because of its spelling. In llama.cpp it does.
     """
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
@@ -120,7 +119,7 @@ def ends(metadata: Metadata) -> list[int]:
 
 
 def ends_at_words(metadata: Metadata) -> list[str]:
-    """Return a warning for each ordinary word that ends replies, because an id in the file names its token."""
+    """Return a warning for each id in the metadata that makes replies end at an ordinary word."""
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
@@ -135,7 +134,7 @@ def ends_at_words(metadata: Metadata) -> list[str]:
 def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], ids: Collection[int]) -> set[int]:
     """Return the ids, out of `ids`, of tokens that occur in ordinary text.
 
-    Such a token does not have the type of a mark, and it is one character or can be merged from shorter tokens.
+    Such a token is not unknown, control or user-defined, and it is one character or can be merged from shorter tokens.
     """
     normal = {tokens[index]: index for index in ids if types[index : index + 1] not in _MARKS}
     if not normal:
@@ -173,7 +172,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     """Return tokenizer.json and tokenizer_config.json as objects, and the chat template as a text if there is one.
 
     Raises ValueError for missing or impossible values; its message is a clause. Raises LocalspecError for an
-    unsupported kind.
+    unsupported kind of tokenizer.
     """
     kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
     if not kind or not count:
@@ -371,8 +370,8 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
 
     SentencePiece always merges the two neighbours that form the piece with the best score; at equal scores, the first
     two. So the last merge that forms a piece joins the same two parts in any context, and no other pair is needed for
-    the piece. Raises ValueError for pieces that take too long, and LocalspecError for pieces that no list of merges can
-    order.
+    the piece. Raises ValueError for pieces that are too long, and LocalspecError if two merged pieces have the same
+    score, because the order of their merges then depends on the text.
     """
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):

@@ -33,7 +33,7 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def rounded(header: Header) -> dict[str, str]:
-    """Return a registration's types of blocks without kernels, each with the type to which its blocks are rounded."""
+    """Return the block types of a registration that have no kernel, each with the type that replaces it."""
     packed = (parts for name, parts in header.blocks.items() if not name.endswith(NEVER_PACKED))
     wide = (part for parts in packed for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}
@@ -75,11 +75,8 @@ def _source(
     return PackingSource(checkpoint, config, sizes, every, texts)
 
 
-def registration(source: PackingSource, origin: Origin, answers: str = IN_BLOCKS) -> Header:
-    """Return the header of a registration: a packed file with a model's texts and the places of its weights.
-
-    `answers` is the packing in which the model is loaded by default.
-    """
+def registration(source: PackingSource, origin: Origin, default_packing: str = IN_BLOCKS) -> Header:
+    """Return the header of a registration: a packed file with a model's texts and the places of its weights."""
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that repeats the embedding
     blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
@@ -87,7 +84,7 @@ def registration(source: PackingSource, origin: Origin, answers: str = IN_BLOCKS
     texts = {name: len(text) for name, text in source.texts.items()}
     plan = Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts)
     ahead = {name: tuple(_part(one, numbers) for one in parts) for name, parts in source.ahead.items()}
-    return replace(plan, blocks=blocks, weight_bytes=in_memory, answers=answers, ahead=ahead)
+    return replace(plan, blocks=blocks, weight_bytes=in_memory, default_packing=default_packing, ahead=ahead)
 
 
 def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
@@ -171,9 +168,9 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: PackingSource, packing: str, drafts: bool = False) -> Recipe:
-    """Return the recipe of a model in GGUF files, for use as a draft model if `drafts`.
+    """Return the recipe of a model in GGUF files; with `drafts`, for use as a draft model.
 
-    In int8, Q8_0 keeps its groups of 32, so that packing reproduces its numbers.
+    In int8, matrices in Q8_0 keep their groups of 32 inputs, so that their weights stay exactly the same.
     """
 
     def is_q8_0(part: StoredTensor) -> bool:

@@ -50,7 +50,8 @@ class PackedMatrix:
         group: int = 0,
         interleave: bool = False,
     ) -> "PackedMatrix":
-        """Pack weights [out, inputs] in fp32, fp16, or bf16 as uint16. `interleave` is for stacked gate and up.
+        """Pack weights [out, inputs] in fp32, fp16, or bf16 as uint16. With `interleave` they are gate rows, then up
+        rows.
 
         Raises LocalspecError for an impossible format.
         """

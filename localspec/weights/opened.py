@@ -174,7 +174,7 @@ class PackedModel:
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The sections of each parameter: one, or for a matrix in blocks one section for each of its parts."""
+        """The names and forms of each parameter's sections. Only a matrix in blocks may have several sections."""
         found: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None
@@ -229,8 +229,8 @@ class PackedModel:
 
 
 def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | None) -> bool:
-    """Return whether the `parts` of a parameter have the sizes and formats that the library expects but does not
-    check."""
+    """Return whether the sections of a parameter have the sizes and formats that the library expects. The library does
+    not check them."""
     if not parts:
         return False
     tensor = parts[0][1]

@@ -80,7 +80,7 @@ def load(
     A registered model can also be opened in the blocks of its GGUF files, or with `drafts` in coarser blocks. A packed
     file is made if it is missing or damaged; only `verify` notices damaged weights. If no file can be written, the
     model is packed in memory, with a notice. A model in bf16 or fp32 is always packed in memory. Raises LocalspecError
-    for a model that cannot be packed, DoesNotFit if memory runs out, and NotHere for a packed file in another packing.
+    for a model that cannot be packed, DoesNotFit if memory runs out, and NotHere if only other packings are here.
     """
     name = name or path.name
     if is_packed(path):
@@ -167,8 +167,8 @@ def _source(registered: PackedFile) -> PackingSource:
 def source_of(path: Path) -> PackingSource:
     """Return the source of a model's original weights: its directory, or its GGUF files. Only headers are read.
 
-    If only packed files are on this machine, `made_of` of the source is empty. Raises the errors of
-    `PackingSource.open` and `registered_source`.
+    If only packed files are on this machine, the source has no tensors. Raises the errors of `PackingSource.open` and
+    `registered_source`.
     """
     if not is_packed(path):
         return PackingSource.open(path)
@@ -214,8 +214,8 @@ def pack_gguf(
     paths: Paths,
     others: Sequence[Path] = (),
 ) -> Path:
-    """Return a usable packed file of a model in int8, int4 or blocks: its own file, or one of `others`. Make the
-    model's own file if none is usable.
+    """Return the packed file of a model in int8, int4 or blocks, or a usable file in `others`. Make the model's own
+    file if none is usable.
 
     A file in blocks is not usable if this version of localspec would choose other types of blocks. Raises the errors of
     `once`, and LocalspecError if the GGUF files change meanwhile.
@@ -257,8 +257,8 @@ def make(
     """Return a model's packed file. Make it if it is missing or damaged.
 
     If `origin` names a commit, only a file of that commit is used, since another commit with the same weights may have
-    other texts. One process makes the file, others wait. `only_copy` says that the original weights will be deleted.
-    Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
+    other texts. One process makes the file, others wait. With `only_copy` it is made in the data directory, not the
+    cache. Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
     """
 
     paths, before = paths or Paths(home()), stamps(weight_files(path))
@@ -287,7 +287,7 @@ def make(
 def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | None = None) -> Origin:
     """Return `origin` with the list of a directory's weight files. Names of packed files contain a digest of the list.
 
-    If the same weights were packed before, perhaps from another directory, take the list in that packed file.
+    If a packed file has the same weights, perhaps from another directory, the list is copied from its header.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
     for one in packed_files(paths):
@@ -311,12 +311,12 @@ def once(
     """
     file = known[0]
     try:
-        if found := _sound(known, reporter, serves):
+        if found := _first_usable(known, reporter, serves):
             return found
         private_directory(file.parent)
         remove_abandoned(file.parent)
         with locked(file, reporter, f"writes {file.name}"):
-            if found := _sound(known, Reporter(), serves):  # another process has made it meanwhile
+            if found := _first_usable(known, Reporter(), serves):  # another process has made it meanwhile
                 return found
             make_it(file)
     except Stalled as error:
@@ -339,8 +339,7 @@ def once(
     return file
 
 
-def _sound(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
-    """Return the first file in `known` that exists, can be read and is usable."""
+def _first_usable(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
     for file in known:
         try:
             if file.exists() and serves((found := read(file)).header):
@@ -373,8 +372,8 @@ def _in_memory(
 ) -> PackedModel:
     """Pack a model into memory. Raises DoesNotFit, and LocalspecError if the model's files change meanwhile.
 
-    `no_file` is the error that prevented a packed file. Raise it if memory is too small for packed weights: a mapped
-    file might have fitted.
+    `no_file` is the error that prevented a packed file, if any. It is raised if memory is too small for packed weights:
+    a mapped file might have fitted.
     """
     packing, header, files = recipe.packing, source.header(origin, recipe), source.checkpoint.weight_files
     if no_file and header.section_bytes > usable(free_memory(), total_memory()):

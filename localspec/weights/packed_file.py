@@ -50,6 +50,7 @@ RECORDS = {
 }  # fmt: skip
 CHANGES = ("plus one", "-exp")  # of the numbers of a vector
 BLOCK_PANEL, _LINE = 16, 64  # rows of a panel of blocks; bytes
+_STORED_NAMES = {"default_packing": "answers"}  # of fields that have another name in files
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 Progress = Callable[[int, int], None]  # bytes done, and bytes in all
@@ -127,7 +128,7 @@ class BlockPart:
     `file` is an index of the origin's files, and `type` is the name of a GGUF type. A vector has one size. If
     `head_rows` is not 0, it is the number of rows of an attention head, whose rows i and i + head_rows / 2 are stored
     next to each other. If `change` is set ("plus one" or "-exp"), it was applied to each number of a vector before it
-    was stored. If `every` is not 0, groups of `every` rows of this part and of another tensor take turns in the file.
+    was stored. If `every` is not 0, the file has `every` rows of this part, then `every` rows of another, and so on.
     """
 
     file: int
@@ -145,8 +146,8 @@ class Origin:
     """The origin of a file: the model's name, its revision by `checkpoint.revision`, and its source.
 
     `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name, with the bytes
-    of each and its SHA-256 (64 digits) or fingerprint (40 digits). In a registration the names are absolute paths, in
-    the order of the parts. `weights` is the fingerprint of the weights, which all packed forms share. It is empty in
+    of each and its SHA-256 (64 digits) or fingerprint (40 digits). In a registration they are the GGUF files in order,
+    named by absolute paths. `weights` is the fingerprint of the weights, which all packed forms share. It is empty in
     files of earlier versions.
     """
 
@@ -164,8 +165,8 @@ class Header:
     """The header of a file.
 
     Only a registration has `blocks`: the parts of each parameter. `weight_bytes` are the bytes of a registered model's
-    weights in memory, or 0 if no engine computes with their blocks. `answers` is the packing in which the model is
-    loaded by default. `ahead` are the parts of an MTP layer, if the files have a supported one.
+    weights in memory, or 0 if no engine computes with their blocks. `default_packing` applies if the user requests no
+    other. `ahead` has the parts of the model's MTP layer (multi-token prediction), if there is a supported one.
     """
 
     origin: Origin
@@ -177,7 +178,7 @@ class Header:
     layout: int = LAYOUTS[-1]
     blocks: Mapping[str, tuple[BlockPart, ...]] = field(default_factory=dict)
     weight_bytes: int = 0
-    answers: str = BLOCKS
+    default_packing: str = BLOCKS
     ahead: Mapping[str, tuple[BlockPart, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -221,7 +222,7 @@ class Header:
 
     def encoded(self) -> bytes:
         """Return the bytes of the file before the first section. Their number does not depend on the digests."""
-        said = asdict(self)
+        said = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
         said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with this field
         for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
             for key in ("change", "every"):
@@ -291,7 +292,7 @@ class PackedFile:
 
     @property
     def replaced(self) -> Path | None:
-        """The file `missing`, if another file is in its place; None if it is only missing."""
+        """The path in `missing` if there is another file at that path; else None."""
         return file if (file := self.missing) and file.is_file() else None
 
     def text(self, name: str) -> bytes:
@@ -335,7 +336,7 @@ def _bytes(stream: BinaryIO, start: int, count: int) -> bytes:
 def read(file: Path) -> PackedFile:
     """Read the header of a file, and check the file's length.
 
-    Raises DamagedFile, UnreadableFormat, and CannotRead if it cannot be read at all.
+    Raises DamagedFile, UnreadableFormat, and CannotRead for a missing or unreadable file.
     """
     found, size = peek(file)
     if size != found.start + found.header.section_bytes:
@@ -375,8 +376,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 
 def forms(file: Path) -> dict[str, Path]:
-    """Return a packed file on this machine for each packing of the model in `file`: this file, or another with the same
-    weights."""
+    """Return for each packing of a model one packed file on this machine: `file`, or another with the same weights."""
     found = dict[str, Path]()
     for one in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_preference):
         found.setdefault(one.header.packing, one.path)
@@ -391,7 +391,7 @@ def _preference(one: PackedFile) -> tuple[bool, bool]:
 def of_same_weights(file: Path) -> list[Path]:
     """Return the readable packed files with the same weights as this one.
 
-    Search the file's directory, or both directories of packed files if the file is in one of the two.
+    Search the file's directory. The cache and data directories of packed files are always searched together.
     """
     own, paths = peek(file)[0].header, Paths(home())
     ours = (paths.imports, paths.packed)
@@ -475,7 +475,7 @@ def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
     blocks, ahead = (_block_parts(said.get(key, {}), files) for key in ("blocks", "ahead"))
     if said["answers"] not in (BLOCKS, "int4", *_ITEM_BITS):
         raise ValueError
-    sizes = {"weight_bytes": _count(said["weight_bytes"]), "answers": said["answers"]}
+    sizes = {"weight_bytes": _count(said["weight_bytes"]), "default_packing": said["answers"]}
     return {"blocks": blocks, "ahead": ahead, **sizes}
 
 

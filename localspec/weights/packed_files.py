@@ -44,7 +44,7 @@ class Stalled(OSError):
 
 
 def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: bool = False) -> list[Path]:
-    """Return the possible paths of a packed form, in the formats of all versions. A new file has the first path.
+    """Return the possible paths of a packed file, for the file formats of all versions. A new file has the first path.
 
     `only_copy` says that the user may delete the original weights, so the data directory comes first. The name includes
     a digest of all weight files, because a revision only samples the weights.
@@ -67,10 +67,10 @@ def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
-    """Return the packed forms of earlier weights in the same directory.
+    """Return the packed files that were made from earlier weights in the model's directory.
 
-    Return such forms only for a model named by the whole path of its directory. Another name may belong to several
-    directories, and a pulled model belongs to its source.
+    Return none for a pulled model, or for a name that is not the whole path of the directory: such a name may belong to
+    several directories.
     """
     if origin.repo or not os.path.isabs(origin.name):
         return []
@@ -128,9 +128,9 @@ def unreadable(paths: Paths) -> dict[Path, str]:
 
 
 def _places(paths: Paths) -> tuple[Path, Path]:
-    """Return the directories of packed files.
+    """Return the cache directory and the data directory of packed files.
 
-    Files move from the first to the second, so the directories are read in this order.
+    Files move from the cache to the data directory, so the directories are read in this order.
     """
     return paths.packed, paths.imports
 
@@ -171,7 +171,7 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 @contextmanager
 def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
-    """Hold the lock of a file. While waiting, report that another process does `what`.
+    """Hold the lock of a file. While waiting, report that another process "writes x.packed" (`what`).
 
     The lock file is deleted when the lock is released. A waiting process then makes a new lock file. Raises Stalled if
     the other process writes nothing for a while, and OSError.
@@ -295,8 +295,7 @@ def imports(paths: Paths) -> dict[str, PackedFile]:
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
-    """Return the imported model that has the present content of a file, from whatever path; None without such an
-    import.
+    """Return the model that was imported with the present content of a file, under any path; None if there is none.
 
     A registration is preferred to packed files. Raises LocalspecError for a file that cannot be read.
     """

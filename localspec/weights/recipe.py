@@ -1,4 +1,4 @@
-"""The recipe of a packing: the format of each tensor, and in four bits the type of its blocks.
+"""The recipe of a packing: how each tensor is packed, and the type of each matrix in blocks.
 
 A draft model never changes the text, so its weights may be as coarse as pays, and its head may have only some tokens.
 `docs/drafting.md` has the measured gain.
@@ -74,10 +74,10 @@ NEVER_PACKED = (".conv", "router.weight")  # matrices in fp32 in every packing
 
 
 def read_bytes(header: Header) -> tuple[int, int]:
-    """Return the bytes that each step of a model in blocks reads outside of experts, and the bytes of all its experts.
+    """Return the bytes that each step of a model in blocks reads, without experts, and the bytes of all experts.
 
-    Tables do not count, because a step reads only some of their rows, unless the embedding is also the head. `header`
-    belongs to a registration or to a file in blocks.
+    Embeddings do not count, because a step reads only some of their rows, unless the embedding is also the head.
+    `header` belongs to a registration or to a file in blocks.
     """
     if header.registered:
         held = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]
@@ -105,7 +105,7 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
 
     It is None if the number of `inputs` is not a multiple of any type's block size. The matrices that lose most from
     rounding have finer blocks, as in llama.cpp's Q4_K_M: the head, and the value and down projections of half of the
-    `layers`. So have the matrices of additional layer inputs: they are small, so four bits would save almost nothing.
+    `layers`. Matrices of additional layer inputs have finer blocks, too, because four bits would save almost nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
     return next((one for one in types if inputs % block_inputs(one) == 0), None)
@@ -114,7 +114,7 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
 def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
     """Return the number of rows of each part of the parameter `name`. In blocks each part may have another type.
 
-    `stored` are the rows of its tensors. Some families store queries, keys and values, or gate and up, in one tensor.
+    `stored` has the rows of each stored tensor. Some families store queries, keys and values, or gate and up, in one.
     """
     if name.endswith("gate_up_proj.weight"):
         return [sum(stored) // 2] * 2
@@ -190,7 +190,7 @@ def is_coarser(quantize: str, vocab_size: int, engine: str) -> bool:
 
 
 def as_draft(quantize: str) -> str:
-    """Return the name under which measurements of a model's form as a draft model are saved."""
+    """Return the name of a packing in the saved measurements of draft models."""
     return f"{quantize} as a draft model"
 
 
@@ -211,6 +211,6 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:
-    """Return a draft model's `numbers` and tokens in words: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
+    """Return a draft model's precision and the tokens of its head: `4.0 bits per weight, 36,864 of 151,936 tokens`."""
     few = head_tokens(vocab_size)
     return ", ".join([numbers] * bool(numbers) + [f"{few:,} of {vocab_size:,} tokens"] * bool(few))

@@ -185,7 +185,7 @@ def fill_panels(
     into: memoryview,
     interleave: bool,
 ) -> None:
-    """Pack the panels of a piece, which begins at byte `first`; `interleave` is for gate_up_proj."""
+    """Pack the panels of a piece that begins at byte `first`. With `interleave` a panel has 16 gate and 16 up rows."""
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
     if interleave:
         half = tensor.out // 2
@@ -202,7 +202,7 @@ def fill_panels(
 
 
 def is_finite(piece: memoryview, tensor: Tensor) -> bool:
-    """Return whether a piece of a packed tensor has no NaN or inf. Panels in bf16 are not checked: no file has them."""
+    """Return whether a piece of a packed tensor has no NaN or inf. Skip bf16 panels, which no packed file has."""
     if tensor.layout == "rows" and tensor.format == "bf16":
         return bool(((np.frombuffer(piece, np.uint16) & 0x7F80) != 0x7F80).all())
     if tensor.format == "fp32":
@@ -215,7 +215,7 @@ def is_finite(piece: memoryview, tensor: Tensor) -> bool:
 
 
 def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: int) -> tuple[npt.NDArray[Any], str]:
-    """Return these ranges [from, to) of the rows of stacked tensors, one after another, and their format."""
+    """Return the rows in `ranges`, [from, to) each, of stacked tensors, and the format of these rows."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
     rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)

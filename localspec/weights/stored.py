@@ -135,7 +135,7 @@ def find_stored(
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
-    """Return the sizes of a model. If the files have a separate head, so have the sizes, whatever config.json says.
+    """Return the sizes of a model: with a separate head if the files have one, whatever config.json says.
 
     The files decide, as in transformers. Raises the errors of `TransformerConfig.of`.
     """
@@ -144,7 +144,7 @@ def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConf
 
 
 def _has_separate_head(checkpoint: Checkpoint) -> bool:
-    """Return whether the weights have a head that differs from the embedding, although config.json ties them."""
+    """Return whether the files have a head that differs from the embedding."""
     found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
     if len(found) < 2:
         return False
@@ -173,7 +173,7 @@ _OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
 def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
     """Return tensors of single experts, by `names`, out of stored tensors [experts, rows, columns] of all experts.
 
-    A stored tensor has the down projections, or the gate and up projections: each expert's gate before its up.
+    A stored tensor has the down projections, or for each expert its gate rows and then its up rows.
     """
     wanted = {name: of for name in names if (of := _OF_EXPERT.fullmatch(name))}
     together = {name: f"{of[1]}.{'down' if of[3] == 'down' else 'gate_up'}_proj" for name, of in wanted.items()}

@@ -188,7 +188,7 @@ def test_gate_and_up_in_one_tensor_are_two_parts(directory, tmp_path, paths, kin
         rounded = {f"layers.{layer}.gate_up_proj.weight" for layer in range(SHAPE["num_hidden_layers"])}
         assert wanted.keys() - equal == (rounded if kind == "F16" else set())
         held = {id(one): one.nbytes for one in model.tensors.values()}
-        assert found.header.weight_bytes == sum(held.values()) and found.header.answers == BLOCKS
+        assert found.header.weight_bytes == sum(held.values()) and found.header.default_packing == BLOCKS
         target = NativeTarget.open(found.path, packing=BLOCKS)
         rows.append(target.forward(DraftTree.chain([*range(1, 40)]), target.cache(64)).logits.rows)
         found.path.unlink()
@@ -352,7 +352,7 @@ def test_a_width_without_whole_blocks_is_in_int8(tmp_path, paths):
     path = tiny_models.write(tmp_path / "narrow", LlamaConfig(**shape), tiny_models.byte_tokenizer(), 0)
     found = registered(write_model(tmp_path / "tiny.gguf", path, "F16"), paths)
     target = NativeTarget.open(found.path, packing=BLOCKS)
-    assert found.header.answers == BLOCKS and target.nbytes == found.header.weight_bytes
+    assert found.header.default_packing == BLOCKS and target.nbytes == found.header.weight_bytes
     assert isinstance(target.model.weights["layers.0.qkv_proj.weight"], PackedMatrix)
     assert isinstance(target.model.weights["layers.0.down_proj.weight"], BlockStack)
     assert_plain_text(target, WithPhrases(Autoregressive(), PhrasePool(())), [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3])
@@ -456,7 +456,7 @@ def test_a_registration_of_an_earlier_version_keeps_answering(directory, tmp_pat
     now = registered(file, paths)
     texts = {name: now.text(name) for name in now.header.texts}
     now.path.unlink()
-    before = replace(now.header, answers="int8", weight_bytes=0)
+    before = replace(now.header, default_packing="int8", weight_bytes=0)
     path = register(before, texts, Reporter(), paths)
     assert packings(path)[0] == "int8" and BLOCKS not in packings(path)
     assert load(path, "int8", "", 1, Reporter(), paths).header.packing == "int8"
@@ -561,7 +561,7 @@ UNREADABLE = {
     "a size of nothing": part(shape=(0, 256)),
     "a size without end": part(shape=(2**40, 256)),
     "an offset that is no number": part(offset="7"),
-    "a packing that nothing has": lambda header: replace(header, answers="int7"),
+    "a packing that nothing has": lambda header: replace(header, default_packing="int7"),
     "weights of no number": lambda header: replace(header, weight_bytes=-1),
 }
 UNUSABLE = {
