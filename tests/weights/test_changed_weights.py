@@ -21,7 +21,7 @@ from localspec.weights.fingerprint import (
     fingerprints,
     forget,
     known_digests,
-    look,
+    reread,
     weight_digests,
     weights_fingerprint,
 )
@@ -122,7 +122,7 @@ def test_a_file_that_changed_just_now_is_not_known_by_its_times(model, paths, mo
     monkeypatch.setattr(file_fingerprints, "SETTLED", 3600 * 10**9)
     file = model / "model.safetensors"
     before, told = weight_digests([file], paths), module.stamps
-    look([file], {file.name: "a" * 40}, paths)
+    reread([file], {file.name: "a" * 40}, paths)
     same = module.stamps([file])
     monkeypatch.setattr(module, "stamps", lambda files: same if files else told(files))  # as a coarse clock would say
     change(model)
@@ -132,7 +132,7 @@ def test_a_file_that_changed_just_now_is_not_known_by_its_times(model, paths, mo
 def test_what_was_packed_before_a_digest_was_known_serves_after_it(model, paths, monkeypatch):
     load(model, "int8", "tiny", 1, quiet(), paths)
     file = model / "model.safetensors"
-    look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)
+    reread([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)
     assert known_digests([file], paths)
     monkeypatch.setattr(opening, "write_with_room", lambda *_: pytest.fail("packed again"))
     load(model, "int8", "tiny", 1, quiet(), paths)
@@ -184,7 +184,7 @@ def test_only_reading_all_of_it_sees_bytes_that_changed_between_the_samples(mode
     file = model / "model.safetensors"
 
     def looked():
-        (found,) = look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths).values()
+        (found,) = reread([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths).values()
         return found
 
     first = looked()
@@ -207,7 +207,7 @@ def test_a_change_is_unseen_wherever_the_file_was_when_it_was_read(model, paths,
     monkeypatch.setattr(file_fingerprints, "SAMPLES", 16)
 
     def looked():
-        return look([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)[file.name]
+        return reread([file], {name: mark for name, (_, mark) in fingerprints([file]).items()}, paths)[file.name]
 
     file = model / "model.safetensors"
     first = looked()
@@ -228,7 +228,7 @@ def test_a_digest_of_an_earlier_version_is_compared_by_the_times_of_its_file(mod
     change(model)
     known[place] = [module.stamps([file])[file.name], known[place][1]]  # two values, as they were written then
     (paths.packed / "digests.json").write_text(json.dumps(known))
-    assert look([file], {file.name: "a" * 40}, paths)[file.name].hidden_change
+    assert reread([file], {file.name: "a" * 40}, paths)[file.name].hidden_change
 
 
 @each("content", [b"", b"[]", b'{"a": 1}', b'{"a": [1, 2, 3]}', b"\xff", b"[" * 100_000])
