@@ -111,7 +111,7 @@ def test_what_can_be_is_taken(keys, made):
 def test_whatever_has_a_key_of_ours_can_be_given_another():
     """No binding of the package is without a name, and no name means two things with different keys."""
     names: dict[str, set[tuple[tuple[str, ...], str]]] = {}
-    for module in keymap._modules():
+    for module in keymap._module_names():
         own = [kind for kind in vars(import_module(module)).values() if isinstance(kind, type)]
         for kind in own:
             ours = vars(kind).get("BINDINGS", ()) if kind.__module__ == module else ()

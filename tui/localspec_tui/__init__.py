@@ -68,8 +68,12 @@ def _chat(
 
         return NamedServer(settings)
 
-    def load(*asked: Any, **how: Any) -> "Answerer":
-        engine = loading.load(*asked, **how) if settings.elsewhere is None else named_server().load(*asked, **how)
+    def load(*arguments: Any, **options: Any) -> "Answerer":
+        engine = (
+            loading.load(*arguments, **options)
+            if settings.elsewhere is None
+            else named_server().load(*arguments, **options)
+        )
         gc.freeze()  # otherwise a scan of all objects would delay keys in the middle of a reply
         return engine
 
@@ -112,7 +116,7 @@ def _chat(
     if not ended:
         atexit.register(terminal.end_without_waiting, code)
     if app.failure:
-        for sentence in engine.outlet.held or ():  # damage found earlier may be the cause
+        for sentence in engine.outlet.held_back or ():  # damage found earlier may be the cause
             print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
     farewell = engine.farewell(app.unsent_lost)

@@ -56,7 +56,7 @@ class ChatApp(StoppableApp):
         self.error_console = Console(quiet=True)  # for tracebacks, with the values of all variables
         self.set_keymap(self.chosen_keys)
         self._chat = ChatScreen(engine, first, files, settings.log)
-        self._kept = settings.log
+        self._saves_text = settings.log
         self._theme, self._theme_origin = settings.theme, settings.origins.get("theme", "default")
         self._light = environment.light_background()
         self.theme = themes.shown(self._theme, self._light)
@@ -184,7 +184,7 @@ class ChatApp(StoppableApp):
         if not text:
             return
         super().copy_to_clipboard(text)
-        file = Paths(environment.home()).copied if self._kept else None
+        file = Paths(environment.home()).copied if self._saves_text else None
         threading.Thread(target=self._copy, args=(text, file, what), name="clipboard", daemon=True).start()
 
     def _copy(self, text: str, file: Path | None, what: str) -> None:

@@ -117,7 +117,7 @@ def queried(theme: str) -> Iterator[Answer]:
 
 
 def _drain(terminal: int, answer: Answer, end: float) -> None:
-    """Wait until `end` for an answer that has not arrived yet.
+    """Read and discard the terminal's answer, if it arrives before `end`.
 
     Text typed meanwhile is lost, as in any program that ends.
     """

@@ -35,8 +35,8 @@ MARKED = "bold underline"  # style of search matches
 class BlockView(LaidOutOnce, Widget):
     """A widget that draws the blocks of a reply, one below another.
 
-    Rows are the lines on the screen. A selection counts from the beginning of a block's text. An example of two blocks,
-    the first of them wrapped:
+    Rows are the lines on the screen. Selected positions count from the beginning of a block's text. An example of two
+    blocks, the first of them wrapped:
 
         row 0   A long          block 0
         row 1   paragraph       block 0
@@ -114,22 +114,22 @@ class BlockView(LaidOutOnce, Widget):
         block = laid.block
         base = self.visual_style
         if row < block.above:
-            return self._whole(*self._margin(block.between, laid.margin, base))
+            return self._padded(*self._margin(block.between, laid.margin, base))
         row -= block.above
         margins = block.lead if row == 0 else block.rest
         segments, base = self._margin(margins, laid.margin, base)
         if block.kind == "code":
             if row == 0:
-                return self._whole([*segments, *self._copy_line(number, laid.room, base)], base)
+                return self._padded([*segments, *self._copy_line(number, laid.room, base)], base)
             row -= 1
             base += self._component("code") + Style.parse("$text")
         elif block.kind == "rule":
             style = base + self._component("rule")
-            return self._whole([*segments, Segment("─" * laid.room, style.rich_style)], base)
+            return self._padded([*segments, Segment("─" * laid.room, style.rich_style)], base)
         elif block.kind.startswith("h"):
             base += self._component(block.kind)
-            return self._whole([*segments, *self._row(number, row, base)], base, base.rich_style)
-        return self._whole([*segments, *self._row(number, row, base)], base)
+            return self._padded([*segments, *self._row(number, row, base)], base, base.rich_style)
+        return self._padded([*segments, *self._row(number, row, base)], base)
 
     def _row(self, number: int, row: int, base: Style) -> list[Segment]:
         """Draw a row of a block's text, or of the lines of a table."""
@@ -215,8 +215,7 @@ class BlockView(LaidOutOnce, Widget):
             segments = list(Strip(segments).crop(0, columns))
         return segments, base
 
-    def _whole(self, segments: Sequence[Segment], style: Style, blank: RichStyle | None = None) -> Strip:
-        """Return a row, padded to the width of the widget."""
+    def _padded(self, segments: Sequence[Segment], style: Style, blank: RichStyle | None = None) -> Strip:
         return Strip(segments).adjust_cell_length(self.size.width, blank or style.background_style.rich_style)
 
     def _component(self, name: str) -> Style:
@@ -259,7 +258,7 @@ class BlockView(LaidOutOnce, Widget):
         return copied if selection.start is None else copied.lstrip("\n"), "\n"
 
     def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
-        """Underline these search matches, given by number of the block."""
+        """Underline search matches; `found` has the start and end of each, by number of the block."""
         self.found = found
         self.refresh()
 

@@ -20,7 +20,7 @@ def copied(text: str, file: Path | None) -> str:
     """Copy to tmux's buffer and to the desktop's clipboard. Return the result in one sentence.
 
     If both fail, it is unknown whether the terminal accepted a copy. So the text is also written to `file`, if given,
-    readable only for its owner.
+    readable only by its owner.
     """
     arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
     if arrived:

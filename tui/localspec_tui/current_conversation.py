@@ -111,10 +111,10 @@ class CurrentConversation:
         self.show()
 
     def show(self, *, first: bool = False) -> None:
-        """Show the conversation, with the held notices below it. `first` says that the chat has just started."""
+        """Show the conversation, then the notices that were held back. `first` says that the chat has just started."""
         now = self.now
         self._model.begin_figures(now)
-        last = None if now.turns else self._latest()
+        last = None if now.turns else self._last_used_chat()
         left, waiting = self._earlier_drafts(first)
         self._outlet.post(
             messages.ConversationShown(
@@ -125,9 +125,9 @@ class CurrentConversation:
         self._outlet.release()
 
     def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return drafts of earlier chats for this conversation, and the title of another conversation with drafts.
+        """Return unsent prompts of earlier chats in this conversation, and the title of another conversation with some.
 
-        The title is empty if this conversation has drafts, no other has, or the chat has not just begun (`first`).
+        The title is empty if this conversation has such prompts, no other has, or the chat is not new (`first`).
         """
         store, server = self.store, self._first.elsewhere
         if store is None or self.place is None:
@@ -141,8 +141,7 @@ class CurrentConversation:
             return [], ""
         return left, info.title if info is not None else ""
 
-    def _latest(self) -> "ConversationInfo | None":
-        """Return the chat that was used last, if one is saved."""
+    def _last_used_chat(self) -> "ConversationInfo | None":
         with suppress(LocalspecError):  # the user does not wait for this
             found = self.store.history.conversations(1, lambda info: info.by_chat) if self.store else ()
             return next(iter(found), None)
@@ -226,7 +225,7 @@ class CurrentConversation:
     def _ask(
         self, engine: "Answerer", live: "LiveStats", prompt: ComposedPrompt, replaced: Mapping[str, Any] | None
     ) -> "Generator[Event]":
-        """Return the events of a reply with the present settings. `replaced` has the figures of an earlier reply."""
+        """Return the events of a reply with the present settings. `replaced` has the figures of the former reply."""
         from localspec import Limits
 
         settings = self._model.settings.another(replaced, engine)
@@ -263,20 +262,20 @@ def run_race(
     from localspec.bench.race import opponents, race, result, sentences
     from localspec.serving.socket_engine import in_this_process
 
-    told, over = ["The race was stopped."], False
+    lines, over = ["The race was stopped."], False
     try:
-        asked = with_files(prompt).prompt
+        text = with_files(prompt).prompt
         if engine is None:
             raise UsageMistake("No model is loaded, so there is no race.")
-        lanes, streams = opponents(in_this_process(engine), asked, system, settings)
+        lanes, streams = opponents(in_this_process(engine), text, system, settings)
         with ExitStack() as at_the_end:
             for stream in streams:
                 at_the_end.callback(stream.close)
             post(messages.RaceStarted(lanes))
             over = all(not stop.is_set() for _ in race(lanes, streams))
         if over:
-            told = list(sentences(lanes, result(*lanes)))
+            lines = list(sentences(lanes, result(*lanes)))
     except LocalspecError as error:
-        told, over = [str(error)], False
+        lines, over = [str(error)], False
     with suppress(RuntimeError):  # the screen is already gone
-        post(messages.RaceEnded(told, over))
+        post(messages.RaceEnded(lines, over))

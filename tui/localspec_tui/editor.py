@@ -29,11 +29,11 @@ NONE_NAMED = "No editor is named; set VISUAL or EDITOR to one, for example expor
 
 
 def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
-    """Return the text as the editor changed it.
+    """Return the text as the user changed it in the editor.
 
-    This waits for the editor. When `leaving` returns True, the editor is ended; the result is the text that it saved.
+    This waits for the editor. When `leaving` returns True, the editor is ended, and the text in its file is returned.
 
-    Raises UsageMistake if no editor is named or it cannot be started, and LocalspecError if it fails.
+    Raises UsageMistake if `command` is empty or cannot be started, and LocalspecError if the editor fails.
     """
     if not command or not (words := _words(command)):
         raise UsageMistake(NONE_NAMED)
@@ -103,7 +103,7 @@ def _run(words: list[str], leaving: Callable[[], bool]) -> int:
 def _interrupts_ignored() -> Iterator[None]:
     """Ignore Ctrl+C in this process while the editor, which handles Ctrl+C itself, has the terminal.
 
-    A handler ignores the signal, because the editor would inherit SIG_IGN, but not a handler.
+    The signal gets an empty handler, because the editor would inherit SIG_IGN.
     """
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:

@@ -33,7 +33,7 @@ class EngineThread(threading.Thread):
     """A thread that runs jobs in order. The screen's thread may call every public method; only `close` waits."""
 
     def __init__(self, settings: Settings, opening: "Opening", loading: "Callable[..., Answerer]") -> None:
-        """Prepare the thread. `opening` opens the store, which the ExitStack closes; `loading` loads a model."""
+        """Prepare the thread. `opening(stack, …)` opens the store, which `stack` closes; `loading` loads a model."""
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it
         self.settings = settings  # for loading models
         self.buffer = ReplyBuffer()
@@ -128,7 +128,7 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.ModelFailed(str(error)))
 
     def _notice_while_opening(self, sentence: str) -> None:
-        """Show a notice now, and later in the conversation: it may say that opening a large store takes a minute."""
+        """Show a notice now, and again in the conversation, because opening a large store may take a minute."""
         self.outlet.notice(sentence)
         self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 

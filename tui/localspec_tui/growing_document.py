@@ -124,14 +124,14 @@ def _parser_of(_thread: int) -> MarkdownIt:
     # Definitions of links and labels: without them, the address of [1] would not be shown.
     markdown = MarkdownIt("gfm-like", {"html": False, "inline_definitions": True, "store_labels": True})
     markdown.core.ruler.push("safe", _make_safe)
-    markdown.block.ruler.before("table", "deep", _as_it_stands)
+    markdown.block.ruler.before("table", "deep", _flatten_deep_text)
     markdown.block.ruler.before("table", "formula", _formula_in_lines, {"alt": ["paragraph"]})
     markdown.inline.ruler.before("escape", "formula", _keep_formula)
     return markdown
 
 
-def _as_it_stands(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Make one paragraph of text that is nested too deeply, which markdown-it would drop with all text after it."""
+def _flatten_deep_text(state: StateBlock, first: int, end: int, silent: bool) -> bool:
+    """Make one paragraph of text that is nested too deeply: markdown-it would drop it and all text after it."""
     if silent or state.level < DEEPEST:
         return False
     after = first

@@ -31,7 +31,7 @@ class _Lender:
 
 @contextmanager
 def shared(engine: "Answerer | None") -> Iterator[None]:
-    """Let the threads of screen and engine alternate within this context, in which `engine` answers.
+    """Let the threads of screen and engine share the interpreter evenly while `engine` answers in this context.
 
     If the screen's thread kept the interpreter until all was drawn, tokens would come later.
     """
@@ -79,6 +79,6 @@ class ScreenFirst(selectors.DefaultSelector):
 
 
 def run(app: App[Any]) -> None:
-    """Run the application like its own `run`, but in an event loop that waits with `ScreenFirst`."""
+    """Run the application like `App.run`, but in an event loop that waits with `ScreenFirst`."""
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(ScreenFirst())) as runner:
         runner.run(app.run_async())

@@ -67,27 +67,27 @@ def _defaults() -> dict[str, str]:
 
 def effective(settings: Settings) -> dict[str, str]:
     """Return the keymap for Textual. Raises UsageMistake for an unknown name or key, and for keys that collide."""
-    asked = settings.keymap
-    if not asked:
+    changes = settings.keymap
+    if not changes:
         return {}
     origin = settings.origins.get("keymap", "the keymap")
     bound = [PALETTE, *(one for module in CHAT for one in _bound(module))]
-    if not asked.keys() <= {one.name for one in bound}:  # the dialogs above the chat take longer to import
-        bound = [PALETTE, *(one for module in _modules() for one in _bound(module))]
+    if not changes.keys() <= {one.name for one in bound}:  # the dialogs above the chat take longer to import
+        bound = [PALETTE, *(one for module in _module_names() for one in _bound(module))]
     defaults: KeysOf = {one.name: one.keys for one in bound if one.name}
     chosen: KeysOf = {}
-    for name, keys in asked.items():
+    for name, keys in changes.items():
         if name not in defaults:
             raise UsageMistake(f"{origin}: there is no action {name!r}{nearest(name, defaults)}; correct or remove it.")
         printable = any(_is_printable(key) for key in defaults[name])
         chosen[name] = tuple(_checked(key, name, origin, printable) for key in keys.split(","))
     for name in chosen:
         _refuse_collision(name, chosen, bound, origin)
-    return {name: ",".join(keys) for name, keys in {**_siblings(chosen, bound), **chosen}.items()}
+    return {name: ",".join(keys) for name, keys in {**_keys_to_restore(chosen, bound), **chosen}.items()}
 
 
-def _siblings(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the default keys of actions that share a key with a changed action. Textual would remove that key."""
+def _keys_to_restore(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
+    """Return the default keys of actions that share a key with a changed action: Textual would remove shared keys."""
     freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
     return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
 
@@ -119,11 +119,13 @@ def _checked(key: str, name: str, origin: str, printable: bool) -> str:
     """Return Textual's name for a key in the settings. Raises UsageMistake for an unknown key."""
     *modifiers, base = _parts(key.strip())
     base = SHORT.get(base.lower(), base.lower() if len(base) > 1 or modifiers else base)
-    base = _key_of(base) if len(base) == 1 else base
+    base = _textual_key_name(base) if len(base) == 1 else base
     modifiers = sorted({modifier.lower() for modifier in modifiers})
-    if not {*modifiers} <= {*MODIFIERS} or not (len(base) == 1 or base in _names()):
+    if not {*modifiers} <= {*MODIFIERS} or not (len(base) == 1 or base in _key_names()):
         shown = key.strip()[:40]
-        raise UsageMistake(f"{origin}: {name} = {shown!r} is not a key{nearest(base, _names())}; give one such as f12.")
+        raise UsageMistake(
+            f"{origin}: {name} = {shown!r} is not a key{nearest(base, _key_names())}; give one such as f12."
+        )
     full = "+".join([*modifiers, base])
     full = SAME.get(full, full)
     if _is_printable(full) and not printable:
@@ -138,26 +140,23 @@ def _parts(key: str) -> list[str]:
 
 def _is_printable(key: str) -> bool:
     *modifiers, base = key.split("+")
-    typed = len(base) == 1 or base == "space" or base in map(_key_of, string.punctuation)
+    typed = len(base) == 1 or base == "space" or base in map(_textual_key_name, string.punctuation)
     return typed and not {*modifiers} - {"shift"}
 
 
-def _key_of(character: str) -> str:
-    """Return Textual's name for the key of a character."""
+def _textual_key_name(character: str) -> str:
     name = character if character.isalnum() else unicodedata.name(character, character).lower()
     name = name.replace("-", "_").replace(" ", "_") if len(name) > 1 else name
     return KEY_NAME_REPLACEMENTS.get(name, name)
 
 
 @cache
-def _names() -> frozenset[str]:
-    """Return Textual's names of all keys that have a name."""
+def _key_names() -> frozenset[str]:
     named = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
-    return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_key_of, string.punctuation), "space", "tab"})
+    return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_textual_key_name, string.punctuation), "space", "tab"})
 
 
-def _modules() -> Iterator[str]:
-    """Yield the names of all modules of the interface."""
+def _module_names() -> Iterator[str]:
     home = Path(__file__).parent
     for file in sorted(home.rglob("*.py")):
         if file.stem != "__init__":

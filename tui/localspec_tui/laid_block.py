@@ -154,7 +154,7 @@ class LaidBlock:
         self.room = max(width - self.margin, 1)
         table = _Table(block, self.room) if block.kind == "table" else None
         self._table = table if table is not None and table.fits else None
-        self._starts = [0] if self._table is not None else self._rows()  # where each row begins in the text
+        self._starts = [0] if self._table is not None else self._row_starts()
         self.head = block.above + (block.kind == "code")  # rows before those of the text
         self.height = self.head + (self._table.height if self._table is not None else len(self._starts))
 
@@ -203,8 +203,7 @@ class LaidBlock:
         )
         return self.head + next(rows, 0)
 
-    def _rows(self) -> list[int]:
-        """Return the positions in the text where rows begin."""
+    def _row_starts(self) -> list[int]:
         starts, begin = [0], 0
         is_code = self.block.kind == "code"
         width = max(self.room - 2 * PADDING, 1) if is_code else self.room
@@ -230,10 +229,10 @@ def _at_most(widest: list[int], room: int) -> int:
 
 
 class LaidOutOnce:
-    """A mixin that spares a growing widget a second layout. It is not a Widget, because Textual styles only the first
-    base.
+    """A mixin that spares a growing widget a second layout.
 
-    When a layout gives a widget a new size, Textual would request another layout and another drawing.
+    When a layout gives a widget a new size, Textual would request another layout and another drawing. The mixin is not
+    a Widget itself, because Textual reads styles only from the first base class.
     """
 
     _has_grown = False

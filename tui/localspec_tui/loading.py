@@ -53,7 +53,7 @@ def load(
 class LoadedModel:
     """The model that answers, and the sampling of its replies.
 
-    The engine's thread loads, replaces and measures it. Methods of the last section may be called on any thread.
+    The engine's thread loads, replaces and measures it. Any thread may call the methods below "from any thread".
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LoadedModel:
         self._outlet.post(messages.ModelLoaded(card, introduction(engine, card)))
 
     def begin_figures(self, conversation: "Conversation") -> None:
-        """Begin to count figures for the replies of a conversation, if a model is loaded."""
+        """Reset the figures of replies for a conversation, if a model is loaded."""
         from localspec.chat.figures import LiveStats
 
         if self.engine is not None:
@@ -140,8 +140,8 @@ class LoadedModel:
     # -- from any thread ----------------------------------------------------------------------------------------------
 
     @property
-    def held(self) -> tuple[str, int]:
-        """Return the device, and the bytes of its memory that become free when another model replaces this one."""
+    def freed_memory(self) -> tuple[str, int]:
+        """The device, and the bytes of its memory that become free when another model replaces this one."""
         engine = self.engine
         return ("cpu", 0) if engine is None else engine.held
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ChatOpened(Message):
-    """The store is open, and the conversation found. Next, the model is loaded. `history` is None without a store."""
+    """A message that the store is open. Next, the model is loaded. `history` is None without a store."""
 
     history: "History | None"
     prompts: Sequence[str]  # entered earlier, the newest first
@@ -39,7 +39,7 @@ class ChatOpened(Message):
 
 @dataclass
 class ConversationShown(Message):
-    """Another conversation, or a new one, is now the current one."""
+    """A message with the conversation that is now the current one, new or continued."""
 
     turns: "Sequence[Turn]"
     unanswered: str | None
@@ -53,7 +53,7 @@ class ConversationShown(Message):
 
 @dataclass
 class StageReached(Message):
-    """A slow stage has begun."""
+    """A message that a slow stage has begun."""
 
     stage: str
 
@@ -67,7 +67,7 @@ class Measuring(Message):
 
 @dataclass
 class ModelComes(Message):
-    """A model is being loaded. The message has suggested prompts for the model, if any are known."""
+    """A message that a model is being loaded. It has suggested prompts for the model, if any are known."""
 
     name: str
     starters: Sequence[str]
@@ -75,7 +75,7 @@ class ModelComes(Message):
 
 @dataclass
 class ModelLoaded(Message):
-    """A model answers from now on."""
+    """A message that a model answers from now on."""
 
     card: "TargetCard"
     introduction: "Introduction"
@@ -83,14 +83,14 @@ class ModelLoaded(Message):
 
 @dataclass
 class ModelFailed(Message):
-    """A model could not be loaded, so no model answers now."""
+    """A message that a model could not be loaded, so no model answers now."""
 
     sentence: str
 
 
 @dataclass
 class StartFailed(Message):
-    """A request on the command line cannot be fulfilled, so the chat ends."""
+    """A message that a request on the command line cannot be fulfilled, so the chat ends."""
 
     error: LocalspecError
 
@@ -108,7 +108,7 @@ class ReplyEnded(Message):
 
 @dataclass
 class RaceStarted(Message):
-    """A race has begun. Its lanes grow while it runs."""
+    """A message that a race has begun. Its lanes grow while it runs."""
 
     lanes: "Sequence[Lane]"
 
@@ -131,7 +131,7 @@ class Noticed(Message):
 
 @dataclass
 class UnsavedTurns(Message):
-    """How many of the newest turns are not completely saved; 0 if all are saved."""
+    """The number of the newest turns that are not completely saved; 0 if all are saved."""
 
     turns: int
 
@@ -145,7 +145,7 @@ class Titled(Message):
 
 @dataclass
 class Branched(Message):
-    """The conversation continues in a branch. The conversation before the branch stays, with this id."""
+    """A message that the conversation continues in a branch. `conversation` is the number of the former one."""
 
     conversation: int
 
@@ -177,14 +177,14 @@ class FetchEnded(Message):
 
 @dataclass
 class BackgroundKnown(Message):
-    """The terminal has reported its background."""
+    """A message that the terminal has reported its background."""
 
     light: bool
 
 
 @dataclass
 class ThreadFailed(Message):
-    """The engine's thread has ended after an unexpected error."""
+    """A message that the engine's thread has ended after an unexpected error."""
 
     error: Exception
 
@@ -194,7 +194,7 @@ class Outlet:
 
     def __init__(self) -> None:
         self.send: Callable[[Message], object] = lambda _: None
-        self.held: list[str] | None = []  # None while a conversation is shown
+        self.held_back: list[str] | None = []  # None while a conversation is shown
 
     def post(self, message: Message) -> None:
         """Send a message, unless the screen has ended."""
@@ -203,19 +203,19 @@ class Outlet:
 
     def notice(self, sentence: str) -> None:
         """Send a notice, or hold it back."""
-        if self.held is None:
+        if self.held_back is None:
             self.post(Noticed(sentence))
         else:
-            self.held.append(sentence)
+            self.held_back.append(sentence)
 
     def hold(self) -> None:
         """Hold notices back from now on."""
-        self.held = []
+        self.held_back = []
 
     def release(self) -> None:
         """Send the notices that were held back."""
-        held, self.held = self.held or [], None
-        for sentence in held:
+        sentences, self.held_back = self.held_back or [], None
+        for sentence in sentences:
             self.notice(sentence)
 
 
@@ -241,7 +241,7 @@ class ReplyBuffer:
         self.figures, self.accepted = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
-        """Add an event, which `live` has counted already."""
+        """Add an event of the reply. `live` must have counted it before."""
         self.accepted = True
         match event:
             case Prefill(done, total, _) if done < total:
@@ -287,9 +287,9 @@ class Pace:
         self._spent = time.thread_time()
 
     def next(self) -> float:
-        """Return the seconds to wait until new text is taken, so that this work takes a fixed share of the time.
+        """Return the seconds to wait until new text is taken, so that showing text takes a fixed share of a CPU core.
 
-        The work includes drawing. The result has limits, so that text neither flickers nor stutters.
+        Drawing counts as well. The result has limits, so that text neither flickers nor stutters.
         """
         spent = time.thread_time()
         self.period = min(max((spent - self._spent) / SHARE, SHORTEST_WAIT), LONGEST_WAIT)

@@ -83,7 +83,7 @@ class ReplyBlock:
 
 @dataclass(eq=False)
 class _Container:
-    """A quote, list or list item being read. `marker` is left of its first line; `used` is True after that line."""
+    """A quote, list or list item being read. `marker` is left of the first line; `used` is True after that line."""
 
     kind: str
     marker: Margin | None = None
@@ -200,7 +200,7 @@ class BlockReader:
 
 
 def is_loose(before: ReplyBlock, block: ReplyBlock) -> bool:
-    """Return whether a blank row separates two blocks of the outer level. False for two definitions of links."""
+    """Return whether a blank row separates two top-level blocks: False only for two definitions of links."""
     return not before.kind == block.kind == "definition"
 
 

@@ -134,20 +134,19 @@ if sys.platform != "win32":
                 thread.join()
                 os.close(ended)
 
-        def _filter(self, written: int, ended: int) -> None:
-            """Copy filtered input from the terminal to the pipe `written`, until the pipe `ended` or the terminal is
-            closed."""
+        def _filter(self, target: int, stop: int) -> None:
+            """Copy filtered input from the terminal to the pipe `target`, until the terminal or the pipe `stop` ends."""
             decode = codecs.getincrementaldecoder("utf-8")("replace").decode
             pastes = PasteFilter()
-            with open(written, "wb", buffering=0) as keys:
-                while ended not in select.select([self.terminal, ended], [], [])[0]:
+            with open(target, "wb", buffering=0) as keys:
+                while stop not in select.select([self.terminal, stop], [], [])[0]:
                     try:
                         data = os.read(self.terminal, 4096)
                     except OSError:
                         data = b""
                     if not data:
                         self.application.soon(self.application.panic)
-                        select.select([ended], [], [])
+                        select.select([stop], [], [])
                         return
                     with suppress(OSError):  # Textual has stopped reading
                         keys.write(self.application.meant(pastes.read(decode(data))).encode())

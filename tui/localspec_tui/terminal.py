@@ -108,14 +108,14 @@ def is_there() -> bool:
 
 @contextmanager
 def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Handle signals that would end the process: end the chat as a key does, with the exit code that shells expect.
+    """Handle signals that would end the process: end the chat like ctrl+q, but with the exit code that shells expect.
 
     `leave` is called on the main thread, between two instructions of Python. As that thread may be busy for long,
     `overdue` is called at once on a separate thread.
     """
     handlers: dict[int, Any] = {}
 
-    def ours(number: int) -> bool:  # an editor that has the terminal also gets Ctrl+C
+    def is_handled(number: int) -> bool:  # an editor that has the terminal also gets Ctrl+C
         return number in handlers and signal.getsignal(number) is handlers[number]
 
     with ExitStack() as afterwards:
@@ -125,7 +125,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
                 handlers[number] = lambda signum, _: leave(128 + signum)
                 afterwards.callback(signal.signal, number, signal.signal(number, handlers[number]))
         if os.name == "posix":
-            afterwards.enter_context(_watched(ours, overdue))
+            afterwards.enter_context(_watched(is_handled, overdue))
         for name in ("SIGTSTP", "SIGCONT"):  # Textual replaces these; restore them after it
             if hasattr(signal, name):
                 number = getattr(signal, name)
@@ -134,15 +134,15 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
 
 
 @contextmanager
-def _watched(ours: Callable[[int], bool], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Call `overdue` on a thread when a signal arrives for which `ours` is True. Python writes signals to a pipe."""
+def _watched(is_handled: Callable[[int], bool], overdue: Callable[[int], None]) -> Iterator[None]:
+    """Call `overdue` on a thread for each signal that `is_handled` accepts. Python writes signals to a pipe."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
         while came := os.read(reading, 1):
-            if ours(came[0]):
+            if is_handled(came[0]):
                 overdue(128 + came[0])
         os.close(reading)
 

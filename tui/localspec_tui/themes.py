@@ -29,7 +29,7 @@ def shown(theme: str, light: bool | None) -> str:
 
 
 def keep(theme: str, origin: str) -> str:
-    """Save the theme in config.toml. Return a sentence for the user. `origin` is where the theme is set now."""
+    """Save the theme in config.toml. Return a sentence for the user. `origin` is the source of the present setting."""
     file = Paths(environment.home()).config_file
     try:
         keep_setting(file, "theme", theme)

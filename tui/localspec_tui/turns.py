@@ -62,8 +62,8 @@ class Outbox:
         ended, self.under_way = self.under_way, None
         return ended
 
-    def refuse(self) -> None:
-        """Take back the files of the last prompt, which got no reply. Their text goes before the next prompt."""
+    def reuse_files(self) -> None:
+        """Put the files of the last prompt, which got no reply, before the text of the next prompt."""
         self.files = self._given
 
     def drop_waiting(self) -> str:
@@ -93,7 +93,7 @@ class UnsentText:
         self._trouble = ""  # why the last attempt to save failed
 
     def put_aside(self, *, for_new: bool = False) -> None:
-        """Move the typed text aside, for its saved conversation or, with `for_new`, for the next new conversation."""
+        """Put the typed text aside for this saved conversation, or with `for_new` for the next new conversation."""
         if self._chat.outbox.to_be_shown:  # the present conversation may not be open yet
             return
         number = self._chat.engine.conversation.now.id or (0 if for_new else None)
@@ -266,8 +266,8 @@ class Turns:
         await self._chat.view.forget(self._refusal)
         self._refusal = None
         if ended.trouble is not None:
-            told = await self._chat.view.tell(ended.trouble, trouble=True)
-            self._refusal = told if turn is None else None
+            notice = await self._chat.view.tell(ended.trouble, trouble=True)
+            self._refusal = notice if turn is None else None
         elif turn is not None and (sentence := self._remark(turn)):
             await self._chat.view.tell(sentence)
         self.show_figures()
@@ -278,7 +278,7 @@ class Turns:
 
     async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:
         """Put a prompt back into the field. If it was to replace a turn, show the turns `before` again."""
-        self._chat.outbox.refuse()
+        self._chat.outbox.reuse_files()
         if before is None:
             await self._chat.view.take_back()
         else:

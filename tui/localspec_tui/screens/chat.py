@@ -207,7 +207,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.top.call(shown.title)
         self.first.keeps(self.engine.conversation.place)
         await self.view.show(answered, self.engine.traces)
-        self.first.begin(shown.last, said=bool(shown.turns or self.outbox.waiting))
+        self.first.begin(shown.last, hidden=bool(shown.turns or self.outbox.waiting))
         if shown.unanswered is not None:
             self.prompt.give_back(shown.unanswered)
         if left := [*shown.left, *filter(None, [self.draft.take_aside(shown.number)])]:
@@ -286,7 +286,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.turns.stop()
 
     def action_back(self) -> None:
-        """Close the list of keys, leave an edited prompt unchanged, and return to the prompt."""
+        """Close the list of keys, cancel the editing of an earlier prompt, and move the focus to the prompt field."""
         self.query(KeysPanel).remove()
         self.turns.leave_edited()
         self.type_here()
@@ -356,7 +356,7 @@ class ChatScreen(StableLayout, Screen[None]):
         return widget, offset
 
     def action_copy_text(self) -> None:
-        """Copy the selection. During a reply, a match of a search is no selection, and the key stops the reply."""
+        """Copy the selection. If it is only the match of a search, and a reply is running, stop the reply instead."""
         if self.view.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()

@@ -45,7 +45,9 @@ class ModelChoice:
         from localspec_tui.screens.models import ModelsScreen
 
         current, engine = self.card if self._chat.outbox.model_loaded else None, self._chat.engine
-        models = ModelsScreen(current, engine.model.held, self._pace, self._chat.download, engine.settings.drafter_rule)
+        models = ModelsScreen(
+            current, engine.model.freed_memory, self._pace, self._chat.download, engine.settings.drafter_rule
+        )
         self._chat.app.push_screen(models, self._choose)
 
     def _choose(self, chosen: "Chosen | None") -> None:
@@ -115,7 +117,7 @@ class ConversationChoice:
     def check(self, number: int) -> None:
         """Raise UsageMistake if the history has no conversation with this id.
 
-        Call this before a running reply is stopped for the change. The disk is read.
+        Call this before a running reply is stopped to open the conversation. The disk is read.
         """
         if self.history is not None and self.history.info(number) is None:
             resumes = keymap.key(self._chat.app, "chat.resume")
@@ -128,7 +130,7 @@ class ConversationChoice:
             self._chat.top.call(title)  # at once; the engine's thread may be busy
 
     def notify_of_branch(self, branched: messages.Branched) -> None:
-        """Notify the user once where the turns before a branch are, as soon as no other notification is visible."""
+        """Notify the user once where the turns before a branch stay, unless another notification is visible now."""
         if self._branch_noticed or cast("ChatApp", self._chat.app).toasts:
             return
         self._branch_noticed = True
@@ -150,7 +152,7 @@ class ReplySettings:
         self._sampling_draft: dict[str, str] = {}
 
     def show(self) -> bool:
-        """Show the changed settings in the top line. Return whether this changed the visible line."""
+        """Show the changed settings in the top line. Return whether the visible line is now different."""
         system = ["system prompt"] if self._system else []
         return self._chat.top.show_set(*system, *self._settings.chosen)
 

@@ -26,7 +26,7 @@ from localspec_tui.widgets.typed_text import OneLine
 class StableLayout:
     """A mixin that keeps a screen's layout stable while the size of the terminal changes.
 
-    It is not a Screen itself, because Textual reads styles and keys only from the first Screen base.
+    It is not a Screen itself, because Textual reads styles and keys only from the first base class that is a Screen.
     """
 
     async def on_event(self: Any, event: events.Event) -> None:
@@ -178,7 +178,7 @@ class AskingLine(Vertical):
             _AnswerField(compact=True),
             _Decision(markup=False),
         )
-        self._asked: Future[str | None] | None = None
+        self._awaited: Future[str | None] | None = None
 
     def compose(self) -> ComposeResult:
         yield self._question
@@ -191,7 +191,7 @@ class AskingLine(Vertical):
     @property
     def asking(self) -> bool:
         """Whether a question is open."""
-        return self._asked is not None
+        return self._awaited is not None
 
     async def text(self, question: str, value: str) -> str | None:
         """Ask for a text, and return it; None if the user left. The field begins with `value`."""
@@ -210,22 +210,22 @@ class AskingLine(Vertical):
         self._decision.display = field is self._decision
         self.display = True
         before = self.screen.focused
-        asked: Future[str | None] = get_running_loop().create_future()
-        self._asked = asked
+        answer: Future[str | None] = get_running_loop().create_future()
+        self._awaited = answer
         self.screen.set_focus(field)  # at once, before the next typed key
         self.screen.refresh_bindings()
         try:
-            return await asked
+            return await answer
         finally:
-            if self._asked is asked and self.is_attached:
-                self._asked, self.display = None, False
+            if self._awaited is answer and self.is_attached:
+                self._awaited, self.display = None, False
                 self.screen.set_focus(before)
                 self.screen.refresh_bindings()
 
     def answer(self, text: str | None) -> None:
         """Answer the question with a text. None means no, or no text."""
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(text)
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(text)
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
         submitted.stop()

@@ -48,8 +48,8 @@ class _ModelSearch(OneLine):
 class ModelsScreen(SearchedScreen[Chosen | None]):
     """A dialog that returns the chosen model, or None.
 
-    `held` is the present model's device, and the bytes that the model holds there. `pace` is the model's speed in
-    words.
+    `freed` is the present model's device, and the bytes there that another model could use instead. `pace` is the speed
+    of the present model in words.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -65,13 +65,13 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
     def __init__(
         self,
         current: "TargetCard | None",
-        held: tuple[str, int],
+        freed: tuple[str, int],
         pace: tuple[str, ...],
         download: DownloadLine,
         rule: "DrafterRule" = "auto",
     ) -> None:
         super().__init__(_ModelSearch(placeholder="Which model answers? Type to search", compact=True))
-        self._current, self._held, self._pace = current, held, pace  # the present model, if there is one
+        self._current, self._freed, self._pace = current, freed, pace  # the present model, if there is one
         self._rule = rule  # the rule for drafters
         self._download, self._line = download, Static("", id="download", markup=False)
         self._seen = download.ended
@@ -98,7 +98,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             self._models = await asyncio.to_thread(found.models_here, self._current)
             self._list()
             self._models, measured = await asyncio.to_thread(
-                found.all_models, self._current, self._held, self._pace, self._rule
+                found.all_models, self._current, self._freed, self._pace, self._rule
             )
             note = "" if measured else UNMEASURED
         except LocalspecError as error:
@@ -179,11 +179,11 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
     # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_move(self, step: int) -> None:
-        if not self._see_the_rest(step):
+        if not self._scroll_beyond(step):
             super().action_move(step)
 
     def action_page(self, step: int) -> None:
-        if self._see_the_rest(step):
+        if self._scroll_beyond(step):
             return
         options = self._options
         if step > 0:
@@ -193,8 +193,8 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         if options.highlighted is None:  # there is no other line in this direction
             (options.action_last if step > 0 else options.action_first)()
 
-    def _see_the_rest(self, step: int) -> bool:
-        """Scroll beyond the last model that can be chosen, to models that cannot be chosen, before wrapping around."""
+    def _scroll_beyond(self, step: int) -> bool:
+        """Scroll to unusable models beyond the last usable one in this direction. Return whether the list scrolled."""
         options = self._options
         usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:

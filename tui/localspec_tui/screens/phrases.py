@@ -47,7 +47,7 @@ class PhrasesScreen(AskingScreen[None]):
     def __init__(self, store: Store, card: TargetCard, words: str = "") -> None:
         super().__init__(OneLine(words, placeholder="Search in phrases", compact=True))
         self._store, self._card = store, card
-        self._kept = Static("", id="kept", markup=False)
+        self._summary = Static("", id="kept", markup=False)
         self._stories = Stories(store.history)
         self._readers: dict[int, tuple[Decode, str]] = {}  # by pool: its decoder, or why there are only token ids
         self._pools: list[PoolInfo] = []
@@ -55,7 +55,7 @@ class PhrasesScreen(AskingScreen[None]):
         self._superseded = threading.Event()  # set when the current search is no longer wanted
 
     def _above(self) -> Iterable[Widget]:
-        return (self._kept,)
+        return (self._summary,)
 
     # -- the list -----------------------------------------------------------------------------------------------------
 
@@ -84,13 +84,13 @@ class PhrasesScreen(AskingScreen[None]):
         options, self._found = self._options, found
         options.clear_options()
         options.add_options(
-            Option(Content.assemble(one_line(kept.line), "\n", (one_line(story), "dim")))
-            for kept, story in zip(found, stories, strict=True)
+            Option(Content.assemble(one_line(phrase.line), "\n", (one_line(story), "dim")))
+            for phrase, story in zip(found, stories, strict=True)
         )
         options.highlighted = 0 if found else None
         room = sum(pool.bytes for pool in self._pools)
-        kept = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept only here"
-        self._kept.update(one_line(kept))
+        summary = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept only here"
+        self._summary.update(one_line(summary))
         nothing = "Nothing was found." if words.strip() else NOTHING
         more = "Search to find other phrases." if len(found) == LISTED else ""
         why_ids = [why for pool in self._pools if pool.phrases and (why := self._readers[pool.pool][1])]
@@ -115,7 +115,7 @@ class PhrasesScreen(AskingScreen[None]):
 
             phrases = readable_phrases(pool, self._store.phrases.most_useful(pool.pool), decode, words)
             found += islice(phrases, LISTED - len(found))
-        return found, [self._stories.of(kept.phrase) for kept in found]
+        return found, [self._stories.of(readable.phrase) for readable in found]
 
     def _highlighted(self) -> ReadablePhrase | None:
         at = self._options.highlighted
@@ -139,18 +139,18 @@ class PhrasesScreen(AskingScreen[None]):
 
     @work(exclusive=True, group="asking")
     async def action_delete(self) -> None:
-        if (kept := self._chosen()) is not None:
-            delete, pool = self._store.phrases.delete, kept.pool.pool
-            await self._delete(f"“{kept.line}”", lambda: delete(pool, phrases=[kept.name]))
+        if (chosen := self._chosen()) is not None:
+            delete, pool = self._store.phrases.delete, chosen.pool.pool
+            await self._delete(f"“{chosen.line}”", lambda: delete(pool, phrases=[chosen.name]))
 
     @work(exclusive=True, group="asking")
     async def action_delete_chat(self) -> None:
-        if (kept := self._chosen()) is None:
+        if (chosen := self._chosen()) is None:
             return
-        if (conversation := kept.phrase.conversation) is None:
+        if (conversation := chosen.phrase.conversation) is None:
             self._tell("The conversation of this phrase was not saved.")
             return
-        delete, pool = self._store.phrases.delete, kept.pool.pool
+        delete, pool = self._store.phrases.delete, chosen.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)
         what = f"the {counted(count, 'phrase')} last used in {self._stories.title(conversation)}"
         await self._delete(what, lambda: delete(pool, conversation=conversation))

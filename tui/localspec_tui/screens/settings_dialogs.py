@@ -124,5 +124,5 @@ class SystemPromptScreen(Dialog[Typed | None]):
         self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
 
     def action_back(self) -> None:
-        """Close the dialog, and keep the typed text as a draft, even if the field does not have its first text yet."""
+        """Close the dialog, and return the typed text as a draft; None if the field has not been filled yet."""
         self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

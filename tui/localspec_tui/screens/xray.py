@@ -77,7 +77,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         return [trace for trace in self._traces if len(trace.tokens)]
 
     def _neighbour(self, step: int) -> Trace | None:
-        """Return the trace of the previous (-1) or next (1) reply, or else of the last; None without one."""
+        """Return the trace of the previous (-1) or next (1) reply, if any; without a chosen reply, the last trace."""
         replies = self._replies()
         at = replies.index(self._chosen) + step if self._chosen in replies else len(replies) - 1
         return replies[at] if 0 <= at < len(replies) else None

@@ -171,7 +171,7 @@ class ConversationView(MountedTurns):
 
     async def follow(self) -> None:
         """Scroll to the end, and follow it."""
-        await self._leave_sought()
+        await self._unmount_sought()
         self.anchor()
 
     # -- search matches -----------------------------------------------------------------------------------------------
@@ -196,9 +196,9 @@ class ConversationView(MountedTurns):
 
         self.call_after_refresh(show)
 
-    def _leave_sought(self) -> AwaitComplete:
+    def _unmount_sought(self) -> AwaitComplete:
         self.unmark()
-        return super()._leave_sought()
+        return super()._unmount_sought()
 
     def unmark(self) -> None:
         """Remove the marks of a search."""
@@ -244,7 +244,7 @@ class ConversationView(MountedTurns):
 
     async def add_prompt(self, prompt: ComposedPrompt, trace: "Trace") -> None:
         """Begin a turn with this prompt."""
-        await self._leave_sought()
+        await self._unmount_sought()
         exchange = Exchange(prompt, trace=trace)
         self._exchanges.append(exchange)
         await self.mount_all(exchange.mountable())
@@ -265,7 +265,6 @@ class ConversationView(MountedTurns):
             self._growing.tell_thought(words)
 
     async def _current(self) -> "ReplyView":
-        """Return the current reply."""
         if self._growing is None:
             await import_replies()
             from localspec_tui.widgets.reply_view import ReplyView
@@ -290,7 +289,7 @@ class ConversationView(MountedTurns):
 
     async def cut(self, turns: int) -> None:
         """Remove all turns after the first `turns`, because other turns will replace them."""
-        await self._leave_sought()
+        await self._unmount_sought()
         while self._exchanges and len(self._older) + len(self._exchanges) > turns:
             await self.take_back()
         while len(self._older) > turns:

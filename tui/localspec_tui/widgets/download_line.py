@@ -68,7 +68,7 @@ class DownloadLine(Widget):
             self._show("stopping")
 
     def wait(self, seconds: float) -> None:
-        """Wait at most this long for the end of a stopped download."""
+        """Wait at most `seconds` for the end of a stopped download."""
         if self._thread is not None:
             self._thread.join(seconds)
 

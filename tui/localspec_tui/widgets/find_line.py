@@ -77,7 +77,7 @@ class FindLine(Horizontal):
 
     @dataclass
     class Closed(Message):
-        """The search has ended. `back` is True if the user wants to return to the place before the search."""
+        """A message that the search has ended. With `back`, the view returns to the place before the search."""
 
         back: bool
 

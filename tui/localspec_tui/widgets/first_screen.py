@@ -28,7 +28,7 @@ class FirstScreen(Vertical):
 
     @dataclass
     class Chosen(Message):
-        """A suggested prompt was clicked."""
+        """A message that a suggested prompt was clicked."""
 
         prompt: str
 
@@ -37,7 +37,7 @@ class FirstScreen(Vertical):
         self._starters: tuple[str, ...] = ()
         self._model, self._facts = Static(markup=False, id="model"), Static(markup=False, id="facts")
         self._choices = [_Starter(number) for number in (1, 2, 3)]
-        self._kept = ""
+        self._saved = ""
         self._known: Sequence[str] = ()
         self._drafted = False
         self.display = False
@@ -53,8 +53,8 @@ class FirstScreen(Vertical):
 
     def keeps(self, place: Path | None) -> None:
         """Show where conversations are saved. None means that they are not saved."""
-        kept = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut off the path
-        self._kept = f"{kept}\n{place}" if place else "Nothing is saved."
+        where = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut off the path
+        self._saved = f"{where}\n{place}" if place else "Nothing is saved."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
         """Show which model is being loaded, and suggested prompts."""
@@ -81,12 +81,12 @@ class FirstScreen(Vertical):
         for choice, prompt in zip(self._choices, offered, strict=False):
             choice.offer(prompt)
 
-    def begin(self, last: "ConversationInfo | None", *, said: bool) -> None:
-        """Prepare the view for a conversation; hide it if the conversation has turns (`said`).
+    def begin(self, last: "ConversationInfo | None", *, hidden: bool) -> None:
+        """Prepare the view for a conversation; hide it if the conversation has prompts (`hidden`).
 
         `last` is the conversation that was used last, which the view offers to continue.
         """
-        lines = [self._kept]
+        lines = [self._saved]
         if last is not None:
             resumes = keymap.key(self.app, "chat.resume")
             lines.insert(0, f"Last: {one_line(last.title)}, {ago(last.used, time.time())} ({resumes})")
@@ -94,7 +94,7 @@ class FirstScreen(Vertical):
         if self._drafted:
             self._drafted = False
             self._offer(self._known)
-        self.display = not said
+        self.display = not hidden
 
     def offer_none(self) -> None:
         """Offer no suggested prompts in this conversation, because the prompt field has a draft."""

@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Move the line above the first turn that the model still reads, by the figures of the last reply."""
+        """Move the line above the first turn that the model still reads. The figures of the last reply say which."""
         every = self._every
         answered = [bool(one.reply) for one in every]
         last = next((one for one in reversed(every) if one.reply), None)
@@ -156,7 +156,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         if any(one is exchange for one in self._sought):
             return
         turn = next(at for at, one in enumerate(self._every) if one is exchange)
-        leaving = self._leave_sought()
+        leaving = self._unmount_sought()
         if exchange.views:
             await leaving
             return
@@ -168,8 +168,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         await leaving
         await mounting
 
-    def _leave_sought(self) -> AwaitComplete:
-        """Unmount the older turns that a search has mounted."""
+    def _unmount_sought(self) -> AwaitComplete:
         gone = [view for one in self._sought for view in one.views]
         if self._gap is not None:
             gone.append(self._gap)

@@ -63,7 +63,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     @dataclass
     class Sent(Message):
-        """The user pressed Enter to send this text."""
+        """A message that the user pressed Enter to send this text."""
 
         text: str
 
@@ -87,9 +87,9 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._said = [*prompts, *self._said]
 
     def _chooses(self, event: events.Key) -> bool:
-        """Handle a key that chooses a suggested prompt, if nothing was typed before. Return whether the key chose one.
+        """Fill the empty field with the suggested prompt that a key chooses. Return whether the key chose one.
 
-        If more text is typed at once, the key was part of a text: take the choice back.
+        If the next key is printable, both are text: replace the suggested prompt by the first key's character.
         """
         chosen, self._chosen = self._chosen, None
         if chosen and event.is_printable and self.text == chosen[1]:
@@ -144,7 +144,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before, by_hand=False)
 
     def give_back(self, text: str) -> None:
-        """Put an unsent text back into an empty field. The arrow keys show sent prompts in any case."""
+        """Put an unsent prompt back into the field if the field is empty. The arrow keys still show sent prompts."""
         if not self.text:
             self.put(text)
 

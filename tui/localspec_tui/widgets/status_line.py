@@ -129,9 +129,9 @@ class UnsavedLine(Widget):
 class TopLine(Widget):
     """The model, its changed settings, and the title of the conversation."""
 
-    def __init__(self, kept: bool) -> None:
+    def __init__(self, saved: bool) -> None:
         super().__init__()
-        self._kept = kept
+        self._saved = saved
         self._model: tuple[str, ...] = ()
         self._badges: tuple[str, ...] = ()
         self._title = ""
@@ -165,8 +165,8 @@ class TopLine(Widget):
 
     def _facts(self) -> list[tuple[str, str]]:
         """Return the facts for which there is room, each with its style."""
-        kept = () if self._kept else ("nothing is saved",)
-        facts = (*self._model[:1], *kept), self._badges, self._model[1:]
+        unsaved = () if self._saved else ("nothing is saved",)
+        facts = (*self._model[:1], *unsaved), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")
         title = min(cell_len(self._title), TITLE) + 2 if self._title else 0
         # The title comes before the model's precision and device.

@@ -1,4 +1,4 @@
-"""The completions of a command or path, displayed above the prompt while it is typed."""
+"""The completions of a command or path, displayed above the prompt field while the user types."""
 
 import asyncio
 from collections.abc import Callable, Sequence

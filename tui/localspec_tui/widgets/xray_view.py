@@ -63,7 +63,7 @@ NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a tok
 
 
 class Run(NamedTuple):
-    """The part of a piece of the reply that is in one line, mostly the whole piece. It begins at column `x`."""
+    """The part of a token's text that is in one line, mostly the whole text. It begins at column `x`."""
 
     piece: int
     text: str
@@ -207,7 +207,7 @@ class XRayView(ScrollView, can_focus=True):
     ]
 
     class Moved(Message):
-        """The cursor is on another token, or more is known about the token at the cursor."""
+        """A message that the cursor is on another token, or that more is known about the token at the cursor."""
 
     def __init__(self) -> None:
         super().__init__()
