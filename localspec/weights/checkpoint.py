@@ -264,7 +264,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
 
 
 def revision(path: Path) -> str:
-    """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and contents of weights.
+    """Return 40 hexadecimal digits that change with config.json, tokenizer.json, and names and samples of weight files.
 
     Only a sample of evenly spaced bytes of each file of weights is read, because training changes all weights a little.
     A packed file has the revision of the directory from which it was made. Raises the errors of `inspect`.

@@ -225,7 +225,7 @@ Values = Callable[[str, Sequence[int], int], bytes]  # (tensor, first weight of 
 
 
 def fingerprints(files: Sequence[Path]) -> dict[str, tuple[int, str]]:
-    """Return the bytes and the fingerprint of each file, by its name. Raises the errors of `file_fingerprint`."""
+    """Return each file's size in bytes and fingerprint, by its name. Raises the errors of `file_fingerprint`."""
     return {file.name: (file.stat().st_size, file_fingerprint(file)) for file in files}
 
 
@@ -286,8 +286,8 @@ def weights_fingerprint(path: Path) -> str:
     """Return 40 hexadecimal digits that change only with the weights of a model.
 
     File names, the distribution of tensors among files, and texts do not matter. A packed file has the fingerprint of
-    its original weights. Files packed by an earlier version do not store this fingerprint; if there are only such
-    files, return the model's revision instead. Raises the errors of `checkpoint.inspect`.
+    its original weights. Earlier versions did not store it; if all packed files of the model are from such versions,
+    return its revision instead. Raises the errors of `checkpoint.inspect`.
     """
     if is_packed(path):
         origin = read(path).header.origin

@@ -309,7 +309,7 @@ class GgufModel:
         return sampled_weights(shapes, values)
 
     def tensors(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors that each parameter is stacked from, by localspec's name of the parameter.
+        """Return the GGUF tensors to stack for each parameter, by localspec's name of the parameter.
 
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
@@ -324,9 +324,9 @@ class GgufModel:
         return found
 
     def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
-        """Return the tensors of the MTP layer, by localspec's parameter; empty without such a layer.
+        """Return the tensors of the MTP layer, by localspec's names of its parameters; empty without such a layer.
 
-        An unsupported layer, for example one with a separate embedding, is left out.
+        Return nothing for an unsupported layer, for example one with a separate embedding.
         """
         if not self._ahead:
             return {}

@@ -136,7 +136,7 @@ def _places(paths: Paths) -> tuple[Path, Path]:
 
 
 def damaged_of(name: str, paths: Paths) -> Path | None:
-    """Return an unreadable packed file that may be the model of this name; None if there is none.
+    """Return an unreadable packed file that may belong to the model of this name; None if there is none.
 
     The readable part of such a file has this name, or no name at all.
     """
@@ -356,8 +356,8 @@ def models_of_others() -> list[FoundModel]:
 def models_below(folder: Path, program: str = "") -> list[FoundModel]:
     """Return the models in GGUF in a folder and the folders below it, by name.
 
-    Projectors of images (`mmproj-…`) are not models and are left out, as are models with missing parts. Ollama's folder
-    has no file names: its manifests name the models.
+    Projectors of images (`mmproj-…`) are not models and are left out, as are models with missing parts. In Ollama's
+    folder, files are named by digests, and models by manifests.
     """
     found = {one.path: one for one in _ollama(folder, program or "Ollama")}
     for path in _files_below(folder):

@@ -29,7 +29,7 @@ Importance = Mapping[str, npt.NDArray[np.float32]]  # by parameter: a weight for
 
 @dataclass(frozen=True)
 class PackingSource:
-    """The input of packing: a model's sizes, the tensors that each parameter is stacked from, and its texts."""
+    """The input of packing: a model's sizes, the tensors to stack for each parameter, and its texts."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -81,8 +81,8 @@ class PackingSource:
         return part_rows(name, [part.shape[0] for part in self.made_of[name]], self.sizes)
 
     def filler(self, importance: Importance) -> Callable[[str, Section, int, memoryview], None]:
-        """Return a function that fills a piece of a section. Several threads may call it. `importance` weights the
-        inputs of each parameter for rounding."""
+        """Return a function that fills a piece of a section; several threads may call it. `importance` has for each
+        parameter the weights of its inputs in rounding."""
 
         def fill(name: str, section: Section, first: int, into: memoryview) -> None:
             if section.tensor is None:

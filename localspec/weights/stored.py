@@ -93,7 +93,7 @@ def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[st
 
 
 def stored_parts(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, list[StoredTensor]]:
-    """Return the tensors that each of localspec's parameters is stacked from. Raises the errors of `stored_tensors`."""
+    """Return the tensors to stack for each of localspec's parameters. Raises the errors of `stored_tensors`."""
     stored = stored_tensors(checkpoint, config)
     return {name: [stored[part] for part, _ in parts] for name, parts in weight_map(config).items()}
 

@@ -56,7 +56,7 @@ class GrowingDocument:
     """A growing text, and its blocks. The first `settled` blocks no longer change."""
 
     def __init__(self, source: str = "", blocks: Sequence[ReplyBlock] = ()) -> None:
-        """Begin with a text. `blocks` is the result of `read_blocks` for it."""
+        """Begin with the text `source`. `blocks` is the result of `read_blocks` for this text."""
         self.source, self.blocks = source, [*blocks]
         self.settled = 0
         self._tail_at = 0  # where the tail begins in the source

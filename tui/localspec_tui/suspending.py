@@ -135,7 +135,7 @@ if sys.platform != "win32":
                 os.close(ended)
 
         def _filter(self, target: int, stop: int) -> None:
-            """Copy filtered input from the terminal to the pipe `target`, until the terminal or the pipe `stop` ends."""
+            """Copy filtered input from the terminal to the pipe `target`, until the terminal or pipe `stop` ends."""
             decode = codecs.getincrementaldecoder("utf-8")("replace").decode
             pastes = PasteFilter()
             with open(target, "wb", buffering=0) as keys:

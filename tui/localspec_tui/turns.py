@@ -191,7 +191,7 @@ class Turns:
         self.show_waiting()
 
     def show_waiting(self) -> None:
-        """Show the waiting prompts, and update the footer, which shows a key for stopping if it has an effect."""
+        """Show the waiting prompts, and update the footer, which may now show or hide the key for stopping."""
         self._chat.waiting.show(*self._chat.outbox.typed)
         self._chat.refresh_bindings()
 

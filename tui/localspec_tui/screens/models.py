@@ -35,7 +35,7 @@ LOOK_SECONDS = 0.5  # between two looks at a download
 
 
 class Chosen(NamedTuple):
-    """A model, and whether it or its drafter must be fetched first."""
+    """A chosen model, and whether the model or its drafter must be fetched first."""
 
     card: "TargetCard"
     fetch: bool

@@ -189,7 +189,7 @@ class TopLine(Widget):
 
 
 class AttachedLine(Widget):
-    """A line about the typed prompt, which takes no room without content.
+    """A line about the files and the length of the typed prompt. It takes no room without notices.
 
     A thread calls `measure`, which may read the disk.
     """

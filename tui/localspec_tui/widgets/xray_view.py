@@ -63,7 +63,7 @@ NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a tok
 
 
 class Run(NamedTuple):
-    """The part of a token's text that is in one line, mostly the whole text. It begins at column `x`."""
+    """The part of a piece (`chat.trace.Piece`) that is in one line, mostly the whole. It begins at column `x`."""
 
     piece: int
     text: str
@@ -294,7 +294,7 @@ class XRayView(ScrollView, can_focus=True):
             self.post_message(self.Moved())
 
     def _put_cursor(self, piece: int) -> None:
-        """Move the cursor to a piece, and highlight the tokens of its step, too."""
+        """Move the cursor to a piece, and highlight all tokens of the same decode step."""
         before, self.cursor = self._step, piece
         place = self._trace.place(self.pieces.all[piece].first)
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
@@ -334,7 +334,7 @@ class XRayView(ScrollView, can_focus=True):
             self._column = x
 
     def action_step(self, by: int) -> None:
-        """Move to the first token of the next or previous step."""
+        """Move to the first token of the next or previous decode step."""
         if self.pieces.all:
             place = self._trace.place(self.pieces.all[self.cursor].first)
             token = place.after if by > 0 else self._trace.place(max(place.first - 1, 0)).first
