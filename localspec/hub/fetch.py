@@ -226,10 +226,7 @@ def _delete_test_files(blobs: Path) -> None:
 
 
 def _finish(part: Part, paths: Paths | None) -> list[str]:
-    """Record the pull, and write the ref that names the commit of the revision for other programs.
-
-    Return notices.
-    """
+    """Record the pull, and write the ref that names the revision's commit for other programs. Return notices."""
     _delete_test_files(repository(part.source) / "blobs")
     if part.source.gguf or part.texts_only:  # the registration says where a model is from
         return []

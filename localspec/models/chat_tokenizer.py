@@ -132,7 +132,7 @@ class ChatTokenizer:
         switch = None if think is None else self.switch
         if switch is None or think is None:
             return self._templated(messages, waits)
-        return self._templated(switch.said(messages, think), waits, switch.variables(think))
+        return self._templated(switch.with_words(messages, think), waits, switch.variables(think))
 
     def _templated(self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None) -> str:
         """Return the template's text of a conversation.

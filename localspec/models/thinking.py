@@ -220,9 +220,8 @@ class Switch(NamedTuple):
         """Return the variables of the template for thinking on or off."""
         return {self.variable: think} if self.variable else {}
 
-    def said(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """Return the conversation for the template. Without a variable, add the words that switch thinking on or
-        off."""
+    def with_words(self, messages: Sequence[Message], think: bool) -> list[Message]:
+        """Return a conversation with the words in its system message that switch thinking, if there is no variable."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
@@ -245,7 +244,7 @@ class Switch(NamedTuple):
         if think is None:
             text = render(messages, {})
         else:
-            text = render(self.said(messages, think), self.variables(think))
+            text = render(self.with_words(messages, think), self.variables(think))
         return text if self.variable else text.replace(_WORDS[False], "").replace(_WORDS[True], "")
 
 

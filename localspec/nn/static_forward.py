@@ -237,7 +237,6 @@ class StaticForward:
 
     @cached_property
     def _advances(self) -> list[Advance]:
-        """Return for each recurrent layer the function by which it reads rows."""
         layers = (layer for layer in self._transformer.layers if isinstance(layer, Qwen35Layer))
         return [layer.delta.advance for layer in layers if layer.delta is not None]
 
