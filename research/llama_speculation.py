@@ -12,7 +12,7 @@ import numpy as np
 from llama_cpp_model import Gguf
 
 Propose = Callable[[Sequence[int]], Sequence[int]]  # proposes what may follow the tokens of prompt and reply so far
-MOST, SURE, AMONG = 16, 0.75, 10  # llama.cpp's defaults: tokens of a draft, the least probability of each, candidates
+AMONG = 10  # candidates of a draft's token, as in llama.cpp
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class DraftModel:
     It is at most `most` tokens, and ends where the chance of the likeliest is below `sure`.
     """
 
-    def __init__(self, gguf: Gguf, most: int = MOST, sure: float = SURE) -> None:
+    def __init__(self, gguf: Gguf, most: int, sure: float) -> None:
         self._gguf, self._most, self._sure = gguf, most, sure
         self._read: list[int] = []  # the tokens in its cache
 

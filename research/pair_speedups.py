@@ -58,7 +58,8 @@ SEEDED = 0.7
 SEED = 49
 RESERVED = 10  # prompts of a kind that no other kind uses, so that a smaller number takes the first of them
 WARM_UP = "Say hello."
-AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}  # tokens of a draft, least probability of each
+# Tokens of llama.cpp's draft, least probability of each; the last are its defaults.
+AHEAD = {"3, any": (3, 0.0), "8, 0.6": (8, 0.6), "16, 0.75": (16, 0.75)}
 LOOK_UP = 10
 SLOW, SLOWEST = "layers", 70  # a drafter whose measuring takes long, and for how many seconds it may
 Entry = dict[str, Any]  # a line of a file of prompts
