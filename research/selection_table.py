@@ -101,55 +101,55 @@ MACHINES = {
 
 # By machine: the reason for which a user of another program would choose something else, and why this choice stays.
 OBJECTIONS = {
-    "GPU 4 GB": "Elsewhere a 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. Here its head stays in "
-    "16 bits, 0.8 GB of the 3.4 GiB, because a packed head needs a kernel that localspec does not have.",
-    "GPU 8 GB": "The model takes all that may be used, so it does not fit when a second window is on the screen. But a tenth of "
-    "the card is kept free already, and if that is not enough, `auto` takes the next model.",
+    "GPU 4 GB": "In other programs a 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. In localspec it takes "
+    "3.4 GiB and does not fit: its output layer stays in 16 bits (0.8 GB), because localspec has no kernel for a packed one.",
+    "GPU 8 GB": "The model takes all of the memory that may be used, so it would not fit if other programs needed more. But a tenth of "
+    "the card is kept free already, and if that is not enough, `doctor` chooses a smaller model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "From 20 tokens/s on only quality counts, and a "
     "mixture of 30B is the better model. So the processor answers with 20.6 tokens/s, although the card would "
-    "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). `--prefer speed` takes the card. The 20.6 "
-    "are only a prediction: for two mixtures it was 3 to 10 % too low with the measured bandwidth, and 27 % too "
-    "high with an assumed one ([experts.md](experts.md)). Other programs compute the attention of such a model "
-    "on the card and its experts on the processor; localspec cannot divide layers.",
-    "GPU 12 GB, two GPUs": "Qwen3-14B is the better of the two 14B models and misses 0.2 GiB: with 3,000 tokens of context it "
-    "would fit. The planned context is a setting. Two cards are not used together, because layers cannot be divided.",
+    "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). With `--prefer speed` the card answers. The 20.6 "
+    "are only a prediction, which may be too high or too low ([experts.md](experts.md#predicted-speed)). Other programs "
+    "compute a part of such a model on the card and the rest on the processor; localspec cannot.",
+    "GPU 12 GB, two GPUs": "Qwen3-14B would be usual, and only 0.2 GiB are missing: with a context of 3,000 tokens (`--context`) it "
+    "would fit. localspec cannot use two cards together for one model.",
     "GPU 16 GB": "24B Q4_K_M is usual there. The registry has no model between 15B and 30B.",
-    "GPU 24 GB": "Half of the card stays free: the model is in NF4, although eight bits fit and would be fast "
-    "enough. On a GPU, speed or M decides between precisions. On a CPU four bits need a reason; cards need the "
-    "same rule, and do not have it yet. The registry has no 32B.",
-    "Apple": "Here the processor computes while the GPU of the Mac is idle, which nobody else would choose. llama.cpp's "
-    "published 7B Q4_0 runs at 31 tokens/s on the GPU of an M3 Pro. For a 4B localspec predicts only 22 there, because torch "
-    "starts each operation by itself. To do better needs kernels for Metal, and a Mac to test them.",
+    "GPU 24 GB": "Half of the card stays free: the model is in NF4 (four bits), although eight bits fit and would be fast "
+    "enough. On a CPU localspec takes four bits only if eight are too slow or do not fit. For cards it does not have this rule yet. The registry has no 32B.",
+    "Apple": "Here the processor computes, and the GPU of the Mac is idle. Other programs use the GPU: llama.cpp runs a 7B in Q4_0 at a "
+    "published 31 tokens/s on the GPU of an M3 Pro. For a 4B on that GPU localspec predicts only 22, because torch "
+    "starts each operation by itself. localspec has no kernels for Apple's GPUs yet, and there was no Mac to test them.",
     "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the 4B reaches 9. But that is faster than people read, and the 4B is much better.",
-    "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. Here a third of the memory is taken by other programs. With 14 GB free it is chosen.",
-    "all": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
+    "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. This page assumes that other programs take a third of the memory. With 14 GB free `doctor` chooses gpt-oss-20b, too.",
+    "All machines": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
     "It names the licence in its first line.",
 }
 
 SHOWN = ("none", "phrases", "medusa", "s3d")
+EXPLAINED = ("processor, 32 GB", "GPU 12 GB (RTX 3060), 16 GB")
 
 HEAD = """# Which model is chosen on which machine
 
-For readers who want to know what `localspec doctor` would recommend for a machine that they do not have. With a free card of 12 GB or
-more it is a model of 12 B parameters. Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4 B to 8 B.
+For readers who want to know what `localspec doctor` would recommend for a machine that they do not have. With a graphics card that has 12 GB or
+more free, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4B to 8B.
 
-Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the memory's bandwidth and the processor's arithmetic. How often guesses are accepted
-is a conservative median of published models, or from S3D's formula. [prediction.md](prediction.md) says how far such predictions are off. Every registered drafter counts, fetched or not. On your own machine, `doctor` measures.
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the speed of the memory and of the processor. How often guesses are right
+is estimated from published models. [prediction.md](prediction.md) says how far such predictions are off. Every drafter in the registry counts, fetched or not. On your own machine, `doctor` measures.
 
-- **Between models** the registry's order of quality decides, weighted by speed. Quality counts in full from 20 tokens/s on (30 if the model thinks first), and half at the speed of a reader, 5.8 tokens/s (8.7).
-  On a graphics card it counts 1.05 times, because other programs need the processor.
-- **Between precisions and drafters** of one model speed decides, unless the fastest plan takes more than half of the memory that may be used: then *M* decides, which is speedup ÷ relative memory (S3D, eq. 13).
+- **Between models** quality decides, weighted by speed. Quality counts in full from 20 tokens/s on, and half at the speed of a reader, 5.8 tokens/s. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
+  On a graphics card quality counts 1.05 times, because other programs need the processor.
+- **Between precisions and drafters** of one model speed decides, unless the fastest pair of precision and drafter takes more than half of the memory that may be used. Then the cost-effectiveness *M* decides: speedup ÷ relative memory (S3D, eq. 13).
 - **A mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
 
 | column | is |
 |---|---|
-| others run there | what users of llama.cpp or Ollama usually take |
+| machine | the graphics card with its memory, then the main memory; *processor*: no graphics card |
+| usual there | the model that users of llama.cpp or Ollama usually take |
 | may use | the free memory of the device, less a reserve: a tenth of all its memory, or 600 MB if that is more |
-| chosen, where, as | the model, the device, and its packing and drafter |
+| chosen model, device, packing and drafter | what `doctor` recommends; the device is the processor (cpu) or a graphics card (cuda), and a packing is a precision such as int4 (see [models.md](../models.md#precisions)) |
 | memory, tokens/s, M | predicted for this choice |
-| by | what decided between precisions and drafters |
+| decided by | what decided between precisions and drafters |
 
-| machine | others run there | may use | chosen | where | as | memory | tokens/s | M | by |
+| machine | usual there | may use | chosen model | device | packing and drafter | memory | tokens/s | M | decided by |
 | --- | --- | ---: | --- | --- | --- | ---: | ---: | ---: | --- |"""
 
 
@@ -167,14 +167,16 @@ def line(name: str, others: str, recommendation: Recommendation | None) -> str:
 
 def of_cards() -> None:
     """Print Phi-3 mini and a 7B on cards of 4 to 24 GB, in 8 bits and in NF4, with each drafter."""
-    print("\n## Phi-3 mini and a 7B with each drafter\n")
+    print("\n## Phi-3 mini and Mistral 7B with each drafter\n")
     print(
-        "Each cell has predicted tokens/s, memory and M of one drafter. The drafters of `medusa` and `s3d` are assumed to be "
-        "trained already (`localspec train`).\nS3D's acceptance is by the formula of its paper. Medusa's is a guess, a little "
-        "below what Spec-Bench measured for a 7B.\n"
+        "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
+        "`mistral-7b-medusa`, on cards of 4 to 24 GB.\nEach cell of the columns `none` (no drafts) to `s3d` has the predicted "
+        "tokens/s, memory and M with this drafter. The drafters of `medusa` and `s3d` are assumed to be "
+        "trained already (`localspec train`).\nHow often S3D guesses right is by the formula of its paper. For Medusa it is a "
+        "guess, a little below what Spec-Bench measured for a 7B.\n"
     )
     print(
-        "| card | model | packing | none | phrases | medusa | s3d | chosen | by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        "| card | model | packing | none | phrases | medusa | s3d | chosen drafter | decided by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for target in ("phi3-s3d", "mistral-7b-medusa"):
         registered = known()[target]
@@ -209,8 +211,9 @@ def main() -> None:
     print(HEAD)
     for name, recommendation in chosen.items():
         print(line(name, MACHINES[name][1], recommendation))
-    print("\n## Why\n\nThese are the sentences that `doctor` prints.\n")
-    for name, recommendation in chosen.items():
+    print("\n## Why\n\n`doctor` prints the reasons for its choice. For two of these machines it would print:\n")
+    for name in EXPLAINED:
+        recommendation = chosen[name]
         if recommendation is None:
             print(f"- **{name}.** Nothing fits.")
             continue
