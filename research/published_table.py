@@ -183,7 +183,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     held: list[bool] = []
     number = count(1)
-    print("| row | device | model | published packing | ours | published | predicted | error | source |")
+    print("| row | device | model | published packing | packing here | published | predicted | error | source |")
     print("| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- |")
     for row in PLAIN:
         predicted = tokens_a_second(row.device, row.shape, row.packing)
@@ -192,9 +192,9 @@ def main() -> None:
             f"| {'seen' if row.seen else next(number)} | {row.device.title} | {row.model} | {row.form} | {row.packing} | "
             f"{row.published:.1f}/s | {predicted:.1f}/s | {off} | {row.source} |"
         )
-    print(f"\nWithin 20 %: {sum(held)} of {len(held)} that were not seen.\n")
+    print(f"\nWithin 20 %: {sum(held)} of the {len(held)} numbered rows.\n")
     times_held: list[bool] = []
-    print("| row | target | device | drafter | published | predicted | error | with their host | source |")
+    print("| row | target | device | drafter | published | predicted | error | predicted for transformers | source |")
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
     for one in DRAFTED:
         here, there = times(one), times(one, one.eager)
@@ -203,7 +203,7 @@ def main() -> None:
             f"| {'seen' if one.seen else next(number)} | {one.target} | {one.device.title} | {one.kind} | {one.published:.2f} × | "
             f"{here:.2f} × | {off} | {there:.2f} × | {one.source} |"
         )
-    print(f"\nWithin 20 %: {sum(times_held)} of {len(times_held)} that were not seen.")
+    print(f"\nWithin 20 %: {sum(times_held)} of the {len(times_held)} numbered rows.")
 
 
 if __name__ == "__main__":
