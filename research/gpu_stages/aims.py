@@ -44,7 +44,7 @@ def aims_table(aims: Sequence[tuple[str, Aim]]) -> str:
         [f"{stage}: {aim.what}", f"{'≤' if aim.at_most else '≥'} {aim.aim:g}", "" if aim.found is None else f"{aim.found:.2f}", aim.verdict]
         for stage, aim in aims
     ]  # fmt: skip
-    return table(["aim", "wanted", "found", "verdict"], lines)
+    return table(["stage: what was measured", "wanted", "found", "verdict"], lines)
 
 
 def failed(figures: Mapping[str, Any]) -> list[str]:

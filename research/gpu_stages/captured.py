@@ -123,8 +123,8 @@ def section(figures: dict[str, Any]) -> str:
         heads = ["model and form", *(f"{n} rows" for n in ROWS), "longest first step", "memory of the card", "bits"]
         told.insert(
             0,
-            f"Milliseconds of a step until the picked tokens are on the host, after about {CONTEXT} tokens of text. *Eager*: Python "
-            f"starts each operation; *static*: the same with fixed shapes; *captured*: replayed as one CUDA graph.\n\n{table(heads, lines)}",
+            f"Milliseconds of a step until the picked tokens are on the host, after about {CONTEXT} tokens of text. *Static* "
+            f"steps are eager, with tensors of fixed shapes. *Bits* compares all results with those of the eager step.\n\n{table(heads, lines)}",
         )
     told += [f"- {name} fell back, for: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
     return "\n\n".join([*told, *failed(figures)])

@@ -75,9 +75,9 @@ def section(figures: dict[str, Any]) -> str:
     if "copy" in speed:
         told.append(
             f"The memory of the card: {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied (read and written), "
-            f"{speed['read'] / 1e9:.0f} GB/s while one is summed. The table has the milliseconds of a forward by its number of "
+            f"{speed['read'] / 1e9:.0f} GB/s while one is summed. The table has the milliseconds of a forward pass by its number of "
             f"rows, after {CONTEXT} tokens of text. In brackets is the speed at which one row reads the weights, as a share of "
-            "the copy's. *Recorded* forwards are replayed as one CUDA graph; in all others Python starts each operation."
+            "the speed of copying. Passes that are not *recorded* are eager."
         )
     models = {name: found for name, found in figures.items() if name.rpartition(" ")[0] in SHAPES}
     good = {name: found for name, found in models.items() if not failure(found)}
@@ -92,7 +92,9 @@ def section(figures: dict[str, Any]) -> str:
     if good:
         rows = next(iter(good.values()))["rows"]
         told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
-        told.append("Calls of the CUDA runtime in a step: kernels launched / graphs launched / waits / copies.")
+        told.append(
+            "The next table counts, for one step: kernels launched / recordings (CUDA graphs) launched / times that the host waits for the GPU / copies."
+        )
         told.append(table(["model", *(f"{n} rows" for n in PROFILED)], of_calls))
         told += waits_told(good)
     told += [f"- {name} is not recorded: {why}" for name, found in good.items() if (why := found.get("trouble"))]
@@ -135,8 +137,8 @@ def waits_told(good: dict[str, Any]) -> list[str]:
             "The share of a step in which the device waits for the host is not measured: the profiler saw no work of a device."
         ]
     return [
-        "Share of a step in which the device waits for the host: the part of a step's time (without a profiler) that kernels "
-        "and copies (timed by a profiler) do not fill.",
+        "The next table has the share of a step in which the GPU waits for the host: the part of a step's time that kernels "
+        "and copies do not fill.",
         table(["model", *(f"{n} rows" for n in PROFILED)], lines),
     ]
 

@@ -41,9 +41,9 @@ def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     runs = sorted((run for one in found for run in one["runs"]), key=lambda run: str(run["when"]))
     said = (
         "For readers of [gpu.md](../gpu.md) who want the figures behind it; that page explains the words and says what the "
-        "figures show. Made by `research/gpu_proof.py`, in stages with letters, each with its command. In an *eager* step "
-        "Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. Model shapes of other "
-        "publishers have random weights."
+        "figures show. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command. In an *eager* step "
+        "Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
+        "have random weights."
     )
     if small:
         said += " **A rehearsal with tiny shapes: none of these figures means anything.**"

@@ -24,6 +24,17 @@ LONGEST = 400  # characters of a failure
 LEAST = 30.0  # seconds
 # A test and its property; tests/gpu/test_1_lossless.py and tests/gpu/test_4_memory.py have them.
 EXACT_TEST, EXACT_TOLD = "test_in_the_exact_form", "replies that are the plain ones"
+# What tests record, in the words of the page; other records stay in the stage's file.
+MEANINGS = {
+    EXACT_TOLD: "replies with `--exact` that equal plain decoding bit for bit",
+    "exactness": "self-test of exactness",
+    "of the prediction": "memory ÷ predicted memory",
+}
+RECORDS = (
+    "The tests recorded these values. A case is a precision with a drafter, or with the fastest or the exact way of computing. "
+    "The value of the self-test is the precision, the grade, the largest difference between a row computed by itself and with "
+    "others, and the number to whose multiple rows are filled up."
+)
 PEAK_TEST, PEAK_TOLD = "test_the_peak_is_what_was_predicted", "bytes at the peak, of those that were predicted"
 
 
@@ -90,27 +101,21 @@ def section(figures: dict[str, Any]) -> str:
         f"- {name}: {why.splitlines()[0] if why else ''}" for one in good.values() for name, why in one["wrong"].items()
     ]
     left = sorted({why for one in good.values() for why in one["skipped"].values()})
-    told = grouped(item for one in good.values() for item in one["told"].items())
+    told = recorded(item for one in good.values() for item in one["told"].items())
     parts += ["Failed:\n\n" + "\n".join(wrong)] if wrong else []
     parts += ["Skipped, because: " + "; ".join(left) + "."] if left else []
-    parts += (
-        ["What the tests recorded, with the parameters of the test in brackets:\n\n" + "\n".join(told)] if told else []
-    )
+    parts += [f"{RECORDS}\n\n{table(['recorded', 'value', 'cases'], told)}"] if told else []
     return "\n\n".join([*parts, *failed(figures)])
 
 
-def grouped(recorded: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each test, property and value, with the parameters of all cases that recorded it."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for name, value in recorded:
+def recorded(items: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """Return a row for each record and value, with the parameters of all cases that recorded it."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, value in items:
         case, _, what = name.partition(": ")
-        test, _, parameters = case.partition("[")
-        found.setdefault((test, what, value), []).append(parameters.removesuffix("]"))
-    lines = []
-    for (test, what, value), cases in found.items():
-        parameters = f" [{', '.join(cases)}]" if any(cases) else ""
-        lines.append(f"- {test}{parameters}: {what}: {value}")
-    return lines
+        if what in MEANINGS:
+            found.setdefault((MEANINGS[what], value), []).append(case.partition("[")[2].removesuffix("]"))
+    return [[meaning, value, ", ".join(cases)] for (meaning, value), cases in found.items()]
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:

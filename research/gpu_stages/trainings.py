@@ -133,16 +133,16 @@ def section(figures: dict[str, Any]) -> str:
         for kind, one in good.items()
     ]  # fmt: skip
     heads = [
-        "kind",
+        "drafter",
         "trained parameters",
-        "seconds a step",
+        "seconds per training step",
         "tokens/s",
         "tokens at once",
         "peak GiB",
         "estimated GiB",
         "peak ÷ estimate",
     ]
-    told = f"{LLAMA2} in NF4 with random weights; drafters with their default options. A step of training reads {BATCH} tokens in sequences of {LENGTH}. Checkpoints are not written."
+    told = f"{LLAMA2} in NF4 with random weights; drafters with their default options. A training step reads {BATCH} tokens in sequences of {LENGTH}."
     return "\n\n".join([told, *([table(heads, lines)] if lines else []), *failed(figures)])
 
 

@@ -179,9 +179,10 @@ def section(figures: dict[str, Any]) -> str:
     told = []
     if model:
         told.append(
-            f"The demo model, {model['factor']} times as wide: {model['parameters'] / 1e9:.2g} B parameters in 8 layers, so "
-            "a step launches a quarter of the kernels of a usual model of that size. It writes the demo's texts and drafts. It has "
-            "no drafter of the kinds `dflash` and `mtp`. *Peak* is memory, *other texts* counts replies that differ from plain "
+            f"The demo model was enlarged with zeros, {model['factor']} times in width: {model['parameters'] / 1e9:.2g} B parameters in 8 layers. It writes the demo's texts and drafts. "
+            "A usual model of that size has four times as many layers, and so launches four times as many kernels in a step. "
+            "*Peak GiB* is the most memory used, τ the tokens per step, × the speedup over plain decoding (`none`), and M is × ÷ "
+            "relative peak memory. *Other texts* counts replies that differ from plain "
             "decoding, and *switched off* replies in which drafting stopped because it did not pay."
         )
     for precision, of in by_precision(figures).items():
@@ -200,18 +201,16 @@ def section(figures: dict[str, Any]) -> str:
                 figure(worth), figure(one["tokens_per_second"] / (one["peak"] / 2**30)), str(differing), str(one["off"]),
             ])  # fmt: skip
         heads = ["drafter", "tokens/s", "τ", "×", "peak GiB", "M", "tokens/s per GiB", "other texts", "switched off"]
-        form = f", plain steps {plain['form']}" if plain.get("form") else ""
-        told.append(
-            f"In {precision}, each drafter by itself, {len(plain['ids'])} replies{form}:\n\n{table(heads, lines)}"
-        )
+        form = f" (steps of plain decoding are {plain['form']})" if plain.get("form") else ""
+        told.append(f"In {precision}, {len(plain['ids'])} replies of each drafter{form}:\n\n{table(heads, lines)}")
         told += failed({f"{precision} {name}": one for name, one in of.items()})
         told += beside(figures.get(f"{precision} turns") or [], precision)
         told += failed({name: one for name, one in figures.items() if name == f"{precision} side by side"})
     papers = [[f"table {row[0]}: {row[1]}", *(figure(value) for value in row[2:])] for row in S3D_ROWS]
-    heads = ["S3D paper", "peak GiB", "tokens/s", "M", "M over all"]
+    heads = ["table of the S3D paper: method", "peak GiB", "tokens/s", "M", "M over all"]
     told.append(
-        "M is × ÷ relative peak memory, both compared with plain decoding in the same precision. The figures of the S3D paper "
-        f"(an A10G, MT-Bench) are compared with its baseline in 8 bits; *M over all* is over all three of its sets of prompts:\n\n{table(heads, papers)}"
+        "For comparison, these are figures from the S3D paper, measured on an A10G with the prompts of MT-Bench. Its M compares with the baseline "
+        f"in the first row. *M over all* is for all three sets of prompts of the paper.\n\n{table(heads, papers)}"
     )
     return "\n\n".join(told)
 
