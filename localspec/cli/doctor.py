@@ -260,12 +260,12 @@ def _advice(survey: _Survey) -> Iterator[str]:
         return
     if chosen is not None and best.model_and_drafter == chosen.model_and_drafter:
         yield f"Use {best.card.name}, which is here: {_speed(best)}. Start with: localspec chat"
-        yield from filter(None, [_experts(best), best.idle, survey.mixture])
+        yield from filter(None, [_sentence_about_experts(best), best.idle, survey.mixture])
         return
     license_ = f", license {best.card.license}" if best.card.license else ""
     yield f"Use {best.card.name}{license_}: {_speed(best)}; {_download(best)} to download."
     yield f"Fetch it with: localspec pull {best.card.name}"
-    yield from filter(None, [_experts(best), best.idle, survey.mixture])
+    yield from filter(None, [_sentence_about_experts(best), best.idle, survey.mixture])
     if best.gated:
         yield "The model is gated: accept its terms with an account at the hub; `localspec pull` says where."
         yield "Every model that fits here is gated."
@@ -274,8 +274,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
         yield from filter(None, [chosen.idle])
 
 
-def _experts(one: Recommendation) -> str:
-    """Return a sentence about a model's experts, or "" if it has none."""
+def _sentence_about_experts(one: Recommendation) -> str:
     if one.plan is None or one.plan.active is None:
         return ""
     return f"The model is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."

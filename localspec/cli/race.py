@@ -103,7 +103,7 @@ def race_command(
         steps = race(lanes, streams)
         if seen:
             with _alternate_screen():
-                _show(lanes, steps)
+                _show_live_and_replay(lanes, steps)
         else:
             deque(steps, maxlen=0)
     found = result(*lanes)
@@ -129,8 +129,7 @@ def _folded(summary: Sequence[str], columns: int | None) -> list[str]:
     return [line for sentence in summary for line in folded(sentence, columns)]
 
 
-def _show(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
-    """Show the race live, then again at true speed."""
+def _show_live_and_replay(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
     shown = 0.0
     for _ in steps:
         if time.monotonic() - shown > PAUSE or all(lane.statistics for lane in lanes):

@@ -199,14 +199,13 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
         lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
     if drafter := drafter_made_of(removal.source, removal.commit):
         lines.append(f"The drafter made from these files is deleted too: {drafter}.")
-    if users := _users(source, name):
+    if users := _other_models_with(source, name):
         lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} these files too.")
     lines.append(_SHARED)
     return lines
 
 
-def _users(source: Source, name: str) -> list[str]:
-    """Return the names of models other than `name` that need this repository."""
+def _other_models_with(source: Source, name: str) -> list[str]:
     entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
 
     def needs(entry: Entry) -> bool:

@@ -154,20 +154,18 @@ def _choice_facts(card: TargetCard) -> Facts:
                 machine = this_machine(known.recalled_bandwidth)
                 found = recommend(model_of(card), machine, known, here=False, rule=settings.drafter_rule)
                 m = found.plan.cost_effectiveness if found.plan else None
-                return {"auto": found.reason, **_rated(found.plan, m)}
+                return {"auto": found.reason, **_rule_and_m(found.plan, m)}
             choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
         except LocalspecError as trouble:
             return {"auto": str(trouble), "rule": None, "M": None, "idle": None}
-    return {"auto": choice.reason, **_rated(choice, choice.cost_effectiveness), "idle": choice.idle or None}
+    return {"auto": choice.reason, **_rule_and_m(choice, choice.cost_effectiveness), "idle": choice.idle or None}
 
 
-def _rated(taken: Choice | RunPlan | None, m: float | None) -> Facts:
-    """Return the rule that chose the drafter, and M, as facts to print."""
+def _rule_and_m(taken: Choice | RunPlan | None, m: float | None) -> Facts:
     return {"rule": taken.rule if taken else None, "M": None if m is None else round(m, 3)}
 
 
 def _entry_facts(entry: Entry) -> Facts:
-    """Return where a model comes from, its forms, and its known drafters."""
     source = source_here(entry) or entry.source
     pulled = record(source) if source else None
     return {
