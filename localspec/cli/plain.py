@@ -45,6 +45,7 @@ from localspec.weights.checkpoint import inspect
 
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
+    from localspec.config import Settings
 
 HELP = f"""{listed()}
 A line that ends in \\ continues on the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text sends /text.
@@ -390,11 +391,7 @@ class _Talk:
                             print(wrap.add(safe(text)), end="", flush=True)
                             ended = text[-1:] or ended
                         case Done(reason):
-                            turn = self.conversation.turns[-1]
-                            how = ending(reason, turn.figures)
-                            if reason == "repetition":
-                                how = repeated(turn.figures, WARMER)
-                            how = why_empty(turn, settings, engine, self.conversation.system) or (how and f"({how})")
+                            how = self._how_ended(reason, settings, engine)
                     if interrupt.requested:
                         raise KeyboardInterrupt
         finally:  # the error gets a separate line
@@ -408,3 +405,11 @@ class _Talk:
         unsaved = self.conversation.unsaved_words
         if words := [*in_words(live.figures()), *([f"not saved: {unsaved}"] if unsaved else [])]:
             tell(f"({' · '.join(words)})")
+
+    def _how_ended(self, reason: str, settings: "Settings", engine: "Answerer") -> str:
+        """Return a sentence about the end of the last reply; "" if the model ended it as usual."""
+        turn = self.conversation.turns[-1]
+        if sentence := why_empty(turn, settings, engine, self.conversation.system):
+            return sentence
+        how = repeated(turn.figures, WARMER) if reason == "repetition" else ending(reason, turn.figures)
+        return how and f"({how})"
