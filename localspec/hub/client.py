@@ -85,38 +85,44 @@ def _session() -> Any:
 
         response.read = read
 
-    def before(request: Any) -> None:
-        if not _Wanted.ask():
-            raise KeyboardInterrupt
-        must_be_online(str(request.url.host))
-        if request.method == "HEAD":  # huggingface_hub waits six times longer when it asks again
-            request.extensions["timeout"] = httpx2.Timeout(constants.HF_HUB_ETAG_TIMEOUT).as_dict()
-
-    def after(response: Any) -> None:
-        if response.status_code == 429 or response.status_code >= 500:
-            said = [response.headers.get("retry-after", "").strip()]
-            said += re.findall(r"\bt=(\d+)", response.headers.get("ratelimit", ""))
-            seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
-            if seconds > LONGEST_WAIT:
-                raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
-        if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-            # A few bytes may expand to gigabytes, and the limits count received bytes.
-            raise LocalspecError(f"{server()} sends compressed data that was requested uncompressed; try again later.")
-        bound(response)
-        # These headers become paths in the cache; a slash in one would lead outside.
-        if "x-repo-commit" in response.headers:
-            for name in ("etag", "x-linked-etag", "x-repo-commit"):
-                if not re.fullmatch(r'(W/)?"?[\w=+:-]*"?', response.headers.get(name, ""), re.ASCII):
-                    raise ValueError(f"{name} is {response.headers[name][:80]!r}")
-
-    hooks: dict[str, list[Callable[..., Any]]] = {"request": [before], "response": [after]}
-    plain = {"Accept-Encoding": "identity"}
     try:
         return httpx2.Client(
-            headers=plain, event_hooks=hooks, follow_redirects=True, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+            headers={"Accept-Encoding": "identity"},
+            event_hooks={"request": [_check_request], "response": [_check_response, bound]},
+            follow_redirects=True,
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
         )
     except (ImportError, ValueError, OSError, httpx2.InvalidURL) as error:
         raise LocalspecError(_unusable_network_settings(error)) from None
+
+
+def _check_request(request: Any) -> None:
+    """Raise KeyboardInterrupt for a request that is no longer wanted, and the errors of `must_be_online`."""
+    import httpx2
+    from huggingface_hub import constants
+
+    if not _Wanted.ask():
+        raise KeyboardInterrupt
+    must_be_online(str(request.url.host))
+    if request.method == "HEAD":  # huggingface_hub waits six times longer when it asks again
+        request.extensions["timeout"] = httpx2.Timeout(constants.HF_HUB_ETAG_TIMEOUT).as_dict()
+
+
+def _check_response(response: Any) -> None:
+    """Raise an error if a server asks for a long wait, compresses its answer, or sends headers that are unsafe."""
+    headers = response.headers
+    if response.status_code == 429 or response.status_code >= 500:
+        said = [headers.get("retry-after", "").strip(), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
+        seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
+        if seconds > LONGEST_WAIT:
+            raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        # A few bytes may expand to gigabytes, and the limits count received bytes.
+        raise LocalspecError(f"{server()} sends compressed data that was requested uncompressed; try again later.")
+    # These headers become paths in the cache; a slash in one would lead outside.
+    for name in ("etag", "x-linked-etag", "x-repo-commit") if "x-repo-commit" in headers else ():
+        if not re.fullmatch(r'(W/)?"?[\w=+:-]*"?', headers.get(name, ""), re.ASCII):
+            raise ValueError(f"{name} is {headers[name][:80]!r}")
 
 
 def _unusable_network_settings(error: Exception) -> str:
