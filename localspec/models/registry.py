@@ -222,8 +222,8 @@ def named_card(name: str, paths: Paths | None = None) -> TargetCard:
 
 def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     """Return the model that `name` means: a registered model, or a local directory. Raises NotHere if there is none."""
-    known, card = cards(paths), find(name, paths)
-    if card is not None:
+    paths = paths or Paths(home())
+    if card := find(name, paths):
         if is_gguf(card.path):
             raise NotHere(
                 f"{name} has the path {card.path}, but a GGUF file must be imported: `localspec import "
@@ -233,20 +233,49 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
             refuse_damaged(name, paths)
             raise NotHere(f"{card.name} is not here; fetch it with `localspec pull {card.name}`.")
         return card
+    if card := _at_path(name, paths):
+        return card
+    refuse_damaged(name, paths)
+    if name.lower().endswith(".gguf"):
+        raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
+    known = cards(paths)
+    names = [card.name for card in known.values() if card.here]
+    here, guess = ", ".join(names), nearest(name, names) or nearest(name, known)
+    if name.startswith((".", "/", "~")) or "\\" in name:
+        raise NotHere(
+            f"There is no directory {name!r}; give one in the Hugging Face layout, or the name of a model here: {here}."
+        )
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w.-]+)?", name):
+        source = Source.parse(name)
+        if found := _place(source, paths, packed_sources(paths)):
+            return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
+        raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
+    raise NotHere(
+        f"There is no model {name!r}{guess}; give a local directory, or the name of a model here: "
+        f"{here}. `localspec doctor` lists models that you can fetch."
+    )
+
+
+def _at_path(name: str, paths: Paths) -> TargetCard | None:
+    """Return the model in a directory, a packed file or an imported GGUF file; None if nothing has this path.
+
+    Raises NotHere or UsageMistake for any other file, and LocalspecError for a name that is not UTF-8.
+    """
+    if not name or "\0" in name:
+        return None
     path = Path(os.path.abspath(os.path.expanduser(name)))
-    if path.parent == (paths or Paths(home())).packed and "\0" not in name and not path.exists():
-        # A conversation may have saved the path of the file before it was moved.
-        path = (paths or Paths(home())).imports / path.name
-    if name and "\0" not in name and os.path.isdir(path):
+    if path.parent == paths.packed and not path.exists():
+        path = paths.imports / path.name  # a conversation may have saved the path of the file before it was moved
+    if os.path.isdir(path):
         if not (path / "config.json").exists() and (path / "target" / "config.json").exists():
             path = path / "target"  # a directory of `train`, whose drafter changed its target
         if re.search("[\ud800-\udfff]", str(path)):
             raise LocalspecError(f"The name of {name!r} is not UTF-8, so weights there cannot be read; rename it.")
         return TargetCard(name, path, license_of(path), "")
-    if name and "\0" not in name and is_packed(path):
+    if is_packed(path):
         return TargetCard(packed_file.read(path).header.origin.name, path, license_of(path), "")
-    if name and "\0" not in name and is_gguf(path):
-        if (imported := import_of(path, paths or Paths(home()))) is None:
+    if is_gguf(path):
+        if (imported := import_of(path, paths)) is None:
             raise NotHere(
                 f"{name} is a GGUF file that changed, or was never imported; import it with `localspec import {name}`."
             )
@@ -255,35 +284,15 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         if card and card.path == imported.path:
             return card
         return TargetCard(origin.name, imported.path, origin.license, "")
-    if name and "\0" not in name and os.path.lexists(path):
-        if begins_as_gguf(path):
-            raise NotHere(
-                f"{name} is a GGUF file, although its name does not say so; import it with `localspec import {name}`."
-            )
-        if not path.is_file() and path.exists():
-            raise not_regular(path)
+    if not os.path.lexists(path):
+        return None
+    if begins_as_gguf(path):
         raise NotHere(
-            f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json."
+            f"{name} is a GGUF file, although its name does not say so; import it with `localspec import {name}`."
         )
-    refuse_damaged(name, paths)
-    names = [card.name for card in known.values() if card.here]
-    here, guess = ", ".join(names), nearest(name, names) or nearest(name, known)
-    if name.lower().endswith(".gguf"):
-        raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
-    if name.startswith((".", "/", "~")) or "\\" in name:
-        raise NotHere(
-            f"There is no directory {name!r}; give one in the Hugging Face layout, or the name of a model here: {here}."
-        )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w.-]+)?", name):
-        source = Source.parse(name)
-        paths = paths or Paths(home())
-        if found := _place(source, paths, packed_sources(paths)):
-            return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
-        raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
-    raise NotHere(
-        f"There is no model {name!r}{guess}; give a local directory, or the name of a model here: "
-        f"{here}. `localspec doctor` lists models that you can fetch."
-    )
+    if not path.is_file() and path.exists():
+        raise not_regular(path)
+    raise NotHere(f"{name!r} is not a directory; give the directory in the Hugging Face layout that holds config.json.")
 
 
 def refuse_damaged(name: str, paths: Paths | None = None) -> None:
