@@ -128,7 +128,7 @@ def pull(
     DoesNotFit after the plan, and the errors of `plan`, `packing_to_keep`, `fetch`, `convert_heads` and
     `pack_and_delete`.
     """
-    force, card = options.force, cards().get(name)
+    card = cards().get(name)
     if nothing := already_here(name, options):
         yield nothing
         return
@@ -140,10 +140,8 @@ def pull(
     yield planned
     if isinstance(planned, AlreadyHere):
         return
-    if not planned.plan.fits_on_disk and not force:
-        raise DoesNotFit(f"{too_large(planned.plan)} --force tries anyway.")
-    if planned.fits is False and not force:
-        raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it anyway.")
+    if not options.force:
+        _refuse_too_large(planned)
     plan, model, only_packing, made = planned.plan, planned.plan.parts[0], "", None
     texts = next((part for part in plan.parts if part.texts_only), None)
     before = gguf.made_before(model, texts) if model.source.gguf else None
@@ -159,7 +157,7 @@ def pull(
             return
     if plan.fetch_bytes:
         yield AboutToFetch(plan.fetch_bytes)
-    yield Fetched(tuple(fetch(plan, downloaded, force=force)))
+    yield Fetched(tuple(fetch(plan, downloaded, force=options.force)))
     own = tuple(part for part in plan.parts if not part.source.gguf and not part.texts_only)
     if model.source.gguf:
         yield from gguf.register(model, options.settings, reporter, texts, before)
@@ -170,20 +168,35 @@ def pull(
         if only_packing and part is model:
             yield pack_and_delete(part, only_packing, machine, reporter)
             continue
-        if part.whole:
-            yield Installed(part.source, split_of(part.source))
-            continue
-        yield Installed(part.source, snapshot(part.source, part.commit))
+        yield Installed(part.source, split_of(part.source) if part.whole else snapshot(part.source, part.commit))
         packing = planned.packing if part is model and repository_of(name) else planned.packing and LOSSLESS
-        if packing and not part.heads and (packed := pack_and_keep(part, packing, machine, reporter)):
+        if part.whole or part.heads or not packing:
+            continue
+        if packed := pack_and_keep(part, packing, machine, reporter):
             yield packed
-    if card is not None and not only_packing and not options.quiet and (kind := to_make(named_card(name))) is not None:
-        reporter.progress(f"estimating what training {kind} takes")
-        from localspec.training.estimate import outlook  # torch and transformers
+    if card is not None and not only_packing and not options.quiet:
+        yield from _drafter_to_train(name, machine, reporter)
 
-        with suppress(DoesNotFit):  # without room for the target, nobody trains a drafter
-            hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
-            yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
+
+def _refuse_too_large(planned: Planned) -> None:
+    """Raise DoesNotFit if the files of a plan do not fit on the disk, or its model does not fit into memory."""
+    if not planned.plan.fits_on_disk:
+        raise DoesNotFit(f"{too_large(planned.plan)} --force tries anyway.")
+    if planned.fits is False:
+        raise DoesNotFit(f"{planned.memory}; choose a smaller model, or give --force to fetch it anyway.")
+
+
+def _drafter_to_train(name: str, machine: Machine, reporter: Reporter) -> Iterator[DrafterToTrain]:
+    """Yield the drafter that is worth training for a registered model, with its costs, if there is one."""
+    kind = to_make(named_card(name))
+    if kind is None:
+        return
+    reporter.progress(f"estimating what training {kind} takes")
+    from localspec.training.estimate import outlook  # torch and transformers
+
+    with suppress(DoesNotFit):  # without room for the target, nobody trains a drafter
+        hours, memory = outlook(kind, named_card(name), machine, NoMeasurements(), TRAINING_TOKENS)
+        yield DrafterToTrain(kind, TRAINING_TOKENS, hours, memory)
 
 
 def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
