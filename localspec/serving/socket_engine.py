@@ -223,8 +223,8 @@ class SocketEngine:
     def _from_server(
         self, messages: Sequence[Message], sampling: Any, limits: "Limits | None", think: bool | None
     ) -> Iterator[Event]:
-        session, seen, ahead, began = self.session, list[Text](), 0, time.monotonic()
-        session.statistics = session.so_far = None
+        seen, ahead, began = list[Text](), 0, time.monotonic()
+        self.session.statistics = self.session.so_far = None
         self._name, self._replying = os.urandom(16).hex(), True  # the module `secrets` takes longer to import
         body = {
             "model": self._card.name, "path": str(self._card.path), "messages": list(messages),
@@ -255,14 +255,7 @@ class SocketEngine:
                     self._take_form(line["engine"])
                     ahead = 0
                 else:
-                    event, begun = event_of(line), True
-                    if isinstance(event, Done):
-                        session.end(event.statistics)
-                    elif isinstance(event, Text):
-                        seen.append(event)
-                        if "figures" in line:
-                            now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
-                            session.so_far, session.memory = now, now.memory
+                    event, begun = self._counted(line, seen), True
                     yield event
             raise NoServer("The server is gone.")
         except (KeyError, TypeError, ValueError):
@@ -273,6 +266,18 @@ class SocketEngine:
         finally:
             answer.close()
             self._replying = False
+
+    def _counted(self, line: Mapping[str, Any], seen: list[Text]) -> Event:
+        """Return the event in a line of the server, after adding it to the figures and to `seen`."""
+        event = event_of(line)
+        if isinstance(event, Done):
+            self.session.end(event.statistics)
+        elif isinstance(event, Text):
+            seen.append(event)
+            if "figures" in line:
+                now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
+                self.session.so_far, self.session.memory = now, now.memory
+        return event
 
     def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
         """Stop the reply on the server, and count only the tokens that this process received (`seen`)."""
