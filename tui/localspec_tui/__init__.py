@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from localspec import environment
 from localspec.config import Settings
@@ -96,11 +96,16 @@ def _chat(
             if app.driver is not None:
                 app.driver.give_back()
             answer.show_again()
-        farewell = engine.farewell(app.unsent_lost)
-        if farewell and sys.__stderr__ is not None and (code != terminal.HANGUP or terminal.is_there()):
-            with suppress(OSError):
-                print(drawable(farewell, sys.__stderr__), file=sys.__stderr__, flush=True)
+        say_farewell(code, sys.__stderr__)
         terminal.end_without_waiting(code)
+
+    def say_farewell(code: int, stream: TextIO | None) -> None:
+        """Print the last notice of the chat, unless its terminal is gone."""
+        farewell = engine.farewell(app.unsent_lost)
+        # A hangup may be sent by hand.
+        if farewell and stream is not None and (code != terminal.HANGUP or terminal.is_there()):
+            with suppress(OSError):  # there may be no reader
+                print(drawable(farewell, stream), file=stream, flush=True)
 
     over = threading.Event()
     with terminal.guarded(log, gone), terminal.signals(app.leave, overdue):
@@ -119,8 +124,5 @@ def _chat(
         for sentence in engine.outlet.held_back or ():  # damage found earlier may be the cause
             print(drawable(f"localspec: {one_line(sentence)}", sys.stderr), file=sys.stderr)
         raise app.failure
-    farewell = engine.farewell(app.unsent_lost)
-    if farewell and (code != terminal.HANGUP or terminal.is_there()):  # that signal may be sent by hand
-        with suppress(OSError):  # there may be no reader
-            print(drawable(farewell, sys.stderr), file=sys.stderr, flush=True)
+    say_farewell(code, sys.stderr)
     return code
