@@ -211,23 +211,28 @@ class Engine:
                 if smaller is None or not (unasked or isinstance(trouble, DoesNotFit)):
                     raise
                 notice(f"{trouble} Trying once more with less memory: {smaller.reason}.")
-        unasked = settings.device == "auto" and engine.choice.device == "cpu"
-        if unasked and (why := torch_trouble() or engine.choice.idle):  # explain why an existing GPU is not used
-            notice(f"The model runs on the CPU. {why}")
-        if (engine.choice.device, engine.choice.engine) == ("cpu", "torch"):
-            notice(f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again.")
-        match engine.target.chat.prompt_loss():
-            case "leaves out":
-                notice("the model's chat template leaves out your prompt, so the model cannot answer it.")
-            case "changes":
-                notice("the model's chat template changes your prompt, so the model reads a different text.")
-        if not engine.target.chat.tokenizer.chat_template:
-            notice("this model has no chat template, so it continues your text and may not answer it.")
-        for what in engine.target.generation.get(LEFT_OUT, ()):
-            notice(f"{what} in the model's {GENERATION} is ignored, because it is not possible.")
-        if engine.sampling(settings).rule == "typical":
-            notice("with --accept typical the text is not exactly what the model would have written without drafts.")
+        for sentence in engine._peculiarities(settings):
+            notice(sentence)
         return engine
+
+    def _peculiarities(self, settings: Settings) -> Iterator[str]:
+        """Yield a sentence for each reason why replies may be slower, or other, than the user expects."""
+        unasked = settings.device == "auto" and self.choice.device == "cpu"
+        if unasked and (why := torch_trouble() or self.choice.idle):  # explain why an existing GPU is not used
+            yield f"The model runs on the CPU. {why}"
+        if (self.choice.device, self.choice.engine) == ("cpu", "torch"):
+            yield f"PyTorch computes with dense weights, slowly: {compiled.missing()}; install localspec again."
+        match self.target.chat.prompt_loss():
+            case "leaves out":
+                yield "the model's chat template leaves out your prompt, so the model cannot answer it."
+            case "changes":
+                yield "the model's chat template changes your prompt, so the model reads a different text."
+        if not self.target.chat.tokenizer.chat_template:
+            yield "this model has no chat template, so it continues your text and may not answer it."
+        for what in self.target.generation.get(LEFT_OUT, ()):
+            yield f"{what} in the model's {GENERATION} is ignored, because it is not possible."
+        if self.sampling(settings).rule == "typical":
+            yield "with --accept typical the text is not exactly what the model would have written without drafts."
 
     @property
     def costs(self) -> ForwardCostModel | None:
