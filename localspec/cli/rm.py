@@ -1,11 +1,13 @@
 """`localspec rm NAME`: deletes a model, after a question."""
 
 import os
+import shlex
 import shutil
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
 
@@ -14,7 +16,7 @@ from localspec.cli.store_access import store_if_any
 from localspec.environment import home
 from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_deleted, removable, remove
-from localspec.hub.cached_gguf import cached_gguf, discard_gguf
+from localspec.hub.cached_gguf import CachedGguf, cached_gguf, discard_gguf
 from localspec.hub.sources import Source
 from localspec.models.drafter_cards import trained_drafters
 from localspec.models.entries import Entry
@@ -57,9 +59,64 @@ def rm(
     paths = Paths(home())
     remove_abandoned(paths.packed, paths.imports)
     sources = [] if is_path(name) or is_import(name) else sources_of(name, here=True)
-    if not sources:
-        _remove_packed(name, paths, yes, phrases)
+    file = Path(os.path.abspath(os.path.expanduser(name)))
+    if not sources and is_packed(file) and file in unreadable(paths):
+        freed = file.stat().st_size
+        if may_delete(f"{file} ({size(freed)})", yes):
+            file.unlink(missing_ok=True)
+            typer.echo(f"Deleted; {size(freed)} freed.")
         return
+    deletion = _of_sources(name, sources, paths) if sources else _of_packed(name, paths)
+    for line in deletion.lines:
+        typer.echo(one_line(line))
+    freed = deletion.bytes
+    if not may_delete(f"{deletion.what} ({size(freed)})", yes):
+        return
+    derived = _DerivedData.of(deletion.names, deletion.packed)
+    deletion.run(paths)
+    typer.echo(f"Deleted; {size(freed)} freed.")
+    derived.delete(yes, phrases)
+
+
+@dataclass(frozen=True)
+class _Deletion:
+    """The files of a model to delete. `names` are names of the model, and `lines` list what goes and what stays."""
+
+    what: str
+    names: set[str]
+    lines: list[str]
+    packed: list[Path]
+    removals: list[Removal] = field(default_factory=list)
+    gguf: list[CachedGguf] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that become free."""
+        files = {place for one in self.gguf for place in one.places}.union(map(str, self.packed))
+        return sum(removal.bytes for removal in self.removals) + sum(map(os.path.getsize, files))
+
+    def run(self, paths: Paths) -> None:
+        """Delete the files, the drafters made from them, and cached facts about them."""
+        for path in [*(removal.path for removal in self.removals), *self.packed]:
+            forget_tokenizer(path)
+        for file in self.packed:
+            if registered := _registration(file):
+                held = registered.origin.files
+                forget([Path(name) for name in held], (mark for _, mark in held.values()), paths)
+            file.unlink(missing_ok=True)
+        for removal in self.removals:
+            if drafter := drafter_made_of(removal.source, removal.commit):
+                shutil.rmtree(drafter)
+            remove(removal)
+        for one in self.gguf:
+            discard_gguf(one)
+
+
+def _of_sources(name: str, sources: list[Source], paths: Paths) -> _Deletion:
+    """Return the deletion of fetched files and of their packed forms.
+
+    Raises NotHere if there are none, and LocalspecError if another model is read from these files.
+    """
     removals, missing = [], []
     for source in sources:
         try:
@@ -71,93 +128,55 @@ def rm(
             missing.append(error)
     packed = _packed(removals, sources, paths)
     used = files_in_use(paths, packed)
-    for removal in removals:
-        if read := [file for file in removal.path.rglob("*.gguf") if os.path.realpath(file) in used]:
-            other = used[os.path.realpath(read[0])]
+    for file in (file for removal in removals for file in removal.path.rglob("*.gguf")):
+        if other := used.get(os.path.realpath(file)):
             raise LocalspecError(
-                f"{other} is read from {read[0]}, which would be deleted too; delete {other} first with `localspec rm "
-                f"{other}`."
+                f"{other} is read from {file}, which would be deleted too; delete {other} first with `localspec rm "
+                f"{shlex.quote(other)}`."
             )
     found = [one for source in sources if source.gguf or not removals for one in cached_gguf(source)]
-    left = [one for one in found if not one.places & used.keys()]
-    if not removals and not packed and not left:
+    gguf = [one for one in found if not one.places & used.keys()]
+    if not removals and not packed and not gguf:
         raise missing[0]
-    for removal in removals:
-        for line in _removal_lines(removal, name):
-            typer.echo(one_line(line))
-    for file in packed:
-        typer.echo(one_line(_packed_line(file)))
-    for one in left:
+    lines = [line for removal in removals for line in _removal_lines(removal, name)]
+    lines += map(_packed_line, packed)
+    for one in gguf:
         names = ", ".join(file.name for file in one.files)
-        typer.echo(one_line(f"{one.source} as GGUF, {size(one.bytes)}, in {one.path}: {names}"))
-    if left:
-        typer.echo(_SHARED)
-    contents = {place for one in left for place in one.places}
-    freed = sum(removal.bytes for removal in removals) + sum(map(os.path.getsize, contents))
-    freed += sum(file.stat().st_size for file in packed)
-    gone = [*(removal.source for removal in removals), *(one.source for one in left)]
+        lines.append(f"{one.source} as GGUF, {size(one.bytes)}, in {one.path}: {names}")
+    if gguf:
+        lines.append(_SHARED)
+    gone = [*(one.source for one in removals), *(one.source for one in gguf)]
     what = " and ".join(map(str, gone)) or f"{name}, packed"
-    if not may_delete(f"{what} ({size(freed)})", yes):
-        return
-    with _deleting_derived_data({name, *map(str, sources)}, packed, yes, phrases):
-        for path in [*(removal.path for removal in removals), *packed]:
-            forget_tokenizer(path)
-        for file in packed:
-            file.unlink(missing_ok=True)
-        for removal in removals:
-            if drafter := drafter_made_of(removal.source, removal.commit):
-                shutil.rmtree(drafter)
-            remove(removal)
-        for one in left:
-            discard_gguf(one)
-        typer.echo(f"Deleted; {size(freed)} freed.")
+    return _Deletion(what, {name, *map(str, sources)}, lines, packed, removals, gguf)
 
 
-def _remove_packed(name: str, paths: Paths, yes: bool, phrases: bool) -> None:
-    """Delete a named packed file, or the packed forms of a model that was not fetched. The model itself stays."""
-    if is_gguf(file := Path(os.path.expanduser(name))) and import_of(file, paths) is None:
+def _of_packed(name: str, paths: Paths) -> _Deletion:
+    """Return the deletion of a named packed file, or of the packed forms of a model that was not fetched, which stays.
+
+    Raises NotHere and UsageMistake for files of the user.
+    """
+    file = Path(os.path.expanduser(name))
+    if is_gguf(file) and import_of(file, paths) is None:
         raise NotHere(
             f"{name} is a GGUF file that is not imported, so localspec has nothing to delete; delete the file yourself."
         )
-    given = Path(os.path.abspath(os.path.expanduser(name)))
-    if is_packed(given) and given in unreadable(paths):
-        freed = given.stat().st_size
-        if may_delete(f"{given} ({size(freed)})", yes):
-            given.unlink(missing_ok=True)
-            typer.echo(f"Deleted; {size(freed)} freed.")
-        return
     card = resolve(name)
-    path = card.path
-    if is_packed(path):
-        if path.parent not in (paths.imports, paths.packed):
-            raise UsageMistake(
-                f"{path} is not in {paths.imports}, where localspec keeps its files; delete it yourself."
-            )
-        whole = is_packed(Path(os.path.expanduser(name)))  # a named file, or an import
-        every = [path] if whole else _without_others(sorted({path, *of_same_weights(path)}), [])
-        mine, what = every, str(path) if whole else name
+    path, what, notes = card.path, name, list[str]()
+    if is_packed(path) and path.parent not in (paths.imports, paths.packed):
+        raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its files; delete it yourself.")
+    if is_packed(path) and is_packed(file):  # a named file, or an import
+        packed, what = [path], str(path)
+    elif is_packed(path):
+        packed = _without_others(sorted({path, *of_same_weights(path)}), [])
     else:
-        mine, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
-        if not mine:
+        packed, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
+        if not packed:
             raise UsageMistake(f"{name} was not fetched by `localspec pull`, so `localspec rm` cannot delete it.")
-    for file in mine:
-        typer.echo(one_line(_packed_line(file)))
-    if not is_packed(path):
-        typer.echo(one_line(f"{name} itself stays, because `localspec pull` did not fetch it."))
-    for stays in (name for file in mine if (header := _registration(file)) for name in header.origin.files):
-        if Path(stays).exists():
-            typer.echo(one_line(f"{stays} stays; it is your own file."))
-    freed = sum(file.stat().st_size for file in mine)
-    if not may_delete(f"{what} ({size(freed)})", yes):
-        return
-    with _deleting_derived_data({name, card.name, reference(card)}, mine, yes, phrases):
-        for file in mine:
-            forget_tokenizer(file)
-            if registered := _registration(file):
-                originals = registered.origin.files
-                forget([Path(name) for name in originals], (mark for _, mark in originals.values()), paths)
-            file.unlink(missing_ok=True)
-        typer.echo(f"Deleted; {size(freed)} freed.")
+        notes.append(f"{name} itself stays, because `localspec pull` did not fetch it.")
+    registered = filter(None, map(_registration, packed))
+    own = (file for header in registered for file in header.origin.files if Path(file).exists())
+    notes += (f"{stays} stays; it is your own file." for stays in own)
+    return _Deletion(what, {name, card.name, reference(card)}, [*map(_packed_line, packed), *notes], packed)
 
 
 def _registration(file: Path) -> Header | None:
@@ -220,63 +239,82 @@ def _other_models_with(source: Source, name: str) -> list[str]:
     return [known for known, entry in entries.items() if known != name and needs(entry)]
 
 
-@contextmanager
-def _deleting_derived_data(names: Collection[str], files: Collection[Path], yes: bool, phrases: bool) -> Iterator[None]:
-    """Delete what localspec derived from a model, after the body has deleted the model with these names and files.
+@dataclass(frozen=True)
+class _DerivedData:
+    """The data that localspec derived from a model. `names` are all names of the model.
 
-    Delete the answers that the model wrote for trainings, and its phrases if the user agrees. Print what stays:
-    phrases, conversations, drafters. If the model is still here in another form, delete and print nothing. A store that
-    cannot be read counts as empty. Raises StoreTrouble.
+    `former` has its present names by former names, and `drafters` are trained drafters outside of its directory.
     """
-    now, names = renamed(), set(names)
-    for file in files:
-        with suppress(LocalspecError):
-            names.add(packed_file.read(file).header.origin.name)
-    former = {name: now[name] for name in names if name in now}  # present names by former names
-    outside = set[Path]()  # trained drafters of the user that are not in their model's directory
-    for name in names:
-        with suppress(LocalspecError):
-            card = resolve(name)
-            own = (one.path for one in trained_drafters(card) if not one.shipped)
-            outside |= {path for path in own if not path.is_relative_to(card.path)}
-    answers = [one for name in names for one in Paths(home()).answers_of(name)]
-    pools, conversations = list[PoolInfo](), 0
-    with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
-        if store is not None:
-            places = {str(file) for file in files}
-            pools, conversations = (
-                [pool for pool in store.phrases.pools() if pool.model in names or pool.path in places],
-                sum(info.model in names | places for info in store.history.conversations()),
+
+    names: set[str]
+    former: dict[str, str]
+    drafters: set[Path]
+    answers: list[Path]
+    pools: list[PoolInfo]
+    conversations: int
+
+    @classmethod
+    def of(cls, names: Collection[str], files: Collection[Path]) -> Self:
+        """Return the data of the model with these names and files. A store that cannot be read counts as empty."""
+        now, names = renamed(), set(names)
+        for file in files:
+            with suppress(LocalspecError):
+                names.add(packed_file.read(file).header.origin.name)
+        drafters = set[Path]()
+        for name in names:
+            with suppress(LocalspecError):
+                card = resolve(name)
+                own = (one.path for one in trained_drafters(card) if not one.shipped)
+                drafters |= {path for path in own if not path.is_relative_to(card.path)}
+        pools, conversations, places = list[PoolInfo](), 0, {str(file) for file in files}
+        with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
+            if store is not None:
+                pools, conversations = (
+                    [pool for pool in store.phrases.pools() if pool.model in names or pool.path in places],
+                    sum(info.model in names | places for info in store.history.conversations()),
+                )
+        answers = [one for name in names for one in Paths(home()).answers_of(name)]
+        return cls(names, {name: now[name] for name in names & now.keys()}, drafters, answers, pools, conversations)
+
+    def delete(self, yes: bool, phrases: bool) -> None:
+        """Delete the answers that the model wrote for trainings, and its phrases if the user agrees; print what stays.
+
+        If the model is still here in another form, delete and print nothing. Raises StoreTrouble.
+        """
+        if any(is_here(name, Paths(home())) for name in self.names):
+            return
+        if self.pools or self.conversations:
+            with suppress(OSError):  # only the former name is lost
+                save_former_names(self.former, Paths(home()))
+        for place in self.answers:
+            held = sum(file.stat().st_size for file in place.rglob("*"))
+            shutil.rmtree(place)
+            typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
+        self._delete_phrases(yes, phrases)
+        if self.conversations:
+            stay = "stays" if self.conversations == 1 else "stay"
+            typer.echo(
+                f"{counted(self.conversations, 'conversation')} with the model {stay} until you run `localspec history "
+                "rm`."
             )
-    yield
-    if any(is_here(name, Paths(home())) for name in names):
-        return
-    if pools or conversations:
-        with suppress(OSError):  # only the former name is lost
-            save_former_names(former, Paths(home()))
-    for place in answers:
-        held = sum(file.stat().st_size for file in place.rglob("*"))
-        shutil.rmtree(place)
-        typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
-    pools = [pool for pool in pools if pool.phrases]
-    count = sum(pool.phrases for pool in pools)
-    if count and not phrases and not yes and at_a_terminal():
-        phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from the model?")
-    if count and phrases:
-        with store_if_any("phrases") as store:
-            removed = sum(store.phrases.delete(pool.pool) for pool in pools) if store else 0
-        typer.echo(f"Deleted {counted(removed, 'phrase')}.")
-    elif count:
-        commands = (f"`localspec pool clear {former.get(pool.model, pool.model)}`" for pool in pools)
-        clear = " and ".join(dict.fromkeys(commands))
-        typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model stay until you run {clear}."))
-    if conversations:
-        stay = "stays" if conversations == 1 else "stay"
-        typer.echo(
-            f"{counted(conversations, 'conversation')} with the model {stay} until you run `localspec history rm`."
-        )
-    for drafter in sorted(outside):
-        typer.echo(one_line(f"A drafter trained for the model stays: {drafter}."))
+        for drafter in sorted(self.drafters):
+            typer.echo(one_line(f"A drafter trained for the model stays: {drafter}."))
+
+    def _delete_phrases(self, yes: bool, phrases: bool) -> None:
+        pools = [pool for pool in self.pools if pool.phrases]
+        if not pools:
+            return
+        count = sum(pool.phrases for pool in pools)
+        if not phrases and not yes and at_a_terminal():
+            phrases = typer.confirm(f"Also delete {counted(count, 'phrase')} learned from the model?")
+        if phrases:
+            with store_if_any("phrases") as store:
+                removed = sum(store.phrases.delete(pool.pool) for pool in pools) if store else 0
+            typer.echo(f"Deleted {counted(removed, 'phrase')}.")
+        else:
+            commands = (f"`localspec pool clear {self.former.get(pool.model, pool.model)}`" for pool in pools)
+            clear = " and ".join(dict.fromkeys(commands))
+            typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model stay until you run {clear}."))
 
 
 def forget_tokenizer(path: Path) -> None:

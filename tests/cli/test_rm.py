@@ -13,6 +13,7 @@ from command import sentence
 from golden import wording
 from hub_server import Hub, Repository, served
 
+from localspec.cli import rm
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.paths import Paths
@@ -167,6 +168,16 @@ def test_a_published_drafter_of_a_directory_is_fetched_verified_and_deleted_by_i
     assert at(home, hub, "rm", "own", "--yes").returncode == 0 and found(home) is None and own.is_dir()
     result = at(home, hub, "verify", "own")
     assert result.returncode == 0 and "org/name" not in result.stdout
+
+
+def test_a_model_that_is_read_from_these_files_must_go_first(home, hub: Hub, monkeypatch):
+    at(home, hub, "pull", "org/name")
+    file = found(home) / "own.gguf"
+    file.write_bytes(b"")
+    monkeypatch.setattr(rm, "files_in_use", lambda *_: {os.path.realpath(file): "my own"})
+    result = at(home, hub, "rm", "org/name", "--yes")
+    assert result.returncode == 1 and f"my own is read from {file}" in result.stderr and found(home)
+    assert "`localspec rm 'my own'`" in result.stderr
 
 
 def test_what_was_never_pulled(home, hub: Hub):
