@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -93,14 +94,16 @@ class FoundPlace(NamedTuple):
         return cls(place, total, foreign, bool(failures))
 
     @property
+    def root(self) -> Path:
+        """Return the directory of the place."""
+        return self.place.path.parent
+
+    @property
     def size(self) -> str:
         """Return the size in words."""
         if not self.unreadable:
             return size(self.bytes)
         return f"over {size(self.bytes)}" if self.bytes else "unreadable"
-
-
-Groups = dict[Path, list[FoundPlace]]  # by directory
 
 
 @app.command()
@@ -120,29 +123,25 @@ def uninstall(
             for name in os.listdir(root):
                 os.lstat(root / name)
     _refuse_while_in_use(paths)
-    groups = {
-        root: [FoundPlace.of(place) for place in places if os.path.lexists(place.path)]
-        for root, places in places_of(paths).items()
-    }
-    groups = {root: found for root, found in groups.items() if found}
-    removals = _fetched(paths)
-    for line in _listing(groups, removals):
+    every = (place for places in places_of(paths).values() for place in places)
+    found, removals = [FoundPlace.of(place) for place in every if os.path.lexists(place.path)], _fetched(paths)
+    for line in _listing(found, removals):
         typer.echo(line)
-    if not groups and not removals:
+    if not found and not removals:
         typer.echo(f"localspec keeps nothing on this machine. {PROGRAM}")
         return
-    total, models = sum(one.bytes for found in groups.values() for one in found), sum(one.bytes for one in removals)
-    if groups and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
+    total, models = sum(one.bytes for one in found), sum(one.bytes for one in removals)
+    if found and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
         return
     delete_fetched = bool(removals) and (
         fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False)
     )
-    failures, deleted = _delete_all(groups, removals if delete_fetched else [], paths)
+    failures, deleted = _delete_all(found, removals if delete_fetched else [], paths)
     if failures:
         rest = "Everything else is deleted" if deleted else "Nothing was deleted"
         raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
-    for root in filter(Path.is_dir, groups):
+    for root in filter(Path.is_dir, dict.fromkeys(one.root for one in found)):
         why = "because it has files that localspec did not write" if os.listdir(root) else "and is empty"
         typer.echo(one_line(f"{root} stays, {why}."))
     if removals and not delete_fetched:
@@ -153,22 +152,24 @@ def uninstall(
     typer.echo(PROGRAM)
 
 
-def _listing(groups: Groups, removals: Sequence[Removal | CachedGguf]) -> Iterator[str]:
+def _listing(found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf]) -> Iterator[str]:
     """Yield a line for each place and fetched model, and for each file that stays."""
-    for root, found in groups.items():
+    for root, places in groupby(found, lambda one: one.root):
         yield one_line(str(root))
-        for one in found:
+        for one in places:
             link = f"; it is a link to {one.place.stays}, which stays" if one.place.stays else ""
-            yield one_line(f"  {one.size:>10}  {one.place.path.name}: {one.place.what}{link}")
+            yield f"  {one.size:>10}  {one_line(f'{one.place.path.name}: {one.place.what}{link}')}"
             for file in one.foreign:
-                yield one_line(f"              {file} stays: localspec did not write it")
+                yield f"              {one_line(str(file))} stays: localspec did not write it"
     if removals:
         yield "In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:"
     for removal in removals:
         yield f"  {size(removal.bytes):>10}  {one_line(f'{removal.source}, in {removal.path}')}"
 
 
-def _delete_all(groups: Groups, removals: Sequence[Removal | CachedGguf], paths: Paths) -> tuple[list[str], bool]:
+def _delete_all(
+    found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf], paths: Paths
+) -> tuple[list[str], bool]:
     """Delete fetched models and every place. Return a clause for each failure, and whether anything was deleted."""
     failures: list[str] = []
     stuck: dict[str, list[str]] = {}  # paths by the reason why they cannot be deleted
@@ -179,20 +180,18 @@ def _delete_all(groups: Groups, removals: Sequence[Removal | CachedGguf], paths:
             deleted = True
         except (OSError, LocalspecError) as error:
             failures.append(str(error).rstrip("."))
-    for root, found in groups.items():
-        for one in found:
-            try:
-                _delete(one.place)
-                deleted = True
-            except OSError as error:
-                stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or one.place.path))
-                deleted = deleted or FoundPlace.of(one.place).bytes < one.bytes
+    for one in found:
+        try:
+            _delete(one.place)
+            deleted = True
+        except OSError as error:
+            stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or one.place.path))
+            deleted = deleted or FoundPlace.of(one.place).bytes < one.bytes
+    for root in dict.fromkeys(one.root for one in found):
         with suppress(OSError):  # it may hold files that localspec did not write, or be a link
             root.rmdir()
-    return [
-        *failures,
-        *(f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items()),
-    ], deleted
+    failures += (f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items())
+    return failures, deleted
 
 
 def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:

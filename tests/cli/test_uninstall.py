@@ -61,6 +61,7 @@ def test_it_lists_every_file_that_it_deletes(home: Path) -> None:
     assert before and all(places & {file, *file.parents} for file in before)
     listed = called(home, "uninstall").stdout
     assert all(f"  {place.name}: " in listed for place in places if place.exists())
+    assert all(line.startswith("  ") != Path(line).is_dir() for line in listed.splitlines()), "indented below its root"
 
 
 def test_nothing_goes_before_somebody_agrees(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_files_of_others_stay_in_the_directories_of_packed_models(home: Path) ->
     called(home, "use", "here")
     result = called(home, "uninstall", "--yes")
     assert result.returncode == 0 and all(file.read_text() == "mine" for file in mine)
-    assert f"{mine[0]} stays: localspec did not write it" in result.stdout
+    assert f"\n              {mine[0]} stays: localspec did not write it" in result.stdout
     assert files(home) == {*mine, home / "here.gguf", *files(home / "model")}
 
 
