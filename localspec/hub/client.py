@@ -186,8 +186,6 @@ def _error_of(source: Source, error: Exception) -> LocalspecError:
     if isinstance(error, LocalspecError):
         return error
     where = server()
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return NotHere(f"{source} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again.")
     if isinstance(error, errors.HfHubHTTPError):
         return _error_of_status(source, error, errors)
     if isinstance(error, httpx2.TooManyRedirects):
