@@ -46,6 +46,7 @@ from localspec.weights.checkpoint import inspect
 if TYPE_CHECKING:
     from localspec.chat.answerer import Answerer
     from localspec.config import Settings
+    from localspec.events import Text
 
 HELP = f"""{listed()}
 A line that ends in \\ continues on the next one. Ctrl+C stops a reply, Ctrl+D leaves. //text sends /text.
@@ -87,6 +88,35 @@ class _LineProgress(Progress):
             tell(one_line(f"{what} …"))
         else:
             super().show(what)
+
+
+class _ReplyPrinter:
+    """A writer of one reply, wrapped between words, and of its progress."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._wrap = progress, WordWrap(width())
+        self._reads = self._thinks = False
+        self._last = "\n"  # the last character
+
+    def read(self, left: int) -> None:
+        """Show once that a prompt is read, if many of its tokens are left at the start."""
+        if left >= LONG and not self._reads:
+            self._progress.show(f"reading {left:,} tokens")
+        self._reads = True
+
+    def add(self, event: "Text") -> None:
+        """Print a text, or show once that the model thinks."""
+        if event.reasoning and not self._thinks:
+            self._progress.show("thinking")
+            self._thinks = True
+        if event.text:
+            self._progress.clear()
+        print(self._wrap.add(safe(event.text)), end="", flush=True)
+        self._last = event.text[-1:] or self._last
+
+    def end(self) -> None:
+        """End the last line."""
+        print(self._wrap.flush(), end="" if self._last == "\n" else "\n", flush=True)
 
 
 class _Talk:
@@ -364,8 +394,7 @@ class _Talk:
         if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
             self._progress.notice(sampled)
         events = self.conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
-        ended, how, begun, thinks = "\n", "(stopped)", False, False
-        wrap = WordWrap(width())
+        printer, how = _ReplyPrinter(self._progress), "(stopped)"
         try:
             with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
                 engine.wanted = lambda: not interrupt.requested
@@ -375,27 +404,19 @@ class _Talk:
                         trace.take(event)
                     match event:
                         case Prefill(done, total, _) if done < total:
-                            if total - done >= LONG and not begun:
-                                self._progress.show(f"reading {total - done:,} tokens")
-                            begun = True
+                            printer.read(total - done)
                         case Prefill(_, _, dropped):
                             interrupt.wait_for_step = True
                             if sentence := self.conversation.memory_notice(dropped):
                                 self._progress.notice(sentence)
-                        case Text(text):
-                            if event.reasoning and not thinks:
-                                self._progress.show("thinking")
-                                thinks = True
-                            if text:
-                                self._progress.clear()
-                            print(wrap.add(safe(text)), end="", flush=True)
-                            ended = text[-1:] or ended
+                        case Text():
+                            printer.add(event)
                         case Done(reason):
                             how = self._how_ended(reason, settings, engine)
                     if interrupt.requested:
                         raise KeyboardInterrupt
         finally:  # the error gets a separate line
-            print(wrap.flush(), end="" if ended == "\n" else "\n", flush=True)
+            printer.end()
         trace.ended = True
         self._trace = trace if trace.tokens else self._trace
         if self.conversation.unanswered is None:
