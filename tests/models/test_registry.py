@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import struct
 
@@ -7,7 +8,7 @@ from checkpoints import CONFIG, safetensors, write_checkpoint
 from each import each
 from golden import wording
 
-from localspec.errors import LocalspecError, NotHere
+from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.families.table import ARCHITECTURES
 from localspec.models.registry import cards, installed, resolve
 from localspec.paths import Paths
@@ -97,6 +98,32 @@ def test_a_directory_by_its_path(paths, model, monkeypatch):
 )
 def test_what_is_not_here(paths, name, said):
     assert said in refused(NotHere, resolve, name, paths)
+
+
+def test_a_directory_of_train_means_the_target_that_it_changed(paths, model):
+    trained = model.parent / "trained"
+    trained.mkdir()
+    model.rename(trained / "target")
+    assert resolve(str(trained), paths).path == trained / "target"
+
+
+def test_a_path_among_packed_files_is_followed_to_the_imports(paths, model):
+    paths.imports.parent.mkdir(parents=True, exist_ok=True)
+    paths.imports.mkdir(exist_ok=True)
+    model.rename(paths.imports / "model")
+    assert resolve(str(paths.packed / "model"), paths).path == paths.imports / "model"
+    (paths.packed / "model").mkdir(parents=True)
+    assert resolve(str(paths.packed / "model"), paths).path == paths.packed / "model"
+
+
+def test_a_directory_whose_name_is_not_utf_8_is_refused(paths, model):
+    other = model.rename(os.fsdecode(os.fsencode(model) + b"\xff"))
+    assert "is not UTF-8" in refused(LocalspecError, resolve, str(other), paths)
+
+
+def test_a_pipe_is_not_a_model(paths, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refused(UsageMistake, resolve, str(tmp_path / "pipe"), paths)
 
 
 def test_a_file_is_not_a_model(paths, model):
