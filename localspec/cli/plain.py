@@ -228,8 +228,9 @@ class _Talk:
             self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
         if not name:
-            held, pace = (self._engine.held, tuple(self._engine.choice.pace)) if self._engine else (("cpu", 0), ())
-            models, _ = all_models(self._card, held, pace, self._settings.first.drafter_rule)
+            engine = self._engine
+            freed, pace = (engine.freed_memory, tuple(engine.choice.pace)) if engine else (("cpu", 0), ())
+            models, _ = all_models(self._card, freed, pace, self._settings.first.drafter_rule)
             for line in in_lines(models, self._card):
                 tell(one_line(line))
             return

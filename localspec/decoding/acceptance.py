@@ -30,8 +30,8 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
     target's distribution, but with the same seed drafts may change the text.
 
     logits [size, vocab_size] are the target's; `position` is the root's. The children of a node must have been sampled
-    independently from the same `draft_logits`, truncated like the target's. Equal children count as often as they were
-    sampled.
+    independently from the same `draft_logits`, truncated like the target's. Of equal children, each counts as one
+    sample.
     """
     assert tree.draft_logits is not None
     path = [0]

@@ -44,7 +44,7 @@ class ObservedCosts:
 
     @property
     def slowness(self) -> float:
-        """The median of recent forwards' times ÷ their measured costs."""
+        """The median ratio of a recent forward's seconds to its measured cost."""
         return median(self._recent) if len(self._recent) >= ENOUGH else 1.0
 
     @property
@@ -129,8 +129,8 @@ class PlainTime:
     def observe(self, rows: int, context: int, tokens: int, seconds: float, drafting: float) -> None:
         """Record that a step of `rows` rows after `context` tokens committed this many `tokens`.
 
-        `seconds` run from the end of the previous step to the end of this one. `drafting` is the part of them that
-        plain decoding would not need.
+        `seconds` run from the end of the previous step to the end of this one. `drafting` is the part of these seconds
+        that plain decoding would not need.
         """
         self._steps += 1
         if rows == 1:
@@ -240,7 +240,7 @@ class Budget:
         self._costs = ObservedCosts(costs)
 
     def begin(self) -> None:
-        """Start a new reply with drafts allowed: drafts that did not pay in the last one may pay in this one."""
+        """Start a new reply with drafts allowed: drafts that did not pay in the last reply may pay now."""
         # The last draft before pruning, and the length of the text before that draft.
         self._draft, self._context = DraftTree((0,), (-1,)), 0
         self._off, self._declined = False, 0  # the latter: steps in a row for which the drafter declined to draft
@@ -266,8 +266,8 @@ class Budget:
         return tree
 
     def prune(self, tree: DraftTree, context: int) -> DraftTree:
-        """Return the part of a tree whose verification saves more time than it costs after `context` committed tokens.
-        The root stays.
+        """Return the tree of those nodes that save more time than they cost after `context` committed tokens. The root
+        stays.
 
         A probe node (`DraftTree.probe`) is never accepted. It stays or goes with the node that it belongs to, and its
         row counts as a cost of that node. A tree with only probes below the root is returned unchanged.

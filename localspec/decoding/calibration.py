@@ -54,7 +54,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Return the calibration that `as_json` described; an empty one for anything else."""
+        """Return the calibration that `as_json` described; an empty calibration for anything else."""
         calibration = cls()
         try:
             for greedy, depth, rank, level, right, judged in stored or ():

@@ -54,8 +54,8 @@ class HeadWeights:
     computes x = A z + a + silu(B z + b) instead, and its B has the shape of A. z is the concatenation of the state and
     the root's embedding, each divided by the root of its mean square.
 
-    The logits are W x + up (down x). W is the head's matrix in `vocabulary` [heads, tokens, hidden_size]; if that is
-    None, all heads share one matrix. `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] may be None.
+    The logits are W x + up (down x). W is the head's matrix in `vocabulary` [heads, tokens, hidden_size] (None: all
+    heads share one). `down` [heads, rank, hidden_size] and `up` [heads, tokens, rank] may be None.
     """
 
     blocks: Sequence[tuple[Array, Array]]
@@ -121,11 +121,11 @@ class RowModel(Protocol):
         """
 
     def read_borrowed(self, inputs: Rows, cache: TokenCache, position: int) -> Rows:
-        """Read inputs [rows, hidden_size], all at this position, with a model whose layers use another model's keys and
-        values.
+        """Read inputs [rows, hidden_size], all at `position`, with layers that use the keys and values of another
+        model.
 
-        The rows attend only to the committed tokens in the other model's `cache`, which must hold at least one. Return
-        the rows' states [rows, hidden_size] after the final norm. The cache stays unchanged.
+        The rows attend only to the committed tokens in the other model's `cache`, which must hold at least one token.
+        Return the rows' states [rows, hidden_size] after the final norm. The cache stays unchanged.
         """
 
     def forget_rows(self, cache: TokenCache, rows: int, layers: Sequence[int]) -> None:
@@ -207,7 +207,7 @@ class Compute(Protocol):
     def draft_heads(self, weights: HeadWeights, head: Any) -> DraftHeads:
         """Return draft heads.
 
-        Without `weights.vocabulary` they share `head`, a result of `head_rows`; None stands for the target's head.
+        Without `weights.vocabulary` the heads share `head`, a result of `head_rows` (None: the target's head).
         """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:

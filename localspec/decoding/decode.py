@@ -44,7 +44,7 @@ def decode_step(
     1. draft: the drafter proposes a tree below the root, the last committed token;
     2. prune: the budget cuts it to the nodes that pay;
     3. verify: one forward of the target over all nodes, each of which sees only its ancestors;
-    4. walk: follow the target's picks down from the root, as far as the tree has them;
+    4. walk: follow the target's picks down from the root, until a pick is not in the tree;
     5. keep: the cache keeps the path;
     6. observe: drafter and budget learn the target's answer.
 

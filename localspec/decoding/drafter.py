@@ -38,11 +38,11 @@ class Context:
 class Step:
     """The target's answer to one chunk of prefill, or to one decode step.
 
-    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token. In prefill they are
-    the tokens of the chunk, and after the last chunk also the first pick. `hidden` [rows, hidden_size] are the target's
-    states at the rows now in the cache (the chunk, or the path). `inner` are the states of the layers that the drafter
-    reads. `greedy_picks` are the target's argmax at every node of the tree, and `logits` have one row per node. Prefill
-    has no tree and no times, and logits only of its last row.
+    `committed` are the tokens that became final, in order: the accepted nodes and the bonus token. In prefill
+    `committed` has the chunk's tokens, and after the last chunk also the first pick. `hidden` [rows, hidden_size] are
+    the target's states at the rows now in the cache (the chunk, or the path). `inner` are the states of the layers that
+    the drafter reads. `greedy_picks` are the target's argmax at every node of the tree, and `logits` have one row per
+    node. Prefill has no tree and no times, and logits only of its last row.
     """
 
     committed: Sequence[int]
@@ -114,7 +114,7 @@ class Drafter(Protocol):
         """
 
     def resume(self, state: DrafterState, tokens: Sequence[int]) -> None:
-        """Continue from `state`, the state of the text `tokens`: a result of `hand_over`, or a copy of one.
+        """Continue from `state`, the state of the text `tokens`: a result of `hand_over`, or its copy.
 
         The drafter must hold no text.
         """

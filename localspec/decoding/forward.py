@@ -13,7 +13,7 @@ _AT_ONCE = 256  # tokens compared at once
 
 
 class TokenCache(Protocol):
-    """Keys and values of the committed tokens. The rows of the last forward follow them until `keep` is called."""
+    """Keys and values of the committed tokens. The rows of the last forward follow until `keep` is called."""
 
     @property
     def length(self) -> int:
@@ -178,7 +178,7 @@ def set_aside(cache: ParkableT, fresh: Callable[[int], ParkableT]) -> tuple[Park
 
 
 def brought_back(parked: ParkableT, cache: ParkableT) -> ParkableT:
-    """Return a cache with the contents of `parked`: the empty `cache` with a copy of them, or `parked` itself."""
+    """Return a cache with the contents of `parked`: the empty `cache` with copied contents, or `parked` itself."""
     return cache if cache.take(parked) else parked
 
 

@@ -113,7 +113,7 @@ class LogitsBase(ABC):
         return likeliest
 
     def picks(self, positions: Sequence[int], sampling: Sampling) -> Picks:
-        """Return the picks by row, computed on request unless they are greedy."""
+        """Return the picks by row: all at once if they are greedy, otherwise each on request."""
         if sampling.greedy:
             return self.argmax()
         return PicksOnRequest(lambda row: self._noisiest(row, positions[row], sampling, None))

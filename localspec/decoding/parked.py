@@ -49,10 +49,10 @@ class ParkedText:
 
 @dataclass(frozen=True)
 class Start:
-    """A plan for the prefill of a prompt: it starts after the first `length` tokens of a text.
+    """A plan for the prefill of a prompt, which starts after the first `length` tokens of a text.
 
-    That text is `text`, or the live text if None. If `copied`, these tokens are copied and the text stays whole;
-    otherwise the text is cut after them. If `leaves`, the live text is parked; otherwise it is cut or discarded.
+    `text` is this text (None: the live text). If `copied`, these tokens are copied and the text stays whole; otherwise
+    the text is cut after them. If `leaves`, the live text is parked; otherwise it is cut or discarded.
 
         live text     a b c d e      prompt  a b c x y
         copied        a b c d e stays, and the prompt starts from a copy of a b c

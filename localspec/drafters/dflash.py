@@ -30,8 +30,8 @@ CAUSAL = ("windows", "all", "none")
 @dataclass(frozen=True)
 class DFlashOptions:
     """The publisher's description of a drafter. `config` is the config.json of its layers. `states` are the target's
-    states that it reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and `block`
-    the number of tokens of a block, including the root.
+    states that the drafter reads, by their indices in Hugging Face's hidden_states. `mask` is the mask token's id, and
+    `block` the number of tokens of a block, including the root.
 
     `causal` says in which layers a row of the block sees no later row: the layers with a window, all layers, or none.
     Embeddings are multiplied by `scale`, and logits by `multiplier`. With a `cap`, logits x become cap · tanh(x / cap);

@@ -31,7 +31,7 @@ MOST_RANK = 4096
 
 @dataclass(frozen=True)
 class DSparkOptions(dflash.DFlashOptions):
-    """The options of DFlash, and those of the two additional heads.
+    """The options of DFlash and of the two additional heads.
 
     `rank` is the rank of the Markov head; with 0 there is none, and no row depends on the token before it. `confidence`
     names the inputs of the confidence: "state", "both" for the state and W₁[x], or "none" for no confidence. Raises
@@ -78,7 +78,7 @@ class Drafter(PathDrafter, dflash.Drafter):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: dflash.DFlashOptions) -> dict[str, TensorSpec]:
-        """Return the layers' tensors by their published names, and those of the two heads by our names."""
+        """Return the layers' tensors by their published names, and the two heads' tensors by localspec's names."""
         assert isinstance(options, DSparkOptions)
         specs, sizes = super().tensor_specs(target, options), target.compute.target.sizes
         if options.rank:

@@ -30,10 +30,10 @@ class Merged:
     """Any number of drafters for the same root. Their trees are merged into one tree, which the target verifies in one
     forward.
 
-    Equal tokens below one parent become one node. Its confidence is the chance that at least one of its proposers is
-    right, as if they were independent. Calibration turns that confidence into a chance, separately for each set of
-    proposers and each rank among siblings. For example, a token that two drafters propose is right more often. The
-    `nodes` likeliest nodes stay.
+    Equal tokens below one parent become one node. The node's confidence is the chance that at least one of its
+    proposers is right, if they were independent. Calibration turns that confidence into a chance, separately for each
+    set of proposers and each rank among siblings. For example, a token that two drafters propose is right more often.
+    The `nodes` likeliest nodes stay.
 
         a: root ─ x ─ y      b: root ─ x ─ z      merged: root ─ x (a+b) ─ y (a)
                                      └ w                       │        └ z (b)
@@ -162,15 +162,14 @@ class _Proposals:
             for rank, (token, node) in enumerate(below.items()):
                 own = tree.chance[node] if tree.chance else None
                 chance = 0.5 ** (rank + 1) if own is None else own
-                place = places[node] = self._place(places[parent], token)
+                place = places[node] = self._find_or_add(places[parent], token)
                 self._by[place] |= 1 << number
                 self._wrong[place] *= 1 - chance
                 name = tree.source[node] if tree.source else "drafter"
                 if name not in self._names[place]:
                     self._names[place].append(name)
 
-    def _place(self, parent: int, token: int) -> int:
-        """Return the node with this token below `parent`. Add the node if it does not exist."""
+    def _find_or_add(self, parent: int, token: int) -> int:
         place = self._children[parent].setdefault(token, len(self._tokens))
         if place == len(self._tokens):
             self._tokens.append(token)

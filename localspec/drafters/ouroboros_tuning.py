@@ -209,8 +209,8 @@ def starting(costs: ForwardCostModel) -> Hyperparameters:
     return replace(usual, window=widest)
 
 
-def values(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
-    """Return variants of `best` with all other values of one parameter, except variants with an expensive window."""
+def variants(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
+    """Return variants of `best` with every other value of the parameter `name`, without expensive windows."""
     tried = [replace(best, **{name: value}) for value in RANGES[name]]
     return [one for one in tried if one != best and (not one.window or _window_price(one, costs) <= CHEAP)]
 
@@ -231,10 +231,10 @@ def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuri
     waiting = [best]
     while waiting or left:
         if not waiting:
-            waiting = values(left.pop(0), best, costs)
+            waiting = variants(left.pop(0), best, costs)
             continue
         tried = waiting.pop(0)
-        total = done + 1 + len(waiting) + sum(len(values(name, best, costs)) for name in left)
+        total = done + 1 + len(waiting) + sum(len(variants(name, best, costs)) for name in left)
         replay = replaying(*build(tried), workload)
         while True:
             try:

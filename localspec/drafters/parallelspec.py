@@ -232,7 +232,7 @@ class Drafter(ParallelDrafter, OfModel):
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: ParallelSpecOptions) -> dict[str, TensorSpec]:
-        """Return the tensors: the layers, the masks' embeddings, and those that `options` add.
+        """Return the tensors: the layers, the masks' embeddings, and tensors that only some options need.
 
         Raises UsageMistake and LocalspecError for a model that is not a drafter.
         """

@@ -33,7 +33,7 @@ class Levels:
         self._left_out: list[int] = []  # by depth, how many drafts in a row ended before it
 
     def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
-        """Return whether a level is worth the time of drafting and verifying it; `chance` is its paths' summed chance.
+        """Return whether a level repays its drafting and verification; `chance` is the sum of its paths' chances.
 
         All numbers of further levels, up to `left`, are considered, because row cost is a staircase: the first row of a
         block costs as much as the whole block.

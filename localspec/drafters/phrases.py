@@ -344,7 +344,7 @@ class _TreeBuilder:
         return known if len(known) == len(below) else {}
 
     def weigh(self, parent: int, chances: Mapping[int, float]) -> None:
-        """Set the chances of the drafted children of a node, and the worth of all nodes below it."""
+        """Set the chances of a node's drafted children, and the worth of all nodes below `parent`."""
         for token, child in self._inner.children[parent].items():
             self._chance[child] = chances[token]
             self._reach(child)

@@ -54,7 +54,7 @@ LearnedPhrase = tuple[int | None, tuple[int, ...]]  # the token before the phras
 
 
 class PhrasePool:
-    """Phrases of this conversation and of earlier ones, by the two tokens before them.
+    """Phrases of this and earlier conversations, by the two tokens before them.
 
     Phrases contain only ids below `vocabulary`, the number of ids that all models of the pool know, and no id in
     `special`. So a damaged store cannot break a reply. Without a `reader` of saved phrases the pool starts empty and
@@ -93,8 +93,8 @@ class PhrasePool:
                 self._by_key.setdefault(pack_key(self.tokens[-2], token), []).append(place)
 
     def rewind(self, length: int) -> None:
-        """Discard committed text after the first `length` tokens. Phrases learned from it stay, because they are
-        only guesses."""
+        """Discard committed text after the first `length` tokens. Phrases learned from this text stay, because phrases
+        are only guesses."""
         while len(self.tokens) > length:
             place = len(self.tokens)
             token = self.tokens.pop()

@@ -68,7 +68,7 @@ class S3DOptions:
         return self.adapters or ("none" if self.full else "all")
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """Return the layers that draft, out of `count`. Raises UsageMistake if one does not exist or no layer is
+        """Return the layers that draft, out of `count`. Raises UsageMistake if a layer does not exist or none is
         left."""
         if not (self.skip or self.kept):
             return symmetric(count, max(1, count // 2))

@@ -117,7 +117,7 @@ class RecentModel(Protocol):
         """Return the states after one more token, and h_q.
 
         x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root; `state` [rows,
-        self.state_size] are the states before them.
+        self.state_size] are the states before these tokens.
         """
 
     @property
@@ -208,11 +208,11 @@ class Drafter(PathDrafter):
     W_p and W_q each have a quarter of the target's width as in the paper, and a second hidden layer precedes W_3
     (§4.2).
 
-    W_3 over a whole vocabulary would be nearly all of the drafter's memory. By default it leads to hidden_size instead,
-    and the target's own head follows. W_p and W_q then have half of the target's width. Measured roughly (demo model,
-    240 steps, one seed), this predicts as well as a separate matrix over the vocabulary, with a fifth of the weights.
-    With a quarter of the width it predicts a little worse. Each depth then costs one pass of the target's head. A draft
-    vocabulary makes that pass cheaper, but needs a copy of the head's rows for it.
+    W_3 over a whole vocabulary would be nearly all of the drafter's memory. By default W_3's result has hidden_size
+    channels instead, and the target's own head follows. W_p and W_q then have half of the target's width. Measured
+    roughly (demo model, 240 steps, one seed), this predicts as well as a separate matrix over the vocabulary, with a
+    fifth of the weights. With a quarter of the width it predicts a little worse. Each depth then costs one pass of the
+    target's head. A draft vocabulary makes that pass cheaper, but needs a copy of the head's rows for it.
     """
 
     kind = "semi"

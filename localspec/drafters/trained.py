@@ -71,7 +71,7 @@ def draft_vocabulary(wanted: int, vocab_size: int) -> int:
 
 
 def check_vocabulary(least: int, most: int, vocab_size: int, what_to_do: str = TRAIN_AGAIN) -> None:
-    """Raise LocalspecError if a draft vocabulary has an id that the model does not.
+    """Raise LocalspecError if a draft vocabulary has an id that the model does not have.
 
     `least` and `most` are its extreme ids. The message ends in `what_to_do`.
     """
@@ -80,7 +80,7 @@ def check_vocabulary(least: int, most: int, vocab_size: int, what_to_do: str = T
 
 
 class DraftVocabulary:
-    """The tokens that a drafter proposes: those in its tensor `kept` [tokens], or all."""
+    """The tokens that a drafter proposes: the ids in its tensor `kept` [tokens], or all ids."""
 
     def __init__(self, target: DraftableModel[Any], tensors: Mapping[str, Array], shared: bool = True) -> None:
         """Read the ids. With `shared` the drafter uses the target's head."""
@@ -310,7 +310,7 @@ class ParallelDrafter(TrainedDrafter):
 
     @staticmethod
     def positions(context: Context, logits: Logits) -> range:
-        """Return the positions whose tokens the rows of logits predict."""
+        """Return the positions of the tokens that the rows of logits predict."""
         return range(len(context.committed), len(context.committed) + len(logits))
 
     def calibrate(self, step: Step) -> None:

@@ -101,8 +101,8 @@ def pool_of(
 
 
 def known_hyperparameters(choice: Choice, small: LoadedDraftModel, profile: ModelProfile) -> Hyperparameters:
-    """Return the result of an earlier search for this pair of models. Without one, return values that suit the costs of
-    the small model's forwards."""
+    """Return the result of an earlier search for this pair of models. Without such a result, return values that suit
+    the costs of the small model's forwards."""
     return searched_hyperparameters(choice, small, profile) or starting(small.costs)
 
 
@@ -204,7 +204,7 @@ class SavedPhrases:
         return self.store.phrases.look_up(self.pool_id, keys)
 
     def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:
-        """Add the phrases of a reply that began at token `start` to the pool, and save them if that is allowed.
+        """Add the phrases of a reply that began at token `start` to the pool, and save them if saving is allowed.
 
         Return False after a problem with the store, which is reported.
         """

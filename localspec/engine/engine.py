@@ -130,10 +130,10 @@ class Engine:
         self._costs = self.profile.costs(choice, self.target) if auto else None
         small_model = choice.draft.target if choice.draft else None
         self._key = reply_key(choice.drafter, choice.trained, small_model)
-        doubted = self._costs is not None and self.profile.lost(self._key, self._costs)
+        doubted = self._costs is not None and self.profile.was_slower(self._key, self._costs)
         self._budget = Budget(choice.nodes, self._costs, self.target.branches, choice.off_reason, doubted)
         self._layers = load_layers(choice, self.target, self.profile, self._costs)
-        own: list[Drafter] = [
+        loaded: list[Drafter] = [
             *([self._layers] if self._layers else []),
             *load_trained(choice, self.target, self.profile),
         ]
@@ -159,7 +159,7 @@ class Engine:
         elif small:
             self.hyperparameters = known_hyperparameters(choice, small, self.profile)
         self.pool = pool_of(choice, self.target, self.draft_model, reader)
-        drafter = drafter_of(choice, self.target, self.pool, own, self.draft_model, self.hyperparameters)
+        drafter = drafter_of(choice, self.target, self.pool, loaded, self.draft_model, self.hyperparameters)
         self._reader = reader
         parked = self._parked() if park else None
         self.session = Session(self.target, drafter, self._budget, self.target.chat.thinking, parked)
@@ -269,7 +269,7 @@ class Engine:
         return self.target.chat.tokenizer.decode
 
     @property
-    def held(self) -> tuple[str, int]:
+    def freed_memory(self) -> tuple[str, int]:
         """The device, and the bytes of its memory that become free when this engine is discarded.
 
         On a CPU mapped files count as free, so only parked texts count.
@@ -380,7 +380,7 @@ class Engine:
         finally:
             if self.session.statistics is not None:
                 self.session.statistics = replace(self.session.statistics, dropped_turns=dropped)
-            self._keep(len(prompt))
+            self._save_learned(len(prompt))
 
     def _room(self) -> int:
         """Return how many tokens fit: the model's context length, or fewer if memory is short."""
@@ -443,7 +443,7 @@ class Engine:
                     self._budget.take_costs(costs)
 
     def _measurements(self) -> Iterator[str]:
-        """Run the missing measurements, first those whose results the user sees, and yield their progress in words."""
+        """Run the missing measurements, the check of exactness first, and yield their progress in words."""
         if not self.exactness.checked:
             widest = widest_tree(self.choice)
             checking = self.profile.checking(self.choice, self.target, widest)
@@ -499,7 +499,7 @@ class Engine:
         now, earlier = (f"{tokenizer}-{one[:16]}" for one in (identity.weights, identity.revision))
         return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
 
-    def _keep(self, start: int) -> None:
+    def _save_learned(self, start: int) -> None:
         """Save what the engine learned from the reply that began at token `start`. Errors are reported, not raised."""
         for watch in self._recording_watches:
             watch.look()

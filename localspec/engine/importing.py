@@ -308,7 +308,7 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
 
 
 def named_packing(settings: Settings) -> str | None:
-    """Return the packing that the settings name; None if they name none.
+    """Return the packing that the settings name, or None.
 
     Raises UsageMistake for a packing that GGUF files cannot have, and LocalspecError if the compiled library is
     missing.

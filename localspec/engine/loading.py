@@ -101,7 +101,7 @@ def calibrated(
     """Return the calibrations of all drafters within `drafter`, with the quantities under which they are saved.
 
     Calibrations of phrases, of the draft model and of merged drafters are replaced by the saved ones. Trained drafters
-    got theirs when they were loaded.
+    got their calibrations when they were loaded.
     """
     found: list[tuple[Quantity[Calibration], Calibration]] = []
 

@@ -115,7 +115,7 @@ def _smoothed(
     """Return the median of each measurement, without its first value. Costs never fall with more rows or a longer
     context.
 
-    Disturbances only make a measurement longer, so if two contradict each other the shorter one is right.
+    Disturbances only make a measurement longer, so of two contradictory measurements the shorter is right.
     """
     seconds: list[list[float]] = []
     longer = [float("inf")] * len(rows)
@@ -241,7 +241,7 @@ class ModelProfile:
 
         return self.cache.measuring(COSTS, self.subject, measure_now)
 
-    def lost(self, drafter: str, costs: ForwardCostModel) -> bool:
+    def was_slower(self, drafter: str, costs: ForwardCostModel) -> bool:
         """Return whether earlier replies with a drafter took longer than plain decoding. `drafter` is its
         `reply_key`."""
         sums = (self.cache.recall(REPLIES, self.replies_subject) or {}).get(drafter)

@@ -178,13 +178,12 @@ class RecordingWatch:
     def look(self) -> None:
         """Check the recordings after a reply. The text of the reply does not depend on them."""
         steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
-        if steps is not None and self._tell("steps are", steps):
+        if steps is not None and self._report_once("steps are", steps):
             self._cache.remember(STEP_FORM, self._subject, TrialResult("static", steps))
         if drafts is not None:
-            self._tell("what the drafter computes is", drafts)
+            self._report_once("what the drafter computes is", drafts)
 
-    def _tell(self, what: str, why: str) -> bool:
-        """Report that something is no longer recorded, and why. Return whether that was new."""
+    def _report_once(self, what: str, why: str) -> bool:
         if what in self._reported:
             return False
         self._reported.add(what)

@@ -116,7 +116,7 @@ def _heads(trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Coun
 
 
 def _eagle3(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpoint, target: _Model) -> Counterpart:
-    """Return a head that localspec trained. Raises UsageMistake for a published head, which engines read as it is."""
+    """Return an EAGLE-3 head trained by localspec. Raises UsageMistake for published heads: they need no export."""
     options: Eagle3Options = _options(trained, checkpoint)
     if options.config:
         raise UsageMistake(
@@ -228,8 +228,8 @@ def _small_model(
 
 
 def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
-    """Return the form in which an engine reads a small model with a mask token, and sentences about what that form
-    lacks."""
+    """Return the form in which an engine reads a small model with a mask token, and sentences about the limits of that
+    form."""
     if mask >= vocab_size:
         raise UsageMistake(
             f"The mask token {mask} of the small model in {path} is not one of the target's {vocab_size} ids, but "
@@ -261,7 +261,7 @@ def _copy_licences(model: Path, directory: Path) -> None:
 
 
 def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
-    """Return the options of a drafter. Raises LocalspecError if its file does not agree with them."""
+    """Return the options of a drafter. Raises LocalspecError if the drafter's file does not agree with the options."""
     class_, file = drafter_class(trained.kind), trained.path / WEIGHTS
     try:
         options = class_.parse_options({**class_.BEFORE, **trained.options})

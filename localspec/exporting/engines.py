@@ -22,7 +22,7 @@ _MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
 
 @dataclass(frozen=True)
 class OtherEngine:
-    """An engine, by the name of its command line. `forms` are the drafters that it reads, the first choice first."""
+    """An engine, by the name of its command line. `forms` are the drafters that the engine reads, best first."""
 
     name: str
     label: str

@@ -167,8 +167,8 @@ def named_parts(
 ) -> dict[str, list[tuple[str, int]]]:
     """Return (name, rows) of the tensors that make up each parameter, by parameter.
 
-    `rows` are the rows of each parameter's parts. `names` are the tensors' names without the layer's `prefix`, in which
-    braces stand for the layer's number. A name with braces stands for one tensor for each of the `experts`.
+    `rows` are the rows of each parameter's parts. `names` are the tensors' names after the layer's `prefix`. Braces
+    stand for the layer's number in the prefix, and for the number of one of the `experts` in a name.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():

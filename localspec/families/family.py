@@ -67,7 +67,8 @@ class LayerSizes:
     """The sizes of one layer in channels, if the layers of a model differ.
 
     `keys_of` is the layer that provides the keys and values, an earlier layer or a layer of another model
-    (`TransformerConfig.borrows`); None if the layer has its own. With `keys_are_values`, one projection makes both.
+    (`TransformerConfig.borrows`); None if the layer has its own. With `keys_are_values`, keys and values share a
+    projection.
     """
 
     num_kv_heads: int
@@ -207,7 +208,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 def two_rotations(
     found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return two rotations, for layers without a window and for layers with one, as in Gemma 3 and 4."""
+    """Return two rotations, for layers without a window and for layers with a window, as in Gemma 3 and 4."""
     if "sliding_attention" in found["layer_types"]:
         check(found, "sliding_window", positive)
     rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
@@ -330,7 +331,7 @@ def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, nor
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
     """Return the sizes in the metadata of a GGUF file, under the family's keys in config.json: `count`, `used`, `size`.
 
-    Raises ValueError if one is missing, or if more experts are used than there are.
+    Raises ValueError if a size is missing, or if more experts are used than there are.
     """
     found = {key: file.number(key) for key in KEYS_IN_GGUF}
     if missing := next((key for key, value in found.items() if value is None), None):

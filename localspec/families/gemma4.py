@@ -75,8 +75,8 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
     """Return (key heads, channels of a head) of layers without a window.
 
-    Published files have separate keys for them. Files that transformers saved have a table `per_layer_config`. Raises
-    ValueError for impossible sizes.
+    Published files have separate keys for these sizes. Files that transformers saved have a table `per_layer_config`.
+    Raises ValueError for impossible sizes.
     """
     heads, by_layer = found["num_key_value_heads"], found.get("per_layer_config")
     if by_layer is None:

@@ -149,7 +149,7 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 def machine_without(engines: Iterable[Engine]) -> Machine:
     """Return this machine as if these engines were unloaded: the memory that they hold counts as free."""
     machine, given_back = this_machine(), Counter[str]()
-    for device, held in (engine.held for engine in engines):
+    for device, held in (engine.freed_memory for engine in engines):
         given_back[device] += held
     devices = (replace(one, free=one.free + given_back[one.name]) for one in machine.devices)
     return replace(machine, devices=tuple(devices))
@@ -255,7 +255,7 @@ class LoadedModels:
 
     def _to_unload(self, card: TargetCard) -> list[str]:
         """Return the models to unload, so that `card` gets its fastest device. The least recently used is first."""
-        held = {name: one.engine.held[0] for name, one in self._loaded.items() if one.engine.held[1]}
+        held = {name: one.engine.freed_memory[0] for name, one in self._loaded.items() if one.engine.freed_memory[1]}
         alone = self._device_without(held, card) if held else None
         going: list[str] = []
         for name in (name for name, device in held.items() if device == alone):

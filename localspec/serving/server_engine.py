@@ -42,7 +42,7 @@ class ServerEngine:
     """One model of a server. Use it from one thread at a time."""
 
     count_tokens = None  # its tokenizer is not here
-    held = ("cpu", 0)
+    freed_memory = ("cpu", 0)
     parameters = 0
 
     def __init__(self, server: Server, model: str, reporter: Reporter) -> None:

@@ -112,16 +112,16 @@ class SocketEngine:
         self.choice: Any = ServedForm(**sent["choice"])
         self._label = str(sent["label"])
         device, held = sent["held"]
-        self._held, self.session.memory = (str(device), int(held)), Memory(**sent["memory"])
+        self._freed_memory, self.session.memory = (str(device), int(held)), Memory(**sent["memory"])
         self._report.exactness = self._label
         self._report.start["drafter"] = sent["drafter"]
 
     # -- the properties of an engine ----------------------------------------------------------------------------------
 
     @property
-    def held(self) -> tuple[str, int]:
+    def freed_memory(self) -> tuple[str, int]:
         """Return the engine's device, and how many bytes of the device's memory the engine takes."""
-        return self._held if self._here is None else (self._here.held[0], self._here.held[1])
+        return self._freed_memory if self._here is None else (self._here.freed_memory[0], self._here.freed_memory[1])
 
     @property
     def exactness(self) -> Any:

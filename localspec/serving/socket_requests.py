@@ -153,7 +153,7 @@ def form(engine: Engine, rule: Rule) -> dict[str, Any]:
         "choice": {name: getattr(choice, name) for name in ServedForm._fields},
         "drafter": choice.drafter,
         "label": engine.exactness.label(rule),
-        "held": engine.held,
+        "held": engine.freed_memory,
         "memory": asdict(engine.session.memory),
     }
 

@@ -40,7 +40,7 @@ from localspec.drafters.ouroboros_tuning import (
     replaying,
     searching,
     starting,
-    values,
+    variants,
 )
 from localspec.drafters.phrases import PHRASES, WithPhrases
 from localspec.drafters.pool import PhrasePool, PhraseReader
@@ -676,12 +676,12 @@ def test_the_start_has_the_widest_window_whose_rows_are_nearly_free() -> None:
 
 def test_only_windows_whose_rows_are_cheap_are_tried() -> None:
     usual = Hyperparameters()
-    assert [one.window for one in values("window", usual, Flat(1.0, 0.1))] == []
-    assert [one.window for one in values("window", usual, Flat(1.0))] == [3, 6, 10, 15, 20]
+    assert [one.window for one in variants("window", usual, Flat(1.0, 0.1))] == []
+    assert [one.window for one in variants("window", usual, Flat(1.0))] == [3, 6, 10, 15, 20]
     wide = replace(usual, window=20)
     row = (CHEAP - 1) / 100  # a hundred rows more are just cheap
-    assert [one.phrase for one in values("phrase", wide, Flat(1.0, row))] == [4, 5, 6]
-    assert [one.phrase for one in values("phrase", usual, Flat(1.0, row))] == [4, 5, 6, 8]
+    assert [one.phrase for one in variants("phrase", wide, Flat(1.0, row))] == [4, 5, 6]
+    assert [one.phrase for one in variants("phrase", usual, Flat(1.0, row))] == [4, 5, 6, 8]
 
 
 @pytest.mark.slow

@@ -342,11 +342,11 @@ def test_drafts_that_lost_time_in_earlier_replies_are_doubted(measured, store):
         profile.cache.remember(REPLIES, profile.replies_subject, {"phrases": sums})
         return Engine(choice(), store=store)
 
-    assert not Engine(choice(), store=store).profile.lost("phrases", COSTS), "nothing is known"
+    assert not Engine(choice(), store=store).profile.was_slower("phrases", COSTS), "nothing is known"
     for tokens, nodes, lost in ((202.0, 1.0, True), (202.0, 0.1, True), (400.0, 1.0, False), (400.0, 40.0, True)):
         found = engine(tokens, nodes)
-        assert found.profile.lost("phrases", COSTS) is lost, (tokens, nodes)
-        assert found.profile.lost("lookahead", COSTS) is False
+        assert found.profile.was_slower("phrases", COSTS) is lost, (tokens, nodes)
+        assert found.profile.was_slower("lookahead", COSTS) is False
 
 
 @pytest.mark.slow

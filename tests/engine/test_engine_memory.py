@@ -120,7 +120,7 @@ def test_conversations_in_turns_are_parked_in_what_a_full_context_leaves(monkeyp
         assert isinstance(done, Done)
         return done.statistics.reused_tokens / done.statistics.prompt_tokens
 
-    assert share(10**6) > 0.8 and engine.held[1] == engine.session.memory.parked > 0
+    assert share(10**6) > 0.8 and engine.freed_memory[1] == engine.session.memory.parked > 0
     assert engine.session.parked.budget <= fit.MOST_PARKED
     engine.forget_parked()
     assert engine.session.memory.parked == 0

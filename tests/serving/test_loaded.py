@@ -25,7 +25,7 @@ def engine(*stages: str) -> SimpleNamespace:
     measure = lambda: (left.pop(0) for _ in range(len(left)))  # noqa: E731
     choice, forgotten = SimpleNamespace(device="cpu"), list[bool]()
     return SimpleNamespace(
-        choice=choice, held=("cpu", 0), measure=measure, left=left, forgotten=forgotten,
+        choice=choice, freed_memory=("cpu", 0), measure=measure, left=left, forgotten=forgotten,
         forget_parked=lambda: forgotten.append(True),
     )  # fmt: skip
 
@@ -215,13 +215,13 @@ def test_one_goes_before_another_takes_a_slower_device_for_its_sake(monkeypatch,
     settings, taken = Settings(), {}
 
     def now():
-        held = sum(engine.held[1] for engine in (one.engine for one in found._loaded.values()))
+        held = sum(engine.freed_memory[1] for engine in (one.engine for one in found._loaded.values()))
         return machine(gpu(memory, memory - held / GIB), cpu(48))
 
     def open_engine(settings, card, **_):
         choice = choices(model_of(card), requested_drafter(settings, card), settings, now())[0]
         taken[card.name] = (choice.device, choice.quantize)
-        return SimpleNamespace(choice=choice, held=(choice.device, choice.bytes), forget_parked=lambda: None)
+        return SimpleNamespace(choice=choice, freed_memory=(choice.device, choice.bytes), forget_parked=lambda: None)
 
     cards = {name: unfetched(SEVEN, name) for name in ("first", "second", "third")}
     found = LoadedModels(settings, cards["first"], None, 60.0, Reporter(), open_engine)

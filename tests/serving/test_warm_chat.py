@@ -134,7 +134,7 @@ def test_what_changes_while_one_chats_is_what_an_engine_here_says(warm):
     assert there.thinks_by_itself() is here.thinks_by_itself() is None
     text = "Twenty-one words — naïve."
     assert there.count_tokens(text) == here.count_tokens(text)
-    assert here.held == ("cpu", 0) and there.held == ("cpu", there.session.memory.parked)
+    assert here.freed_memory == ("cpu", 0) and there.freed_memory == ("cpu", there.session.memory.parked)
 
 
 def test_a_server_that_hangs_is_left_with_what_came(drafting, warm, monkeypatch):

@@ -94,7 +94,7 @@ class ScriptedEngine:
         return len(text)
 
     @property
-    def held(self) -> tuple[str, int]:
+    def freed_memory(self) -> tuple[str, int]:
         return "cpu", 0
 
     def sampling(self, settings: Settings) -> Any:

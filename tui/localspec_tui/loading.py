@@ -143,7 +143,7 @@ class LoadedModel:
     def freed_memory(self) -> tuple[str, int]:
         """The device, and the bytes of its memory that become free when another model replaces this one."""
         engine = self.engine
-        return ("cpu", 0) if engine is None else engine.held
+        return ("cpu", 0) if engine is None else engine.freed_memory
 
     def files_in(self, text: str) -> list[str]:
         """Read the files that a prompt names, count their tokens, and return sentences about the files."""
