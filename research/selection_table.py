@@ -129,7 +129,7 @@ EXPLAINED = ("processor, 32 GB", "GPU 12 GB (RTX 3060), 16 GB")
 
 HEAD = """# Which model is chosen on which machine
 
-For readers who want to know what `localspec doctor` would recommend for a machine that they do not have. With a graphics card that has 12 GB or
+For readers who want to know what `localspec doctor` would recommend for a machine that they do not have ([words on these pages](README.md#words-on-these-pages)). With a graphics card that has 12 GB or
 more free, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4B to 8B.
 
 Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the speed of the memory and of the processor. How often guesses are right
