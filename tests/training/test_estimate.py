@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from localspec.nn.rotary import RotaryEmbedding
 from localspec.nn.small_model import fresh_weights
 from localspec.nn.target import Target
 from localspec.nn.transformer import Transformer
+from localspec.training import estimate
 from localspec.training.estimate import (
     PRODUCT_ROWS,
     WIDTH,
@@ -88,10 +90,17 @@ def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
 
 @pytest.mark.slow
 def test_what_a_product_takes_is_measured_by_its_quickest(monkeypatch):
-    """The clock jumps, because other programs ran."""
-    ticks = iter([0.0, 0.0, 0.0, 0.3, 0.35, 0.35, 0.37, 0.4, 0.4, 0.49, 1.0])
-    monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
+    now, ticks = iter([0.0, 0.1, 0.2, 0.3, 1.0]), iter([0.0, 0.3, 0.35, 0.37, 0.4, 0.49])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("time.thread_time", lambda: next(ticks))
     assert product_seconds("cpu", torch.float32) == pytest.approx(0.02 / (PRODUCT_ROWS * WIDTH * WIDTH))
+
+
+@pytest.mark.slow
+def test_the_time_of_other_programs_is_not_that_of_a_product(monkeypatch):
+    monkeypatch.setattr(estimate, "wait_for", lambda device: time.sleep(2))
+    monkeypatch.setattr(estimate, "LEAST_PRODUCTS", 1)
+    assert product_seconds("cpu", torch.float32) < 2 / (PRODUCT_ROWS * WIDTH * WIDTH)
 
 
 def test_what_learns_is_counted(tiny):
