@@ -54,7 +54,7 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
 
 
 def walk_by_typicality(tree: DraftTree, logits: Logits, sampling: Sampling) -> Walk:
-    """Return the longest path of typical tokens, by the rule `typical` (Medusa, §3.3.1). It is not lossless.
+    """Return the longest path of typical tokens, by the rule `typical` (Medusa, §3.3.1). The rule is not lossless.
 
     A token is typical if p > min(ε, δ exp(-H(p))) at this temperature, with ε and δ from `sampling`. The target's
     likeliest token is always typical, and it is also the bonus token. Of equally long paths the likelier path wins.

@@ -343,7 +343,7 @@ class Budget:
                 self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
-        """Switch speculation off or on by the time that a step saved (`gained`) and cost (`paid`), in plain steps."""
+        """Switch speculation off or on, after a step saved (`gained`) and cost (`paid`) this many plain steps."""
         if self._off:
             self._wait -= 1
             changed = max(slowness, self._slowness) > CHANGE * min(slowness, self._slowness)

@@ -211,7 +211,7 @@ class Compute(Protocol):
         """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Return a small transformer, from weights by localspec's names. Without `rope` it rotates like the target.
+        """Return a small transformer, from weights by localspec's names. `rope` None is the target's rotation.
 
         With `vocab_size` 0 it has neither embedding nor head.
         """
@@ -256,10 +256,10 @@ class Compute(Protocol):
         """Return tanh(x), the hyperbolic tangent."""
 
     def rms_norm(self, x: Rows, eps: float = EPS) -> Rows:
-        """Return rows divided by the root of their mean square, to which `eps` is added."""
+        """Return rows, each divided by √(mean of its squares + `eps`)."""
 
     def attention(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowAttention:
-        """Return the attention of a layer of these sizes. Without `rope` it rotates like the target.
+        """Return the attention of a layer of these sizes. `rope` None is the target's rotation.
 
         If queries and keys are normed, `weights` has q_norm and k_norm [head_dim].
         """

@@ -53,7 +53,7 @@ class ParkableCache(TokenCache, Protocol):
     """A cache that can be parked with its text, whole or in part, and resumed later."""
 
     def reachable(self, length: int) -> int:
-        """Return the length that `truncate(length)` would leave; `length` may lie beyond the end."""
+        """Return the length that `truncate(length)` would leave; `length` may exceed the cache's length."""
 
     def copy(self, length: int, slots: int) -> Self:
         """Return a cache with the first `length` tokens and room for at least `slots`.

@@ -198,7 +198,7 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
 
 
 def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
-    """Build the tree of the most valuable `nodes` nodes of `found`, and of its root.
+    """Build the tree of the root and the `nodes` most valuable other nodes of `found`.
 
     `found` has (worth, parent, token, chance) of each node: the root first, and parents before their children. No child
     is worth more than its parent. `sources` has the source of each node.

@@ -273,8 +273,8 @@ class Drafter(ParallelDrafter):
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
-        """Return for each row of the block how many rows of the text it sees in a window, and which rows of the
-        block it sees."""
+        """Return for each row of the block, as `reserve_rows` takes it: `text`, and the numbers of the block's rows
+        that it sees."""
         end, causal = text + self.options.block, self.options.causal
         alone = causal == "all" or (causal == "windows" and window is not None)
         ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))

@@ -219,7 +219,7 @@ class DraftModel:
         self._cache.truncate(min(self._cache.length, len(self._tokens) - 1))
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Return tokens as the small model reads them: ids that it does not have become 0."""
+        """Return tokens for the small model, with 0 in place of ids that it does not have."""
         return [token if token < self.small.vocab_size else 0 for token in tokens]
 
     def _truncate(self, length: int) -> None:

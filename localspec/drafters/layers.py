@@ -220,7 +220,7 @@ def probing_layers(
 
 
 def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
-    """Return as many of the first replies as `reads` forwards can read; the last reply may be cut."""
+    """Return the first replies that `reads` forwards can read; the last reply may be cut."""
     taken: list[Text] = []
     for prompt, reply in replies:
         if (left := reads - reads_in(taken)) <= 0:

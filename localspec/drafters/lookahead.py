@@ -61,7 +61,7 @@ class Lookahead(Textless):
         """Keep the window: it holds guesses, which may be wrong anyway."""
 
     def draft(self, context: Context) -> DraftTree:
-        """Return the root, and below it as many columns of the window as there are nodes for."""
+        """Return the root with the window below it, without columns for which nodes are lacking."""
         columns = min(self._columns, context.nodes // self._depth)
         if not columns:
             return DraftTree((context.root,), (-1,))

@@ -62,7 +62,7 @@ class Merged:
         return [layer for drafter in self.drafters for layer in drafter.target_layers]
 
     def observe(self, step: Step) -> None:
-        """Let each drafter observe the step. Judge its proposals, and update the gain of each drafter."""
+        """Let each drafter observe the step. Judge all proposals, and update each drafter's gain."""
         start = 0
         for drafter in self.drafters:
             own = step.inner

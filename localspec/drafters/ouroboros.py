@@ -75,7 +75,7 @@ def ouroboros(
 
 
 def build(ingredients: Ingredients) -> Drafter:
-    """Build Ouroboros, or the part of it that `parts` names, for this target and small model."""
+    """Build Ouroboros, or only its parts in `ingredients.parts`, for this target and small model."""
     target, small = ingredients.target, ingredients.small
     assert small is not None
     pair = Pair(target.special_tokens, target.vocab_size, small, ingredients.pool)

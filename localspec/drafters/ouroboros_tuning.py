@@ -67,7 +67,7 @@ class Replay:
 
     @property
     def sums(self) -> list[float]:
-        """Return the sums in the store's order: tokens, steps, nodes, seconds of drafting, of verification, of the
+        """Return the sums in the store's order: tokens, steps, nodes, seconds of drafting, verification and the
         rest."""
         return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
 
@@ -158,8 +158,8 @@ class SimulatedBudget(Budget):
         self._workload, self._small, self._forwards = workload, small, small.forwards.copy() if small else Counter()
 
     def observe(self, step: Step, overhead: float = 0.0) -> None:
-        """Observe a step. Its drafting time is the predicted cost of the small model's forwards, so a busy machine
-        does not matter."""
+        """Observe a step. In place of its drafting time, count the predicted cost of the small model's forwards, which
+        the load of the machine does not change."""
         before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
         new = self._forwards - before
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
@@ -171,7 +171,7 @@ class SimulatedBudget(Budget):
 
 
 def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) -> Generator[float, None, Replay]:
-    """Decode the workload with a drafter; return counts and times. `small` is its draft model, if it has one.
+    """Decode the workload with a drafter; return counts and times. `small` is the drafter's draft model, if any.
 
     After each step, yield the share of the work that is done.
     """

@@ -120,7 +120,7 @@ def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> Transf
 
 
 class MappedFeatures(Features):
-    """States of some of the target's layers, mapped to a small model's width by a matrix in its files (PARD-2).
+    """States of some of the target's layers, mapped by a matrix to a small model's width (PARD-2).
 
     The mapped states are stored: one row of the small model's width instead of several of the target's.
     """
@@ -145,7 +145,7 @@ class MappedFeatures(Features):
         return self._map(step.inner.rows)
 
     def zeros(self, rows: int) -> Rows:
-        """Return the result of the map for zeros: its bias, if it has one."""
+        """Return the mapped states of `rows` rows of zeros: the map's bias, if there is one."""
         return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))
 
 
@@ -184,7 +184,7 @@ class Drafter(ParallelDrafter, OfModel):
         tensors: Mapping[str, Array],
         published: Published | None = None,
     ) -> None:
-        """Make the drafter. If it is `published`, `tensors` are not used."""
+        """Make the drafter. With `published`, `tensors` are not used."""
         super().__init__(target, options, tensors)
         self._model = published.model if published else self._model_of(tensors)
         self._masks = self._model.embed([published.mask]) if published else self.compute.rows(tensors["masks"])

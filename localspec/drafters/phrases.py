@@ -19,7 +19,7 @@ MOST = 4.0  # of the log odds, so that a change in the text shows within a few t
 
 
 class JointChances:
-    """A combination of two sets of chances for the next token: a drafter's, and those of phrases.
+    """A combination of two sets of chances for the next token, from a drafter and from phrases.
 
     Two rules combine them. While decoding, the committed tokens decide how much each rule counts:
 
@@ -285,7 +285,7 @@ class WithPhrases:
 
 
 class _TreeBuilder:
-    """A tree that grows in any order and is built with its likeliest chain first.
+    """A builder of a tree: nodes come in any order, and `build` puts the likeliest chain first.
 
     `worth` [nodes] is the chance that a node and all nodes above it are accepted, if it is known.
     """
@@ -300,7 +300,7 @@ class _TreeBuilder:
         self._children: list[list[int]] = [[] for _ in self._tokens]
         for node in range(1, inner.size):
             self._children[inner.parents[node]].append(node)
-            self._reach(node)
+            self._update_worth(node)
 
     @property
     def size(self) -> int:
@@ -331,7 +331,7 @@ class _TreeBuilder:
                 return child
         node = self._add(parent, token, continuation.source, continuation.stored)
         self._chance[node] = chance
-        self._reach(node)
+        self._update_worth(node)
         return node
 
     def drafted(self, parent: int) -> dict[int, float]:
@@ -347,14 +347,14 @@ class _TreeBuilder:
         """Set the chances of a node's drafted children, and the worth of all nodes below `parent`."""
         for token, child in self._inner.children[parent].items():
             self._chance[child] = chances[token]
-            self._reach(child)
+            self._update_worth(child)
 
-    def _reach(self, node: int) -> None:
+    def _update_worth(self, node: int) -> None:
         """Compute the worth of a node and of all nodes below it from its parent's worth."""
         chance = self._chance[node]
         self.worth[node] = self.worth[self._parents[node]] * (1.0 if chance is None else chance)
         for child in self._children[node]:
-            self._reach(child)
+            self._update_worth(child)
 
     def grow(self, tree: DraftTree) -> None:
         """Add the nodes of `tree`, a longer draft of the same drafter, that this tree lacks."""

@@ -152,7 +152,7 @@ class PhrasePool:
         """Return the phrases of the reply `tokens[start:]` for later sessions, each once.
 
         The prompt before `start` is the user's text and is not saved. Drafts are copied from the prompt too. So a
-        phrase from verification is left out if two of its neighbouring tokens are in the prompt but not in the reply.
+        phrase from verification is left out if it has a pair of tokens that only the prompt has.
         """
         tokens, phrases = self.tokens, []
         for place in range(start + KEY_LENGTH, len(tokens)):
@@ -205,7 +205,7 @@ class PhrasePool:
         return found or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
-        """Mark an accepted phrase of the store: it will be dropped last."""
+        """Mark an accepted phrase of the store, which drops marked phrases last."""
         self._used[stored] = None
         if len(self._used) > MAX_KEYS:
             del self._used[next(iter(self._used))]

@@ -83,7 +83,7 @@ class S3DOptions:
 
 
 def _numbers(text: str, between: str) -> list[int]:
-    """Return the ascending numbers in a text; an empty list for any other text."""
+    """Return ascending numbers from a text that separates them by `between`; [] for any other text."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
     rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))

@@ -52,7 +52,7 @@ def check_options(kind: str, options: Any, checks: Sequence[tuple[str, object, s
 
 
 def bytes_of(*parts: Any) -> int:
-    """Return the bytes of parts of a drafter. Leave out parts that do not exist."""
+    """Return the bytes of a drafter's parts together; None stands for a missing part."""
     return sum(int(part.nbytes) for part in parts if part is not None)
 
 
@@ -259,7 +259,7 @@ class TrainedDrafter(ABC):
                 raise UsageMistake(
                     f"{cls.kind} has no option {name!r}{nearest(name, types)}; it has {', '.join(types)}."
                 )
-            if not _is(value, types[name]):
+            if not _fits_type(value, types[name]):
                 raise UsageMistake(
                     f"{name} = {shortened(value)} of {cls.kind} must be of type {types[name].__name__}; correct it."
                 )
@@ -275,7 +275,7 @@ class OfModel(ABC):
         """Return the drafter of a model's files; `depth` is the requested number of tokens of a draft."""
 
 
-def _is(value: object, type_: type) -> bool:
+def _fits_type(value: object, type_: type) -> bool:
     """Return whether a value is possible for an option of this type; a float may also be an integer without loss."""
     if isinstance(value, bool) or type_ is bool:
         return isinstance(value, bool) and type_ is bool

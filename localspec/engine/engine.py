@@ -216,7 +216,7 @@ class Engine:
         return engine
 
     def _peculiarities(self, settings: Settings) -> Iterator[str]:
-        """Yield a sentence for each reason why replies may be slower, or other, than the user expects."""
+        """Yield a sentence for each reason why replies may be slower than expected, or different."""
         unasked = settings.device == "auto" and self.choice.device == "cpu"
         if unasked and (why := torch_trouble() or self.choice.idle):  # explain why an existing GPU is not used
             yield f"The model runs on the CPU. {why}"

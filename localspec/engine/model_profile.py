@@ -200,7 +200,7 @@ class ModelProfile:
     def exactness(self, target: Target, widest: int) -> Exactness | None:
         """Return how exactly trees of up to `widest` rows are computed; None if unknown.
 
-        Set the multiple to which the target pads rows.
+        From then on the target pads rows to the multiple of the saved result.
         """
         found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
@@ -211,7 +211,7 @@ class ModelProfile:
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
         """Measure how exactly trees of up to `widest` rows are computed, and save the result.
 
-        Set the multiple to which the target pads rows.
+        From then on the target pads rows to the multiple of this result.
         """
         found = yield from checking_exactness(choice, target, widest)
         self.cache.remember(EXACTNESS, self._exactness_subject(target), found)

@@ -165,7 +165,7 @@ def _find(target: Target) -> TrialResult:
 
 
 class RecordingWatch:
-    """A watch that reports once if a model's steps can no longer be recorded, and saves that for later sessions.
+    """A watch that reports once if a model's steps can no longer be recorded, and saves this result for later sessions.
 
     Failures of a drafter's recordings are reported too; the next session tries again.
     """

@@ -44,7 +44,7 @@ LICENCES = ("LICENSE*", "NOTICE*")  # copied along with the weights
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A drafter in a form that another engine reads, with a function that writes it into an empty directory."""
+    """A drafter in a form that another engine reads, with a function that writes this form into a directory."""
 
     form: Form
     tokens: int  # of a draft; 0: the engine decides

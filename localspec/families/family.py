@@ -176,12 +176,12 @@ def positive(value: object) -> bool:
 
 
 def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tuple[str, ...]:
-    """Return kinds of layers: the last of each `every` layers attends to the whole text, the rest are `others`."""
+    """Return the kind of each layer: layers `every`, 2 · `every`, … attend to all text, the rest are `others`."""
     return tuple(others if layer % every else "full_attention" for layer in range(1, layers + 1))
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotation of positions, from the keys of older and newer files."""
+    """Return the rotation of positions in a config.json, with the keys of older or newer files."""
     said = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
         raise ValueError("the rope_parameters differ by layer, which localspec does not compute for this family")

@@ -62,7 +62,7 @@ FILE, DEFAULT = "the model's file", "localspec's default"
 
 @dataclass(frozen=True)
 class DefaultSampling:
-    """A default for how a model is sampled, and its source. Temperature 0 is greedy."""
+    """The default sampling of a model, and its source. Temperature 0 is greedy."""
 
     temperature: float = 0.0
     top_p: float = 1.0
