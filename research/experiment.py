@@ -270,7 +270,14 @@ def page(
                 if not body or missing_rows:
                     absent.append(name if not body else f"{name} ({', '.join(missing_rows)})")
             if absent:
-                done.append(f"**Not run** (parts of the paper, with rows in brackets): {'; '.join(absent)}.")
+                done.append(
+                    "\n".join(
+                        [
+                            "**Not run** are these parts of the paper, or rows of them (in brackets):\n",
+                            *(f"- {one}" for one in absent),
+                        ]
+                    )
+                )
             commits |= results.commits
     print("\n\n".join([f"# {title}", about(asked, script, more, commits), *done]))
 

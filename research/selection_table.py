@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from localspec.choosing.measure import NoMeasurements
 from localspec.choosing.plans import Precision, RunPlan, as_computed, best, run_plans
-from localspec.choosing.survey import Recommendation, mixture_words, preferred, recommendations
+from localspec.choosing.survey import Recommendation, preferred, recommendations
 from localspec.machine.machine import Device, Machine
 from localspec.models.entries import PublishedDrafter
 from localspec.models.model import model_of
@@ -125,7 +125,6 @@ OBJECTIONS = {
 }
 
 SHOWN = ("none", "phrases", "medusa", "s3d")
-EXPLAINED = ("processor, 32 GB", "GPU 12 GB (RTX 3060), 16 GB")
 
 HEAD = """# Which model is chosen on which machine
 
@@ -211,14 +210,7 @@ def main() -> None:
     print(HEAD)
     for name, recommendation in chosen.items():
         print(line(name, MACHINES[name][1], recommendation))
-    print("\n## Why\n\n`doctor` prints the reasons for its choice. For two of these machines it would print:\n")
-    for name in EXPLAINED:
-        recommendation = chosen[name]
-        if recommendation is None:
-            print(f"- **{name}.** Nothing fits.")
-            continue
-        others = "".join(f" {one}" for one in (recommendation.idle, mixture_words(recommendation, every[name])) if one)
-        print(f"- **{name}.** {recommendation.card.name}: {recommendation.reason}.{others}")
+    print("\n`localspec doctor` prints the reasons for its choice.")
     print("\n## Where users of other programs would choose otherwise\n")
     for name, said in OBJECTIONS.items():
         print(f"- **{name}.** {said}")

@@ -1,4 +1,4 @@
-"""Fetches a plan with the Hugging Face client, and compares each file with the server's digest."""
+"""Fetches the files of a plan with the Hugging Face client, and compares each file with the server's digest."""
 
 import os
 import stat

@@ -1,5 +1,4 @@
-"""Chooses the form of steps on a GPU: the fastest form that passes a self-check, with bits equal to the eager
-form's."""
+"""Chooses how steps run on a GPU: in the fastest form whose results have the same bits as unrecorded steps."""
 
 from collections.abc import Sequence
 
