@@ -72,7 +72,7 @@ class Adapter(ctypes.Structure):
 
 
 class Heads(ctypes.Structure):
-    """ls_heads: draft heads that read one row."""
+    """ls_heads: draft heads that all start from the same state."""
 
     _fields_ = (
         ("blocks", c_void_p), ("path", c_void_p), ("vocabulary", c_void_p), ("head", c_void_p), ("down", c_void_p),

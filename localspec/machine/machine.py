@@ -133,7 +133,7 @@ def engine_of(name: str) -> str:
 
 
 def _description(name: str) -> tuple[str, tuple[str, ...], str]:
-    """Return (title, dtypes at full speed, an identifier of the device's generation)."""
+    """Return a device's (name for display, dtypes at full speed, generation or instruction set)."""
     if name.startswith("cuda"):
         import torch
 

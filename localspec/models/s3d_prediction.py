@@ -138,7 +138,7 @@ def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start
 
 
 def levels(gamma: int, measured: MeasuredLayers, constants: Constants) -> list[list[float]]:
-    """Return the chances of candidates [depth][rank]: the measured α, which falls with depth as in eq. 14."""
+    """Return the chances of candidates [depth][rank]: the measured shares, lowered with depth as in eq. 14."""
     falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
 

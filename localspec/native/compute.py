@@ -58,7 +58,7 @@ class NativeCompute:
         """Return draft heads that one call of the library computes."""
 
         def by_head(weight: Array | None, bias: Array | None = None, silu: bool = False) -> list[NativeLinear]:
-            """Return a layer for each head; no layers without a weight."""
+            """Return one layer per head, from weights [heads, out, in]; an empty list if `weight` is None."""
             if weight is None:
                 return []
             return [self.linear(one, None if bias is None else bias[n], silu) for n, one in enumerate(weight)]

@@ -384,7 +384,7 @@ def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
 
 
 def _table_format(table: Any) -> str:
-    """Return the precision of a table: bf16 if it is in bf16 or coarser, else fp32."""
+    """Return "fp32" for a table in fp32, "bf16" for a table in a coarser format."""
     exact = table.format == "fp32" if isinstance(table, PackedMatrix) else getattr(table, "dtype", None) == np.float32
     return "fp32" if exact else "bf16"
 
