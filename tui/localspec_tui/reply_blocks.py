@@ -16,8 +16,6 @@ TAB = 8  # columns
 BETWEEN_CELLS = " │ "  # in the text of a row of a table
 
 _BLANKS = re.compile(r"\s+")
-_MARKS = {"em_open": "em", "strong_open": "strong", "s_open": "s"}
-_ENDS = {"em_close": "em", "strong_close": "strong", "s_close": "s"}
 
 
 class StyledRun(NamedTuple):
@@ -251,10 +249,8 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
             case "image":
                 alt = "".join(one.content for one in child.children or ())
                 add(f"{IMAGE}{alt}", href=str(child.attrs.get("src", "")))
-            case opened if opened in _MARKS:
-                depths[_MARKS[opened]] += 1
-            case closed if closed in _ENDS:
-                depths[_ENDS[closed]] -= 1
+            case _ if child.tag in depths:
+                depths[child.tag] += child.nesting
     return "".join(parts), runs
 
 
