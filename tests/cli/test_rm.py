@@ -13,7 +13,7 @@ from command import sentence
 from golden import wording
 from hub_server import Hub, Repository, served
 
-from localspec.cli import rm
+from localspec.cli import console, rm
 from localspec.hub.cache import find_snapshot
 from localspec.hub.sources import Source
 from localspec.paths import Paths
@@ -42,6 +42,14 @@ def test_asks_and_nobody_can_answer(home, hub: Hub):
     result = at(home, hub, "rm", "org/name")
     assert result.returncode == 2 and "--yes" in result.stderr and found(home)
     assert str(found(home)) in result.stdout and wording("other_programs_share_this_cache") in result.stdout
+
+
+def test_nothing_goes_if_the_user_says_no(home, hub: Hub, monkeypatch):
+    at(home, hub, "pull", "org/name")
+    monkeypatch.setattr(console, "at_a_terminal", lambda: True)
+    monkeypatch.setattr(console.typer, "confirm", lambda question: False)
+    result = at(home, hub, "rm", "org/name")
+    assert result.returncode == 0 and wording("nothing_was_deleted_2") in result.stdout and found(home)
 
 
 def test_yes_deletes_it_and_its_record_and_nothing_else(home, hub: Hub, repo):

@@ -3,6 +3,7 @@
 import json
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command import called
@@ -63,6 +64,14 @@ def test_a_script_says_whether_they_go(home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_drafter_that_the_user_trained_elsewhere_stays_and_is_named(home: Path, monkeypatch) -> None:
+    trained = [SimpleNamespace(shipped=False, path=home / "elsewhere"), SimpleNamespace(shipped=True, path=home)]
+    monkeypatch.setattr(rm, "trained_drafters", lambda card: trained)
+    result = called(home, "rm", "gone", "--yes")
+    assert result.returncode == 0 and f"A drafter trained for the model stays: {home / 'elsewhere'}." in result.stdout
+    assert result.stdout.count("A drafter trained") == 1
+
+
 def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, questions: list[str]) -> None:
     assert called(home, "import", "here.gguf", "--quantize", "int4").returncode == 0
     before, int4 = phrases(home), next(Paths(home).packed.glob("*-int4-*.packed"))
