@@ -108,9 +108,9 @@ def inspect(path: Path) -> Checkpoint:
 
 def text_name(name: str) -> str:
     """Return the name that a multimodal model's tensor would have in a text-only model."""
-    for prefix, own in _LANGUAGE_MODEL.items():
+    for prefix, ours in _LANGUAGE_MODEL.items():
         if name.startswith(prefix):
-            return own + name.removeprefix(prefix)
+            return ours + name.removeprefix(prefix)
     return name
 
 
@@ -161,9 +161,9 @@ def packings(path: Path) -> tuple[str, ...]:
     A model in GGUF files can be loaded in every packing. Raises NotHere if these files are missing and the model was
     never packed, or if other files have replaced them.
     """
-    here, own = packed_file.forms(path), packed_file.read(path)
-    if replaced := own.replaced:
-        raise NotHere(moved(own.header, replaced))
+    here, given = packed_file.forms(path), packed_file.read(path)
+    if replaced := given.replaced:
+        raise NotHere(moved(given.header, replaced))
     if packed_file.BLOCKS not in here:
         return (*here,)
     found = packed_file.read(here[packed_file.BLOCKS])
@@ -225,19 +225,19 @@ def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
         raise LocalspecError(
             f"{found.path} has no config.json that can be read; delete that packed file, and localspec makes it again."
         )
-    header, packing, held = found.header, found.header.packing, found.path.stat().st_size
+    header, packing, weight_bytes = found.header, found.header.packing, found.path.stat().st_size
     if header.registered:
         packing = packings(found.path)[0]
-        held = header.weight_bytes or sum(count for count, _ in header.origin.files.values())
+        weight_bytes = header.weight_bytes or sum(count for count, _ in header.origin.files.values())
         if packing != packed_file.BLOCKS and (packed := packed_file.forms(found.path).get(packing)):
-            held = packed.stat().st_size
+            weight_bytes = packed.stat().st_size
     table, parts = header.tensors.get("embed_tokens"), header.blocks.get("embed_tokens", ())
     table = table or header.tensors.get("embed_tokens 0")
     embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
     embedding += sum(math.prod(part.shape) for part in parts)
     architecture = _architecture(config, found.path)
     return Checkpoint(
-        found.path, config, architecture, (), header.parameters, held, embedding, packing, header.stored_weights
+        found.path, config, architecture, (), header.parameters, weight_bytes, embedding, packing, header.stored_weights
     )
 
 
@@ -419,8 +419,8 @@ def license_of(path: Path) -> str | None:
     For a packed file, return the license that is stored in it.
     """
     if is_packed(path):
-        own = packed_file.peek(path)[0].header.origin.license
-        return own[:LONGEST_LICENSE] if own else None
+        stored = packed_file.peek(path)[0].header.origin.license
+        return stored[:LONGEST_LICENSE] if stored else None
     try:
         front = re.match(r"---\r?\n(.*?)\r?\n---", read_bytes(path / "README.md").decode("utf-8", "replace"), re.DOTALL)
     except OSError:

@@ -228,11 +228,11 @@ def _added(
     """Return the tokens that the tokenizer looks for in a text before it splits the text."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as in the publisher's files; llama.cpp looks for "phi-3" in the name
-    kept, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
+    not_stripped, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
     return [
         {
             "id": index, "content": token, "single_word": False, "lstrip": False,
-            "rstrip": swallow and token not in kept, "normalized": False,
+            "rstrip": swallow and token not in not_stripped, "normalized": False,
             "special": kind != _USER or token in named,
         }
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))

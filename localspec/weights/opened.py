@@ -35,7 +35,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
     the file cannot be read back.
     """
     partial = partial_of(file)
-    start, lock, held = len(header.encoded()), threading.Lock(), threading.local()
+    start, lock, of_thread = len(header.encoded()), threading.Lock(), threading.local()
     largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
     try:
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
@@ -43,9 +43,9 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
             stream.write(f"{os.getpid()}\n".encode())  # shown by processes that wait, until the header replaces it
 
             def put(name: str, section: Section, first: int, end: int) -> bytes:
-                if not hasattr(held, "buffer"):
-                    held.buffer = mmap.mmap(-1, max(largest, 1))
-                piece = memoryview(held.buffer)[: end - first]
+                if not hasattr(of_thread, "buffer"):
+                    of_thread.buffer = mmap.mmap(-1, max(largest, 1))
+                piece = memoryview(of_thread.buffer)[: end - first]
                 fill(name, section, first, piece)
                 with lock:
                     stream.seek(start + section.offset + first)

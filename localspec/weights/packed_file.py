@@ -393,13 +393,13 @@ def of_same_weights(file: Path) -> list[Path]:
 
     Search the file's directory. The cache and data directories of packed files are always searched together.
     """
-    own, paths = peek(file)[0].header, Paths(home())
+    header, paths = peek(file)[0].header, Paths(home())
     ours = (paths.imports, paths.packed)
     found, places = [], ours if file.parent in ours else (file.parent,)
-    others = (sorted(place.glob(f"{own.origin.revision}-*{SUFFIX}"), reverse=True) for place in places)
+    others = (sorted(place.glob(f"{header.origin.revision}-*{SUFFIX}"), reverse=True) for place in places)
     for other in (one for place in others for one in place):
         with suppress(LocalspecError):
-            if _same_weights(own, read(other).header):
+            if _same_weights(header, read(other).header):
                 found.append(other)
     return found
 

@@ -402,8 +402,8 @@ def _ollama(folder: Path, program: str) -> Iterator[FoundModel]:
             blob = _weights(folder / "blobs", parse_json(read_bytes(manifest, _MANIFEST_BYTES)))
             if blob is not None and begins_as_gguf(blob):
                 *owner, name, tag = manifest.relative_to(manifests).parts[1:]
-                own = "/".join(part for part in owner if part != "library")
-                called = f"{own}/{name}:{tag}" if own else f"{name}:{tag}"
+                publisher = "/".join(part for part in owner if part != "library")
+                called = f"{publisher}/{name}:{tag}" if publisher else f"{name}:{tag}"
                 yield FoundModel(blob, called, program, blob.stat().st_size)
 
 

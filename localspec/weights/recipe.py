@@ -80,11 +80,11 @@ def read_bytes(header: Header) -> tuple[int, int]:
     `header` belongs to a registration or to a file in blocks.
     """
     if header.registered:
-        held = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]
+        sizes = [(name, _bytes_in_blocks(name, parts)) for name, parts in header.blocks.items()]
     else:
-        held = [(name.partition(" ")[0], section.bytes) for name, section in header.tensors.items()]
-    head = any(name == "lm_head.weight" for name, _ in held)
-    read = [(name, size) for name, size in held if name not in TABLES or (name == "embed_tokens" and not head)]
+        sizes = [(name.partition(" ")[0], section.bytes) for name, section in header.tensors.items()]
+    head = any(name == "lm_head.weight" for name, _ in sizes)
+    read = [(name, size) for name, size in sizes if name not in TABLES or (name == "embed_tokens" and not head)]
     experts = sum(size for name, size in read if ".experts." in name)
     return sum(size for _, size in read) - experts, experts
 

@@ -162,8 +162,8 @@ def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTens
     for file in checkpoint.weight_files:
         start = tensor_start(file)
         for name, entry in tensor_headers(file).items():
-            if (own := text_name(name)) in names:
-                found[own] = _stored(file, start, entry)
+            if (text_only_name := text_name(name)) in names:
+                found[text_only_name] = _stored(file, start, entry)
     return found
 
 

@@ -51,8 +51,8 @@ def keys_of(app: App[Any], binding: Binding) -> list[str]:
 
 def key(app: App[Any], name: str) -> str:
     """Return one key of the action with this name in the chat, for use in a sentence."""
-    own = _chosen(app).get(name) or _defaults()[name]
-    return shown(app, Binding(own.partition(",")[0], ""))
+    keys = _chosen(app).get(name) or _defaults()[name]
+    return shown(app, Binding(keys.partition(",")[0], ""))
 
 
 def _chosen(app: App[Any]) -> dict[str, str]:
@@ -93,9 +93,9 @@ def _keys_to_restore(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
 
 
 def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin: str) -> None:
-    own = next(one for one in bound if one.name == name)
+    changed = next(one for one in bound if one.name == name)
     for other in bound:
-        if other.name == name or {*own.keys} & {*other.keys} or not _meet(own.module, other.module):
+        if other.name == name or {*changed.keys} & {*other.keys} or not _meet(changed.module, other.module):
             continue
         taken = chosen.get(other.name or "", other.keys)
         if key := next((key for key in chosen[name] if key in taken), None):

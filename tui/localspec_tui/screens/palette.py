@@ -83,8 +83,8 @@ class Palette(ClosesOnce, CommandPalette):
 
     def compose(self) -> ComposeResult:
         for widget in super().compose():
-            own = isinstance(widget, CommandInput)
-            yield _CommandField(placeholder=self._words, select_on_focus=False) if own else widget
+            is_field = isinstance(widget, CommandInput)
+            yield _CommandField(placeholder=self._words, select_on_focus=False) if is_field else widget
 
     @on(Input.Changed)
     def _ignore_late_letters(self, event: Input.Changed) -> None:

@@ -211,12 +211,12 @@ class ConversationView(MountedTurns):
     def place(self) -> Callable[[], Awaitable[None]]:
         """Return a function that restores the present scroll position and the focus on a message."""
         back, focused = self._place(), self.screen.focused
-        held = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
+        message = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
 
         async def back_in_focus() -> None:
             await back()
-            if held is not None and held[0].views:
-                self.screen.set_focus(held[0].views[held[1]], scroll_visible=False)
+            if message is not None and message[0].views:
+                self.screen.set_focus(message[0].views[message[1]], scroll_visible=False)
 
         return back_in_focus
 

@@ -109,7 +109,7 @@ class DownloadLine(Widget):
     def on_fetch_ended(self, ended: messages.FetchEnded) -> None:
         """Show the result in the conversation, except if the user answered no."""
         ended.stop()
-        asked = self.display
+        was_shown = self.display
         self._thread, self.display = None, False
         self.ended += 1
         if self._follower is not None:
@@ -117,7 +117,7 @@ class DownloadLine(Widget):
         if self._question is not None:
             self._question.pop_until_active()  # the palette may be open above it
             self._question.dismiss(None)
-        elif not asked and not ended.trouble:
+        elif not was_shown and not ended.trouble:
             return
         self.post_message(messages.Noticed(ended.sentence, ended.trouble))
 

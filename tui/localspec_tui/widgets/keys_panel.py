@@ -177,11 +177,13 @@ class KeysFooter(Footer):
 
 def _rank(screen: Screen[object]) -> Callable[[FooterLine], int]:
     """Return a function that ranks a key: keys of the focused widget first, then those of the screen, then others."""
-    own, rest = ([_named(getattr(one, "action", "")) for one in owner.BINDINGS] for owner in (screen, screen.app))
+    of_screen, of_app = (
+        [_named(getattr(one, "action", "")) for one in owner.BINDINGS] for owner in (screen, screen.app)
+    )
 
     def rank(line: FooterLine) -> int:
         action = _named(line.action)
-        return own.index(action) if action in own else len(own) if action in rest else -1
+        return of_screen.index(action) if action in of_screen else len(of_screen) if action in of_app else -1
 
     return rank
 

@@ -24,9 +24,9 @@ _TIPS = {
 }
 
 
-def _inherited(own: Sequence[Binding]) -> list[BindingType]:
+def _inherited(prompt_bindings: Sequence[Binding]) -> list[BindingType]:
     """Return TextArea's bindings, each with an id, but without the keys that have another meaning in a prompt."""
-    taken = {key for binding in own for key in binding.key.split(",")}
+    taken = {key for binding in prompt_bindings for key in binding.key.split(",")}
     return [
         replace(
             binding,

@@ -158,7 +158,7 @@ def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:
 
 
 def _depths(chances: Sequence[float]) -> Iterator[Line]:
-    """Yield a line for each depth of the drafts, with its acceptance rate."""
+    """Yield a bar for the acceptance rate at each depth of the drafts, and the rate at the first depth in words."""
     shown = chances[:DEPTHS]
     if shown:
         yield " ".join(EIGHTHS[max(round(8 * chance), 1)] * 2 for chance in shown), "$text-primary"
@@ -166,8 +166,8 @@ def _depths(chances: Sequence[float]) -> Iterator[Line]:
 
 
 def _memory(figures: Figures, width: int) -> Iterator[Line]:
-    held = figures.memory
-    parts = [("weights", held.target), ("drafter", held.drafter), ("cache", held.cache)]
+    memory = figures.memory
+    parts = [("weights", memory.target), ("drafter", memory.drafter), ("cache", memory.cache)]
     if figures.free is not None:
         parts.append(("free", figures.free))
     total, room = sum(amount for _, amount in parts), max(width - 18, 1)
