@@ -80,11 +80,11 @@ class Terminal:
         return b""
 
     def feed(self, data: bytes) -> None:
-        """Draw the program's output on the screen. That takes longer than most programs need to send it."""
+        """Draw the program's output on the screen. Drawing takes longer than most programs need to send the output."""
         self._stream.feed(data)
 
     def leave(self) -> None:
-        """Press Ctrl+Q, and read until the program has ended, because it waits for a reader of its output."""
+        """Press Ctrl+Q, and read until the program has ended. Without a reader of its output, it would not end."""
         self.send("\x11")
         self.until(lambda _: self.process.poll() is not None, time.perf_counter() - self.began + 60, every=0.05)
 

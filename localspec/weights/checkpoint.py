@@ -352,7 +352,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
 
 
 def _header(file: Path, remedy: str = FETCH) -> bytes:
-    """Read the JSON header of a safetensors file. The file begins with its length in eight bytes."""
+    """Read the JSON header of a safetensors file. The first eight bytes of the file are the header's length."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -1,8 +1,8 @@
 """Fingerprints of weights, and the SHA-256 of files.
 
-The fingerprint of weights is the same for all files that hold these weights. It covers only samples, like the
-fingerprint of a file. Only `localspec verify` notices a changed byte between the samples, because it reads whole files
-for their SHA-256. A remembered SHA-256 is valid as long as size, times and inode of its file stay the same.
+The fingerprint of weights is the same for all files that hold these weights. Like the fingerprint of a file, it covers
+only samples. Only `localspec verify` notices a changed byte between the samples, because it reads whole files for their
+SHA-256. A saved SHA-256 is valid as long as size, times and inode of its file stay the same.
 """
 
 import hashlib
@@ -286,8 +286,8 @@ def weights_fingerprint(path: Path) -> str:
     """Return 40 hexadecimal digits that change only with the weights of a model.
 
     File names, the distribution of tensors among files, and texts do not matter. A packed file has the fingerprint of
-    its original weights. Earlier versions did not store it; if all packed files of the model are from such versions,
-    return its revision instead. Raises the errors of `checkpoint.inspect`.
+    its original weights. Earlier versions did not store this fingerprint; if they wrote all packed files of the model,
+    return the model's revision. Raises the errors of `checkpoint.inspect`.
     """
     if is_packed(path):
         origin = read(path).header.origin

@@ -214,7 +214,7 @@ def generation_config(metadata: Metadata) -> dict[str, Any]:
 
 
 def _sampled(metadata: Metadata, name: str) -> Any:
-    """Return a recommended sampling value; None if the file has none, or an impossible one."""
+    """Return a recommended sampling value; None for a missing or impossible value."""
     value = metadata.values.get(f"general.sampling.{name}")
     if name == "top_k" and type(value) is int and value < 0:
         return 0  # llama.cpp and the Hugging Face code treat less than one token as all

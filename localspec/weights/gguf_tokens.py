@@ -81,7 +81,7 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
     """Return the tokens to add before a text, and the tokens to add after it.
 
     If the file does not say whether a begin-of-text token is added, `begins` decides. Raises LocalspecError if the file
-    wants a token added but does not name it.
+    wants a token added but has no id for it.
     """
     added: list[list[int]] = []
     for role, default in (("bos", begins), ("eos", False)):
@@ -98,7 +98,7 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
 def ends(metadata: Metadata) -> list[int]:
     """Return the ids of tokens that end a reply: ids in the metadata, and tokens spelled like a known end mark.
 
-    A token that also occurs in ordinary text does not end a reply because of its spelling. In llama.cpp it does.
+    Tokens that also occur in ordinary text are not recognised by their spelling, unlike in llama.cpp.
     """
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []

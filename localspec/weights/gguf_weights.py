@@ -49,7 +49,7 @@ def is_filed(header: Header) -> bool:
 
 
 def gguf_source(model: GgufModel) -> PackingSource:
-    """Return a model as the packer reads it, from headers only. Raises LocalspecError if it is not supported."""
+    """Return a model as the packer reads it, from headers only. Raises LocalspecError for an unsupported model."""
     config = model.config
     if least_parameters(config) > model.parameters:
         raise damaged(model.path, f"it claims {config.num_hidden_layers} layers, but has {model.parameters} weights")
@@ -94,7 +94,7 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
 
 
 def files_of(found: PackedFile) -> list[Path]:
-    """Return the GGUF files of a registration. Raises NotHere for a missing or changed one."""
+    """Return the GGUF files of a registration. Raises NotHere for a missing or changed file."""
     header = found.header
     known = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
     gone = found.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)

@@ -135,7 +135,7 @@ class BlockMatrix:
     def fill_rounded(
         self, weights: npt.NDArray[Any], importance: npt.NDArray[np.float32] | None = None, source: str = ""
     ) -> None:
-        """Fill the matrix with weights [out, inputs] in fp32, fp16, or bf16 as uint16, rounded to its type.
+        """Fill the matrix with weights [out, inputs] in fp32, fp16, or bf16 as uint16, rounded to the matrix's type.
 
         `source` names the format if the array's type does not, as for fp16 given as uint16. Rounding minimises squared
         errors, weighted by `importance` [inputs]. Raises LocalspecError for a weight that is NaN or inf, and for a type

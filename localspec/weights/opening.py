@@ -103,7 +103,7 @@ def _opened(file: Path) -> PackedModel:
 
 
 def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedModel:
-    """Map the file that `made` makes or finds. If its texts are damaged, delete it and call `made` again."""
+    """Map the packed file that `made` returns. If the file's texts are damaged, delete it and call `made` again."""
     file = made()
     try:
         return _opened(file)
@@ -241,7 +241,7 @@ def _tensors(header: Header) -> dict[str, Tensor | None]:
 
 
 class CannotWrite(LocalspecError):
-    """An error: the cache directory cannot be written, or a file there cannot be read back."""
+    """An error: the cache directory cannot be written, or a file in it cannot be read back."""
 
 
 def make(

@@ -306,7 +306,7 @@ class PackedFile:
         return undamaged(content, section, f"{name} in {self.path}")
 
     def verify(self, progress: Progress = lambda done, total: None) -> list[str]:
-        """Read the whole file and compare every section with its digest. Return a clause for each damaged one."""
+        """Read the whole file and compare each section with its digest. Return a clause for each damaged section."""
         done, problems = 0, []
         with self.path.open("rb") as stream:
             for name, section in self.header.sections.items():
@@ -322,7 +322,7 @@ class PackedFile:
 
 
 def undamaged(content: bytes, section: Section, what: str) -> bytes:
-    """Return the content of a section. Raises DamagedFile if it differs from what was written."""
+    """Return the content of a section. Raises DamagedFile if the content differs from its digest."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
         raise DamagedFile(f"{what} is damaged; it must be made again.")
     return content

@@ -275,7 +275,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model, given one of them: NAME-00001-of-00003.gguf, …; or only this file."""
+    """Return all files NAME-00001-of-00003.gguf, … of a model, given one of them; or only this file."""
     numbered = _PART.fullmatch(path.name)
     if not numbered or not 1 <= int(numbered[2]) <= int(numbered[3]) <= _MOST_PARTS:
         return [path]

@@ -195,7 +195,7 @@ def as_draft(quantize: str) -> str:
 
 
 def draft_bytes(header: Header, vocab_size: int) -> int:
-    """Return the bytes of a registered model's weights as a draft model; 0 if no engine computes with its blocks."""
+    """Return how many bytes a registered model's weights take as a draft model; 0 if no engine reads its blocks."""
     if not header.weight_bytes:
         return 0
     few, found = head_tokens(vocab_size), 0

@@ -137,8 +137,8 @@ def _fill_blocks(
 ) -> bool:
     """Fill panels of a part in blocks. Return whether all weights are finite.
 
-    `first` is the first byte of the piece, and `above` the number of rows of the parts before this one. If one stored
-    tensor has these rows in the same type, its blocks are copied. Otherwise its weights are rounded.
+    `first` is the first byte of the piece, and `above` the number of rows of the parts above. If one stored tensor has
+    the rows of this part in the same type, its blocks are copied. Otherwise the weights are rounded.
     """
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))

@@ -1,4 +1,4 @@
-"""The tensors in a model's safetensors files: their places, and a check that they fit config.json."""
+"""The tensors in a model's safetensors files: their places, and a check of their shapes against config.json."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -195,7 +195,7 @@ def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
 
 
 def read_config(checkpoint: Checkpoint) -> ModelConfig:
-    """Read config.json. Raises LocalspecError if it cannot be used or is impossible."""
+    """Read config.json. Raises LocalspecError for a config.json that is unsupported or impossible."""
     family = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if family is not None and family.gguf_only and not checkpoint.packing:
         raise LocalspecError(

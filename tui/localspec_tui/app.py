@@ -87,7 +87,7 @@ class ChatApp(StoppableApp):
 
     @property
     def unsent_lost(self) -> str:
-        """Return why `keep_unsent` could not save the draft; empty if it did."""
+        """Return why `keep_unsent` could not save the draft; empty if the draft is saved."""
         return self._chat.draft.trouble
 
     def end_download(self, seconds: float) -> None:
@@ -110,8 +110,8 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Record the exception that is being handled. Textual calls `bell` before it reports an exception; the
-        report is not printed.
+        """Record the exception being handled. Textual calls `bell` before its report of an exception, which is not
+        printed.
 
         Ignore the error of a widget that could not be mounted because the chat ends.
         """

@@ -19,7 +19,7 @@ TMUX_SECONDS = 2.0
 def copied(text: str, file: Path | None) -> str:
     """Copy to tmux's buffer and to the desktop's clipboard. Return the result in one sentence.
 
-    If both fail, it is unknown whether the terminal accepted a copy. So the text is also written to `file`, if given,
+    If both fail, the terminal may have accepted the copy or not. So the text is also written to `file`, if given,
     readable only by its owner.
     """
     arrived = [place for place, copy in (("the clipboard", _to_desktop), ("tmux's buffer", _to_tmux)) if copy(text)]
@@ -82,7 +82,7 @@ def code_blocks(source: str) -> list[CodeBlock]:
 
 
 class CodeCopies:
-    """Copies the code blocks of a message one after another: the last block first, then earlier ones."""
+    """A copier of a message's code blocks, one after another: the last block first, then earlier ones."""
 
     def __init__(self) -> None:
         self._source, self._back = "", 0

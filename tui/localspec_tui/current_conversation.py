@@ -73,7 +73,7 @@ class CurrentConversation:
         self.show(first=True)
 
     def close(self) -> None:
-        """Save what is not saved yet."""
+        """Save the turns that are not saved yet."""
         self.now.keep_rest()
         self._see_what_is_saved()
 
@@ -255,7 +255,7 @@ def run_race(
     stop: threading.Event,
     post: Callable[[Message], object],
 ) -> None:
-    """Run a race until both lanes end or it is stopped, and report to `post`.
+    """Run a race until both lanes end or `stop` is set, and report to `post`.
 
     `prompt` is the typed text. The files that the text names are read, as in the chat.
     """

@@ -62,7 +62,7 @@ class EngineThread(threading.Thread):
         self.do(self.conversation.answer, prompt, self._stops_reply, self.traces[-1])
 
     def race(self, prompt: str, post: Callable[[Message], object]) -> None:
-        """Answer a prompt with and without speculation, outside the conversation. `stop_reply` stops it."""
+        """Answer a prompt with and without speculation, outside the conversation. `stop_reply` also stops a race."""
         self._stops_reply = threading.Event()
         self.do(self.conversation.race, prompt, post, self._stops_reply)
 

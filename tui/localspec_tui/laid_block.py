@@ -64,7 +64,7 @@ AROUND = 3  # columns around a cell: a blank on each side, a line
 class RowPart(NamedTuple):
     """A part of a row. The part begins at `column`.
 
-    It is a range of the block's text, or else `drawn` text, such as a line of a table.
+    The part is a range of the block's text, or else `drawn` text, such as a line of a table.
     """
 
     column: int

@@ -1,6 +1,6 @@
-"""What the engine's thread gives to the screen: events, as immutable messages, and the text of the reply.
+"""The messages of the engine's thread to the screen, and the buffer for the text of the reply.
 
-The thread adds text and figures to a buffer, and the screen takes them at its own pace.
+The thread adds text and figures to the buffer, and the screen takes them at its own pace.
 """
 
 import time

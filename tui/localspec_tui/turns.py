@@ -102,7 +102,7 @@ class UnsentText:
             self._chat.prompt.put("")
 
     def take_aside(self, number: int | None) -> str:
-        """Remove and return the text put aside for a conversation (None: for a new one); empty without text."""
+        """Remove and return the text put aside for a conversation (None: for a new one); empty if there is none."""
         return self._aside.pop(number or 0, "")
 
     def save_to(self, drafts: "Drafts") -> None:
@@ -277,7 +277,7 @@ class Turns:
         await self.send_waiting()
 
     async def _take_back(self, prompt: ComposedPrompt, before: "Sequence[Turn] | None") -> None:
-        """Put a prompt back into the field. If it was to replace a turn, show the turns `before` again."""
+        """Put a prompt back into the field. `before` are turns to show again, if the prompt was to replace a turn."""
         self._chat.outbox.reuse_files()
         if before is None:
             await self._chat.view.take_back()

@@ -205,7 +205,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.finder.leave()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self.top.call(shown.title)
-        self.first.keeps(self.engine.conversation.place)
+        self.first.show_file(self.engine.conversation.place)
         await self.view.show(answered, self.engine.traces)
         self.first.begin(shown.last, hidden=bool(shown.turns or self.outbox.waiting))
         if shown.unanswered is not None:

@@ -261,7 +261,7 @@ def _entries(history: History, words: str) -> Sequence[_Entry]:
 
 
 def _renamed(history: History, info: ConversationInfo, title: str) -> ConversationInfo:
-    """Rename a conversation, and return its new state. Raises StoreTrouble; UsageMistake if it was deleted."""
+    """Rename a conversation, and return its new state. Raises StoreTrouble; UsageMistake for a deleted conversation."""
     if title == info.title:
         return info
     history.rename(info.id, title)

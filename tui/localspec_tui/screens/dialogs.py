@@ -115,7 +115,7 @@ class SearchedScreen(Dialog[Result]):
         return ()
 
     def _tell(self, sentence: str) -> None:
-        """Replace the sentence. An empty one takes no room."""
+        """Replace the sentence about the matches. An empty sentence takes no room."""
         self._sentence.update(one_line(sentence))
         self._sentence.display = bool(sentence)
 

@@ -300,7 +300,7 @@ class ConversationView(MountedTurns):
     # -- other parts --------------------------------------------------------------------------------------------------
 
     async def tell(self, sentence: str, *, trouble: bool = False) -> NoticeView:
-        """Show a notice and return its view, but never show it twice in a row. With `trouble`, scroll to the notice."""
+        """Show a notice, unless the last notice is the same, and return its view. With `trouble`, scroll to the end."""
         if trouble:
             await self.follow()
         if self.children and isinstance(last := self.children[-1], NoticeView) and last.sentence == sentence:

@@ -51,8 +51,8 @@ class FirstScreen(Vertical):
         """Return the suggested prompt that a key chooses; None for other keys, or while the prompt is not visible."""
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
-    def keeps(self, place: Path | None) -> None:
-        """Show where conversations are saved. None means that they are not saved."""
+    def show_file(self, place: Path | None) -> None:
+        """Show the file in which conversations are saved; None if they are not saved."""
         where = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut off the path
         self._saved = f"{where}\n{place}" if place else "Nothing is saved."
 

@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Move the line above the first turn that the model still reads. The figures of the last reply say which."""
+        """Put the memory line above the first turn that the model still reads, by the figures of the last reply."""
         every = self._every
         answered = [bool(one.reply) for one in every]
         last = next((one for one in reversed(every) if one.reply), None)

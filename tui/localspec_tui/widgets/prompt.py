@@ -40,8 +40,8 @@ def _inherited(prompt_bindings: Sequence[Binding]) -> list[BindingType]:
 
 
 class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
-    """A field for a prompt of several lines. Enter sends it. At its edges the arrow keys show earlier and later
-    prompts."""
+    """A field for a prompt of several lines. Enter sends the prompt. In the first and last line the arrow keys show
+    earlier and later prompts."""
 
     OWN: ClassVar[list[Binding]] = [
         Binding("enter", "send", "Send", id="prompt.send"),
@@ -165,7 +165,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self.put("")
 
     async def action_end(self) -> None:
-        """Move the cursor to the end of its line, or if it is there, scroll to the end of the conversation."""
+        """Move the cursor to the end of its line. If it is already there, scroll to the end of the conversation."""
         if self.cursor_at_end_of_line and self.selection.is_empty:
             await self.run_action("screen.end")
         else:

@@ -41,7 +41,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
 
 
 def whole_names(sentence: str, width: int) -> str:
-    """Break a sentence into lines of `width` columns. A path that is longer is broken only after its separators."""
+    """Break a sentence into lines of `width` columns. A path longer than a line is broken only after its separators."""
     lines: list[str] = []
     line = ""
     for word in sentence.split(" "):
@@ -63,7 +63,7 @@ TITLE = 24  # columns of a long title that facts about the model leave free
 
 
 class WaitingLine(Widget):
-    """A line with the waiting prompts, or with background work. It takes no room if it is empty."""
+    """A line with the waiting prompts, or with background work. An empty line takes no room."""
 
     def __init__(self) -> None:
         super().__init__()

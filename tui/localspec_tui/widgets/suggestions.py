@@ -85,7 +85,7 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def line(self) -> str | None:
-        """Return the text to put before the cursor: the chosen completion, or else the first; None without one."""
+        """Return the text to put before the cursor, from the chosen or first completion; None without completions."""
         return self._choices[self.at or 0].line if self._choices else None
 
     def line_of(self, index: int) -> str:
