@@ -4,6 +4,8 @@ import copy
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.fit_context import fit_conversation
 from localspec.errors import DoesNotFit, LocalspecError, UsageMistake
 from localspec.events import Done, Prefill, Reporter, Text
+from localspec.families.generation_config import LEFT_OUT
 from localspec.machine import compiled
 from localspec.models.registry import TargetCard, resolve
 from localspec.store.store import Store
@@ -35,6 +38,20 @@ def load(drafter: str = "phrases", context: int | None = None, **more) -> Engine
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return load()
+
+
+@pytest.mark.parametrize("loss", ["leaves out", "changes", ""])
+def test_what_may_surprise_a_user_of_a_loaded_model_is_listed_in_order(loss: str) -> None:
+    tokenizer = SimpleNamespace(chat_template="" if loss == "" else "{{ messages }}")
+    chat = SimpleNamespace(prompt_loss=lambda: loss, tokenizer=tokenizer)
+    unusual: Any = SimpleNamespace(
+        choice=SimpleNamespace(device="cuda", engine="torch", idle=""),
+        target=SimpleNamespace(chat=chat, generation={LEFT_OUT: ["top_p"]}),
+        sampling=lambda settings: SimpleNamespace(rule="typical"),
+    )
+    template, left_out, rule = Engine._peculiarities(unusual, Settings())
+    assert f"template {loss} your prompt" in template if loss else "no chat template" in template
+    assert "top_p" in left_out and "--accept typical" in rule
 
 
 @pytest.fixture

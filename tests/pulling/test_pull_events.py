@@ -1,7 +1,9 @@
 """A pull as a generator: its events in order, and nothing is fetched before the user agrees."""
 
+import sys
 from bisect import bisect_left
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from localspec.events import Reporter
 from localspec.machine.machine import Device, Machine
 from localspec.models.registry import resolve
 from localspec.models.shape import Shape
+from localspec.pulling import pull as pulling
 from localspec.pulling.pull import (
     AboutToFetch,
     AlreadyHere,
+    DrafterToTrain,
     Fetched,
     Installed,
     Planned,
@@ -145,3 +149,17 @@ def test_the_original_of_something_without_a_smaller_form_is_refused(name, fresh
     with pytest.raises(UsageMistake, match=f"--original has no effect with {'a repository' if '/' in name else name}"):
         already_here(name, PullOptions(original=True))
     assert already_here("qwen3-8b", PullOptions(original=True)) is None
+
+
+def test_the_drafter_that_is_worth_training_is_announced_unless_the_target_does_not_fit(monkeypatch):
+    def announced(kind: str | None, outlook: Any) -> list[DrafterToTrain]:
+        monkeypatch.setattr(pulling, "to_make", lambda card: kind)
+        monkeypatch.setitem(sys.modules, "localspec.training.estimate", SimpleNamespace(outlook=outlook))
+        return [*pulling._drafter_to_train("demo", Machine((), 1), Reporter())]
+
+    def too_large(*_: object) -> None:
+        raise DoesNotFit("x")
+
+    [found] = announced("s3d", lambda *_: (2.5, 1000))
+    assert (found.kind, found.hours, found.memory) == ("s3d", 2.5, 1000)
+    assert announced("s3d", too_large) == [] and announced(None, too_large) == []
