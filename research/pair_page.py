@@ -44,12 +44,12 @@ def about(lines: Sequence[Line], machine: str) -> str:
     return (
         f"Made by `research/pair_speedups.py` on {machine}, {' and '.join(days)}, from {len(lines):,} replies.\n\n"
         f"- **The same text.** All {len(ours):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
-        f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each from a new engine "
-        f"that knows no phrases. llama.cpp answers after them.\n"
-        f"- **Left out** are replies of fewer than {LEAST} tokens, and replies during which other programs or the host of the "
-        f"virtual machine took more than {DISTURBED} of a core: {disturbed or 'none'}. The host took {stolen / 100:.1f} s in all.\n"
-        f"- **Variants.** `none` is plain decoding, without drafts. `auto` knows the measured costs of the model and earlier replies; `{FIRST}` "
-        f"knows neither, as just after an import. All others are drafters that were named.\n"
+        f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each without "
+        f"phrases of earlier replies. llama.cpp answers after them.\n"
+        f"- **Left out** are replies of fewer than {LEAST} tokens, and *disturbed* ones, during which other programs or the host of the "
+        f"virtual machine took more than {DISTURBED} of a core. Disturbed replies: {disturbed or 'none'}. The host took {stolen / 100:.1f} s in all.\n"
+        f"- **Variants.** `none` is plain decoding, without drafts. `auto` knows measured costs and how many drafted tokens were right in earlier replies; `{FIRST}` "
+        f"knows neither, as just after an import. All others are named drafters.\n"
         f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. "
         f"Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
         f"step, and in the row `{PLAIN}` the tokens/s. A head such as `code (6)` counts the prompts. The last column is the geometric mean of the kinds."
@@ -261,13 +261,13 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
             name: worth(some, name) for name in ours if name not in (AUTO, FIRST) if (some := both(turns, name, PLAIN))
         }
         best = max(ms, key=ms.__getitem__)
-        cells.append(f"{ms[first] / ms[best]:.2f} of `{best}`" if first in ms else "")
-    rows.append([f"`{first}` ÷ the best", *cells, ""])
+        cells.append(f"{ms[first] / ms[best]:.2f} (`{best}`)" if first in ms else "")
+    rows.append([f"`{first}` ÷ the best (in brackets)", *cells, ""])
     why = next(line["scarce"]["why"] for line in lines if "scarce" in line and line["scarce"]["drafter"] == first)
     counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
         "The next table has M = × ÷ relative memory; its last column has the relative memory (memory ÷ memory of plain "
-        "decoding). `auto` was also asked what it would choose if memory were scarce (`--scarce` sets the limit): "
+        "decoding). `auto` was asked what it would choose with little memory (`--scarce`, by default 1.6, times the model's size): "
         f"{counts} of {counted.total()} replies. {expected(why)}"
     )
     yield table(["M", *kinds, "relative memory"], rows)
