@@ -28,7 +28,7 @@ _at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started in ad
 
 @contextmanager
 def child_at_hand() -> Iterator[None]:
-    """Start the child process in advance, because its imports take a while, so that it can try files in this context.
+    """Start the child process in advance, because its imports take a while. `try_out` uses it in this context.
 
     If nothing is tried, the child process ends unused.
     """
