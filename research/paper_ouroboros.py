@@ -87,11 +87,10 @@ TERMS = """
 | β | length of a phrase in tokens |
 | K | phrases that are tried after a draft |
 
-The rows of table 4 that begin with + add one part to the row above. *Speculative* only drafts with the draft model. *Accelerating* adds the
-window, in which the draft model also guesses later tokens. *Lengthening* puts phrases after the draft.
-*Phrases from verification* are the target's picks after refused drafts. Other rows may use phrases of
-earlier replies (*history*), of the prompt and the reply so far (*the text itself*), or at the beginning of a draft (*the root*). Table 17,
-*context locality*, asks what history brings if the same prompts come in another order."""
+Tables and figures have the paper's numbers. *Speculative* only drafts with the draft model. Each row that begins with + adds one part to the row above:
+the *window*, in which the draft model also guesses later tokens (*accelerating drafting*), then phrases after the draft (*lengthening*), then
+phrases from the target's picks after refused drafts (*verification*). Other rows may use phrases of
+earlier replies (*history*), of the prompt and the reply so far (*the text itself*), or at the beginning of a draft (*the root*)."""
 
 
 @dataclass
