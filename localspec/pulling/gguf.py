@@ -53,8 +53,8 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 def marked_fetched(part: Part, texts: Part) -> Part:
     """Return `texts`, a model's text files, marked as already fetched if the installed model has these files."""
-    held = made_before(part, texts) is not None
-    return replace(texts, here=frozenset(file.name for file in texts.files)) if held else texts
+    made = made_before(part, texts) is not None
+    return replace(texts, here=frozenset(file.name for file in texts.files)) if made else texts
 
 
 def check(part: Part, packed_only: bool, settings: Settings) -> None:
@@ -90,9 +90,9 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # an upper bound: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
-    asked, usable = named_packing(settings), machine.devices[-1].usable
-    sizes = {packing: packed(weights, 0, packing, "native") for packing in ([asked] if asked else FILED)}
-    if asked is None:
+    named, usable = named_packing(settings), machine.devices[-1].usable
+    sizes = {packing: packed(weights, 0, packing, "native") for packing in ([named] if named else FILED)}
+    if named is None:
         rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
         blocks = int(weights * rounded / 8) if rounded else part.weights
         sizes = {BLOCKS: blocks} if experts else {BLOCKS: blocks, **sizes}  # experts are packed again only on request

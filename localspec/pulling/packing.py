@@ -194,9 +194,9 @@ def _pack(
 
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
-    own = with_files(origin, path, Paths(home()), reporter)
+    identified = with_files(origin, path, Paths(home()), reporter)
     same = (one.header.origin for one in packed_files(Paths(home())) if one.header.packing == packing)
-    others = (of.repo for of in same if (of.revision, of.files) == (own.revision, own.files))
+    others = (of.repo for of in same if (of.revision, of.files) == (identified.revision, identified.files))
     other = next((repo for repo in others if repo not in ("", source)), None)
     if other and find_snapshot(Source.parse(other)) is None:  # this packed file is its only copy
         raise LocalspecError(

@@ -158,12 +158,12 @@ def pull(
     if plan.fetch_bytes:
         yield AboutToFetch(plan.fetch_bytes)
     yield Fetched(tuple(fetch(plan, downloaded, force=options.force)))
-    own = tuple(part for part in plan.parts if not part.source.gguf and not part.texts_only)
+    fetched_parts = tuple(part for part in plan.parts if not part.source.gguf and not part.texts_only)
     if model.source.gguf:
         yield from gguf.register(model, options.settings, reporter, texts, before)
     registered = model.source if model.source.gguf else None
-    yield from convert_heads(replace(plan, parts=own), reporter.progress, registered)
-    for part in own:
+    yield from convert_heads(replace(plan, parts=fetched_parts), reporter.progress, registered)
+    for part in fetched_parts:
         forget_damaged(snapshot(part.source, part.commit))
         if only_packing and part is model:
             yield pack_and_delete(part, only_packing, machine, reporter)
@@ -256,8 +256,8 @@ def _planned(name: str, options: PullOptions, machine: Machine, reporter: Report
         fits, memory = _memory(name, found, options, machine, measurements, chosen)
         packing = packing_of(found.parts[0], options.settings, machine, measurements)
     if card is not None and card.entry is not None and not options.original and repository_of(name) is not None:
-        kept = replaced(packing, options.packed_only, options.settings)
-        found, instead = with_smaller_form(found, card.entry, kept, options.settings, reporter.notice)
+        original_packing = replaced(packing, options.packed_only, options.settings)
+        found, instead = with_smaller_form(found, card.entry, original_packing, options.settings, reporter.notice)
     return Planned(found, fits, memory, chosen.why, None if options.quiet else packing, instead)
 
 

@@ -74,9 +74,9 @@ class Browser:
         self._api, self._chats, self._tell = api, chats, tell
         self.key = _secret()
         self._browsers: dict[str, str] = {}  # the cookie of each path
-        own = Path(__file__).parent
-        self._page = Template((own / "tab.html").read_text("utf-8"))
-        self._script = (own / "tab.js").read_bytes()
+        files = Path(__file__).parent
+        self._page = Template((files / "tab.html").read_text("utf-8"))
+        self._script = (files / "tab.js").read_bytes()
         below = [
             Route("/", self._show),
             Route("/tab.js", self._page_script),
@@ -86,35 +86,35 @@ class Browser:
         self._app = Starlette(routes=[Route("/", self._enter), Mount(_CHAT + "{name}", routes=below)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        own = scope.get("path") == "/" or scope.get("path", "").startswith(_CHAT)
-        if scope["type"] == "http" and (is_socket(scope) or not own):
+        of_chat = scope.get("path") == "/" or scope.get("path", "").startswith(_CHAT)
+        if scope["type"] == "http" and (is_socket(scope) or not of_chat):
             await self._api(scope, receive, send)
             return
         if scope["type"] not in ("http", "websocket"):
             return
-        refused = self._refused(scope, own)
+        refused = self._refused(scope, of_chat)
         host = "" if refused else HTTPConnection(scope).headers["host"]
         headers = {**_HEADERS, "Content-Security-Policy": _POLICY.format(host=host)}
 
         async def answer(message: Message) -> None:
             if message["type"].endswith("http.response.start"):
-                kept = [pair for pair in message["headers"] if pair[0] != b"cache-control"]
+                headers_left = [pair for pair in message["headers"] if pair[0] != b"cache-control"]
                 added = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-                message = {**message, "headers": [*kept, *added]}
+                message = {**message, "headers": [*headers_left, *added]}
             await send(message)
 
         await (refused or self._app)(scope, receive, answer)
 
     # -- access -------------------------------------------------------------------------------------------------------
 
-    def _refused(self, scope: Scope, own: bool) -> Response | None:
+    def _refused(self, scope: Scope, of_chat: bool) -> Response | None:
         headers = headers_of(scope)
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0].decode("latin-1")):
             return _sentence(403, FOREIGN_HOST)
         if origins != [b"http://" + hosts[0]] and (origins or scope["type"] == "websocket"):
             return _sentence(403, FOREIGN_ORIGIN)
-        if is_socket(scope) or not own:
+        if is_socket(scope) or not of_chat:
             return _sentence(404, "There is no websocket at this address.")
         if scope["path"] == "/" or self._is_known(scope):
             return None  # the key is checked where it is used
@@ -152,8 +152,8 @@ class Browser:
             return
         with self._chats.place():
             await websocket.accept()
-            asked = websocket.query_params
-            await self._chats.run(websocket, size_of(asked.get("width"), 80), size_of(asked.get("height"), 24))
+            query = websocket.query_params
+            await self._chats.run(websocket, size_of(query.get("width"), 80), size_of(query.get("height"), 24))
 
 
 def _secret() -> str:
@@ -232,9 +232,9 @@ class Tabs:
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
         """Return the environment of a tab's process. It has the server's key, which a command line would reveal."""
-        kept = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
+        variables = {name: value for name, value in os.environ.items() if name not in _OF_A_TERMINAL}
         return {
-            **kept, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),
+            **variables, SERVER_KEY: self._key, "TEXTUAL_DRIVER": TAB_DRIVER, "COLUMNS": str(size_of(width, 80)),
             "ROWS": str(size_of(height, 24)), "TERM": "xterm-256color", "TEXTUAL_COLOR_SYSTEM": "truecolor",
             "PYTHONUTF8": "1",
         }  # fmt: skip

@@ -95,9 +95,9 @@ def chat_request(body: object) -> ClientRequest:
     fields.only("modalities", ["text"], why="only text is supported")
     fields.only("prediction", why="the engine makes its own drafts")
     fields.only("verbosity", "medium", why="the prompt decides how long a reply is")
-    asked = _shared(fields, messages, None, template if think is None else think, longest)
-    asked = replace(asked, whole=whole)
-    return replace(asked, think_field="chat_template_kwargs") if think is None else asked
+    request = _shared(fields, messages, None, template if think is None else think, longest)
+    request = replace(request, whole=whole)
+    return replace(request, think_field="chat_template_kwargs") if think is None else request
 
 
 def text_request(body: object) -> ClientRequest:
@@ -149,7 +149,7 @@ def _shared(
     fields.only("service_tier", "auto", "default", why="there is only one tier")
     for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
         fields.take(name, _ignored_text)
-    asked = ClientRequest(
+    request = ClientRequest(
         model=fields.take("model", _text),
         messages=messages,
         text=text,
@@ -163,7 +163,7 @@ def _shared(
         client=fields.take("user", _text),
     )
     fields.refuse_others()
-    return asked
+    return request
 
 
 def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

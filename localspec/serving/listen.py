@@ -42,7 +42,7 @@ def private_socket(path: Path) -> Iterator[socket.socket]:
             with without_rights(0o177):
                 listening.bind(os.fspath(path))
             listening.listen(BACKLOG)
-            own = _identity(path)
+            identity = _identity(path)
         except Timeout:
             raise LocalspecError(f"You already have a server running; {stop_it(path)}.") from None
         except OSError as error:
@@ -54,7 +54,7 @@ def private_socket(path: Path) -> Iterator[socket.socket]:
             yield listening
         finally:
             with suppress(OSError):
-                if _identity(path) == own:
+                if _identity(path) == identity:
                     path.unlink()
 
 

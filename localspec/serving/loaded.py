@@ -76,8 +76,8 @@ class ServedChoice:
         if name == "drafter":
             found = requested_drafter(settings, self.choice.target)
             small = None if found.small is None else found.small.card.path
-            own = None if self.choice.draft is None else self.choice.draft.target.path
-            return (found.drafter, found.trained, small) == (self.choice.drafter, self.choice.trained, own)
+            draft_model = None if self.choice.draft is None else self.choice.draft.target.path
+            return (found.drafter, found.trained, small) == (self.choice.drafter, self.choice.trained, draft_model)
         return bool(getattr(settings, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
@@ -140,8 +140,8 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
         if same:
             engine.choice = engine.choice.with_figures_of(again)
             return engine
-        kept = phrases_allowed(settings)
-        return Engine(again, store=store, phrases=kept, reporter=reporter, share_with=engine, park=True)
+        phrases = phrases_allowed(settings)
+        return Engine(again, store=store, phrases=phrases, reporter=reporter, share_with=engine, park=True)
     except LocalspecError:  # this is optional: the present engine continues
         return engine
 
@@ -178,8 +178,8 @@ class LoadedModels:
         found = []
         for name, one in self._loaded.items():
             memory = one.engine.session.memory
-            held = memory.target + memory.drafter + memory.cache + memory.parked
-            found.append({"name": name, "device": one.engine.choice.device, "bytes": held})
+            used = memory.target + memory.drafter + memory.cache + memory.parked
+            found.append({"name": name, "device": one.engine.choice.device, "bytes": used})
         return found
 
     def card(self, name: str | None) -> TargetCard:
@@ -255,10 +255,10 @@ class LoadedModels:
 
     def _to_unload(self, card: TargetCard) -> list[str]:
         """Return the models to unload, so that `card` gets its fastest device. The least recently used is first."""
-        held = {name: one.engine.freed_memory[0] for name, one in self._loaded.items() if one.engine.freed_memory[1]}
-        alone = self._device_without(held, card) if held else None
+        devices = {name: one.engine.freed_memory[0] for name, one in self._loaded.items() if one.engine.freed_memory[1]}
+        alone = self._device_without(devices, card) if devices else None
         going: list[str] = []
-        for name in (name for name, device in held.items() if device == alone):
+        for name in (name for name, device in devices.items() if device == alone):
             if self._device_without(going, card) == alone:
                 break
             going.append(name)

@@ -74,11 +74,11 @@ def measure(
             replies[at][turn] = _reply(engines[at], prompts[place].text, settings, max_tokens)
         except TooLong as refused:
             too_long[place] = refused
-    kept = [turn for turn in range(turns) if turn % len(prompts) not in too_long]
-    if not kept:
+    shared_turns = [turn for turn in range(turns) if turn % len(prompts) not in too_long]
+    if not shared_turns:
         raise UsageMistake(str(next(iter(too_long.values()))))
     comparable = settings.temperature == 0 or settings.seed is not None
-    found = [[own[turn] for turn in kept] for own in replies]
+    found = [[timed[turn] for turn in shared_turns] for timed in replies]
     return {
         "prompts": len(prompts) - len(too_long),
         "left_out": len(too_long),
@@ -92,9 +92,9 @@ def measure(
                 "name": name,
                 "program": engine.server.program or None,
                 "model": engine.model,
-                **_figures(own, found[0], len(prompts) - len(too_long), comparable and at > 0),
+                **_figures(timed, found[0], len(prompts) - len(too_long), comparable and at > 0),
             }
-            for at, (engine, name, own) in enumerate(zip(engines, _names(engines), found, strict=True))
+            for at, (engine, name, timed) in enumerate(zip(engines, _names(engines), found, strict=True))
         ],
     }
 
@@ -107,8 +107,8 @@ def _names(engines: Sequence[ServerEngine]) -> list[str]:
 
 
 def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: int) -> TimedReply:
-    asked, sampling = [{"role": "user", "content": prompt}], engine.sampling(settings)
-    *events, done = engine.chat(asked, sampling, Limits(max_tokens))
+    messages, sampling = [{"role": "user", "content": prompt}], engine.sampling(settings)
+    *events, done = engine.chat(messages, sampling, Limits(max_tokens))
     assert isinstance(done, Done)
     texts = [one for one in events if isinstance(one, Text)]
     reported = done.statistics.tokens
@@ -127,9 +127,9 @@ def _figures(
     whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
     speed, speed_quartiles = spread([one.speed for one in replies if one.speed])
     first, first_quartiles = spread([one.first for one in replies if one.text])
-    pairs = [(own.whole, other.whole) for own, other in zip(replies, firsts, strict=True)]
-    speedup, speedup_quartiles = spread([own / other for own, other in pairs if own and other])
-    same = [own.text == other.text for own, other in zip(replies, firsts, strict=True)]
+    pairs = [(reply.whole, other.whole) for reply, other in zip(replies, firsts, strict=True)]
+    speedup, speedup_quartiles = spread([reply / other for reply, other in pairs if reply and other])
+    same = [reply.text == other.text for reply, other in zip(replies, firsts, strict=True)]
     return {
         "prompts": prompts,
         "tokens": sum(one.tokens for one in replies),

@@ -140,11 +140,11 @@ def event_of(line: Mapping[str, Any]) -> Event:
         raise NoServer("The server does not answer like `localspec serve`.") from None
 
 
-def statistics_of(told: Mapping[str, Any]) -> Statistics:
+def statistics_of(sent: Mapping[str, Any]) -> Statistics:
     """Return the figures of a reply from JSON that `asdict` wrote."""
-    known = {one.name: told[one.name] for one in fields(Statistics) if one.name in told}
-    known["rows"] = {int(rows): count for rows, count in told["rows"].items()}
-    known["memory"] = Memory(**told["memory"])
+    known = {one.name: sent[one.name] for one in fields(Statistics) if one.name in sent}
+    known["rows"] = {int(rows): count for rows, count in sent["rows"].items()}
+    known["memory"] = Memory(**sent["memory"])
     for name in ("token_ids", "acceptance_by_depth"):
-        known[name] = tuple(told[name])
+        known[name] = tuple(sent[name])
     return Statistics(**known)

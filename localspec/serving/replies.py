@@ -38,11 +38,11 @@ class ReplyForm:
             if reasoning:
                 said["message"]["reasoning_content"] = reasoning
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": _FINISHED[done.reason]}
-        own = {**self._start, "token_ids": done.statistics.token_ids, **figures}
-        own["token_sources"] = [source for one in texts for source in one.sources]
+        more = {**self._start, "token_ids": done.statistics.token_ids, **figures}
+        more["token_sources"] = [source for one in texts for source in one.sources]
         return {
             **self._head, "object": self._object, "choices": [choice], "usage": usage(done), **self._fingerprint,
-            "localspec": own,
+            "localspec": more,
         }  # fmt: skip
 
     # -- piece by piece -----------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ class ReplyForm:
     def last(self, done: Done, figures: Mapping[str, Any], with_usage: bool) -> bytes:
         """Return the last pieces: the finish reason, the figures, and the usage if `with_usage`."""
         said: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        own = {"localspec": {**self._start, **figures}}
-        pieces = self._piece({**said, "finish_reason": _FINISHED[done.reason]}, with_usage, own)
+        more = {"localspec": {**self._start, **figures}}
+        pieces = self._piece({**said, "finish_reason": _FINISHED[done.reason]}, with_usage, more)
         if with_usage:
             pieces += _event(
                 {**self._head, "object": self._pieces, **self._fingerprint, "choices": [], "usage": usage(done)}
@@ -77,10 +77,10 @@ class ReplyForm:
     def _pieces(self) -> str:
         return "chat.completion.chunk" if self._chat else self._object
 
-    def _piece(self, said: Mapping[str, Any], with_usage: bool, own: Mapping[str, Any]) -> bytes:
+    def _piece(self, said: Mapping[str, Any], with_usage: bool, more: Mapping[str, Any]) -> bytes:
         choice = {"index": 0, "logprobs": None, "finish_reason": None, **said}
-        told = {"usage": None} if with_usage else {}
-        return _event({**self._head, "object": self._pieces, **self._fingerprint, "choices": [choice], **told, **own})
+        null = {"usage": None} if with_usage else {}
+        return _event({**self._head, "object": self._pieces, **self._fingerprint, "choices": [choice], **null, **more})
 
 
 def broken_off(wrong: Mapping[str, Any]) -> bytes:

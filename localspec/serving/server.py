@@ -121,8 +121,8 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
         wanted = "another key than the one given" if key else "a key, but none is set"
         return NotAllowed(f"{url} wants {wanted}{said}; put the right key into LOCALSPEC_SERVER_KEY.")
     error = value.get("error") if isinstance(value, dict) else None
-    told = f"{error if isinstance(error, dict) else ''} {words}".lower()
-    if status in (400, 413, 422, 500) and any(sign in told for sign in _OVERFLOWS):
+    report = f"{error if isinstance(error, dict) else ''} {words}".lower()
+    if status in (400, 413, 422, 500) and any(sign in report for sign in _OVERFLOWS):
         return TooLong(f"{url} has no room for prompt and reply{said}; shorten the prompt, or ask for fewer tokens.")
     if status == 404 and model:
         return NotHere(f"{url} has no chat with {model!r}{said}; correct the address or -m.")
@@ -167,8 +167,8 @@ def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, ServedMod
     for one in listed[:MOST_MODELS]:
         name = one.get("id") if isinstance(one, dict) else None
         if isinstance(name, str) and 0 < len(name) <= 500 and one_line(name) == name:
-            own = one.get("meta") if isinstance(one.get("meta"), dict) else {}
-            context = count(one.get("max_model_len")) or count(own.get("n_ctx")) or 0
+            meta = one.get("meta") if isinstance(one.get("meta"), dict) else {}
+            context = count(one.get("max_model_len")) or count(meta.get("n_ctx")) or 0
             found[name] = ServedModel(str(one.get("owned_by"))[:100], context)
         else:
             unread += 1

@@ -95,15 +95,15 @@ class ServerEngine:
         """Return the sampling settings. Raises UsageMistake for a setting without effect."""
         values = {name: getattr(settings, name) for name in SAMPLED}
         chosen = tuple(name for name, value in values.items() if value is not None)
-        asked = RemoteSampling(**values, seed=settings.seed, source="the server's default", chosen=chosen)
-        for name in ("top_p", "top_k", "min_p") if asked.greedy else ():
+        sampling = RemoteSampling(**values, seed=settings.seed, source="the server's default", chosen=chosen)
+        for name in ("top_p", "top_k", "min_p") if sampling.greedy else ():
             origin, spelled = settings.origins.get(name, ""), name.replace("_", "-")
             if origin == TYPED or origin.startswith("--"):
                 how = f"{settings.shown(name)}" if origin == TYPED else f"--{spelled}"
                 raise UsageMistake(
                     f"{how} has no effect at temperature 0; leave it out, or give a temperature above 0."
                 )
-        return asked
+        return sampling
 
     def thinking(self, settings: Settings, system: str | None = None) -> bool | None:
         """Return whether the settings ask for thinking. Whether the model obeys is unknown."""

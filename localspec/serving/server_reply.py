@@ -268,10 +268,10 @@ class ServerReport(Report):
     @property
     def start(self) -> dict[str, Any]:  # type: ignore[override]
         """The fields of the JSON object that do not depend on how the reply continues."""
-        told = self._engine.reported
-        seed = told.get("seed") if self._sampling.seed is None else self._sampling.seed
-        of_model = {name: told.get(name) for name in _FACTS}
-        of_model["bits_per_weight"] = number(told.get("bits_per_weight"))
+        reported = self._engine.reported
+        seed = reported.get("seed") if self._sampling.seed is None else self._sampling.seed
+        of_model = {name: reported.get(name) for name in _FACTS}
+        of_model["bits_per_weight"] = number(reported.get("bits_per_weight"))
         sampling = sampling_facts(self._sampling)
         return {"model": self._engine.model, **of_model, "engine": "server", "seed": seed, "sampling": sampling}
 

@@ -111,8 +111,8 @@ class SocketEngine:
         """Store what the server reports of its engine. Raises KeyError, TypeError and ValueError for invalid data."""
         self.choice: Any = ServedForm(**sent["choice"])
         self._label = str(sent["label"])
-        device, held = sent["held"]
-        self._freed_memory, self.session.memory = (str(device), int(held)), Memory(**sent["memory"])
+        device, size = sent["held"]
+        self._freed_memory, self.session.memory = (str(device), int(size)), Memory(**sent["memory"])
         self._report.exactness = self._label
         self._report.start["drafter"] = sent["drafter"]
 

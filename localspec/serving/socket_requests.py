@@ -171,8 +171,8 @@ class EventLines:
                 return {"prefill": [event.done, event.total, event.dropped]}
             case Text():
                 said = [event.text, event.tokens, event.sources, event.seconds, event.steps]
-                told: dict[str, Any] = {"text": [*said, event.reasoning, event.reasoning_tokens]}
-                return {**told, "drafts": [*map(_draft, event.drafts)], **self._figures()} if self._live else told
+                line: dict[str, Any] = {"text": [*said, event.reasoning, event.reasoning_tokens]}
+                return {**line, "drafts": [*map(_draft, event.drafts)], **self._figures()} if self._live else line
             case Done(reason, statistics):
                 return {"done": reason, "statistics": asdict(statistics)}
 

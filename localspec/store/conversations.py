@@ -264,15 +264,15 @@ _FILLER = re.compile(
 def title_of(prompt: str) -> str:
     """Return a title: the first words of a prompt, without greetings and filler, on one safe line."""
     whole = title = one_line(prompt)
-    asked = False
+    is_question = False
     while found := _FILLER.match(title):
-        asked = asked or found[0].lower().startswith(("what", "who"))
+        is_question = is_question or found[0].lower().startswith(("what", "who"))
         title = title[found.end() :]
         if len(title) < SHORTEST:
             return cut(whole)
     if _EMPTY.issuperset(re.findall(r"[\w']+", title.lower())):
         return cut(whole)
-    if asked:  # the rest of “What is …?” is not a question
+    if is_question:  # the rest of “What is …?” is not a question
         title = title.rstrip("?! .")
     title = title[:1].upper() + title[1:] if title != whole else whole
     return cut(title.removesuffix(".") if title[-2:] != ".." else title)
@@ -285,9 +285,9 @@ def cut(line: str) -> str:
     """
     if len(line) <= LONGEST:
         return line
-    kept = line[: LONGEST - 1]
-    word = kept.rpartition(" ")[0]
-    return f"{word if len(word) > LONGEST // 2 else kept}…".replace(" …", "…")
+    beginning = line[: LONGEST - 1]
+    word = beginning.rpartition(" ")[0]
+    return f"{word if len(word) > LONGEST // 2 else beginning}…".replace(" …", "…")
 
 
 # -- values of a row: an invalid one, whichever program wrote it, is replaced by a default and raises no error ---------

@@ -361,9 +361,9 @@ def _learn(
         raise ValueError(f"there is no pool {pool} in this store")
     end = connection.execute("SELECT CAST(tick AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     tick = end - len(phrases) - len(refused) - len(used)
-    for keep, kept in ((REMEMBER, phrases), (GUESS, refused)):
-        connection.executemany(keep, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(kept, 1)))
-        tick += len(kept)
+    for keep, learned in ((REMEMBER, phrases), (GUESS, refused)):
+        connection.executemany(keep, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(learned, 1)))
+        tick += len(learned)
     connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
     connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in (*phrases, *refused)}))
     kept = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]

@@ -58,14 +58,14 @@ def index_query(words: Sequence[str]) -> str:
     The index has the texts' own spelling, so the query has several spellings of a word. A word with both ss and ß is
     searched as typed, with only ss, and with only ß.
     """
-    asked, most = [], max(TRIGRAMS // max(len(words), 1), 1)
+    parts, most = [], max(TRIGRAMS // max(len(words), 1), 1)
     for word in words[:TRIGRAMS]:
         folded = fold(word)
         forms = dict.fromkeys((word, folded, normalize("NFD", folded), folded.replace("ss", "ß")))
         queries = [trigram_query([form], most) for form in forms]
         if all(queries):
-            asked.append(" OR ".join(f"({query})" for query in queries))
-    return " AND ".join(f"({queries})" for queries in asked)
+            parts.append(" OR ".join(f"({query})" for query in queries))
+    return " AND ".join(f"({queries})" for queries in parts)
 
 
 def trigram_query(words: Sequence[str], most: int = TRIGRAMS) -> str:

@@ -90,12 +90,12 @@ def answering_choice(
 ) -> Choice:
     """Return the device and precision of the model that answers. If prompts are answered one by one, the choice
     includes the best drafter."""
-    own = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
-    plain = replace(own, drafter="none")
+    drafting = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
+    plain = replace(drafting, drafter="none")
     known = Measurements(MeasurementCache(store, reporter))
     choice = choose(card, plain, measurements=known)
     if not can_batch(choice) and choice.engine != "native":
-        return choose(card, own, measurements=known)
+        return choose(card, drafting, measurements=known)
     if batch is not None and choice.engine == "native" and settings.quantize in ("auto", "none"):
         return choose(card, replace(plain, device="cpu", quantize="none"), this_machine().as_torch_has_it(), known)
     return choice
@@ -108,8 +108,8 @@ def at_once(choice: Choice) -> int:
 
 def can_batch(choice: Choice) -> bool:
     """Return whether transformers can run this choice: a directory's weights, dense or bitsandbytes on CUDA."""
-    own = choice.engine == "torch" and not is_packed(choice.target.path)
-    return own and (choice.quantize == "none" or choice.device.startswith("cuda"))
+    in_torch = choice.engine == "torch" and not is_packed(choice.target.path)
+    return in_torch and (choice.quantize == "none" or choice.device.startswith("cuda"))
 
 
 class BatchAnswerer(ABC):

@@ -34,10 +34,10 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
     config = read_config(path)
     if kind_of_heads(config) != ASSISTANT:
         raise NotHere(f"{path / 'config.json'} does not describe an assistant of Gemma 4; give the directory of one.")
-    own = target.transformer.config
+    shape = target.transformer.config
     try:
-        options = _options(config, own.hidden_size)
-        sizes, _ = layers_of(options, own, target.context)
+        options = _options(config, shape.hidden_size)
+        sizes, _ = layers_of(options, shape, target.context)
         expected = Drafter.tensor_specs(target, options)
     except UsageMistake as mistake:
         raise LocalspecError(f"The assistant in {path} cannot be used: {mistake}") from None

@@ -31,8 +31,8 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
     name = f"step-{step}.safetensors"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        own = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-        save_file(own, directory / (name + ".new"))
+        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
+        save_file(copies, directory / (name + ".new"))
         (directory / (name + ".new")).replace(directory / name)
         (directory / (STATE + ".new")).write_text(json.dumps({**state, "tensors": name}) + "\n", "utf-8")
         (directory / (STATE + ".new")).replace(directory / STATE)

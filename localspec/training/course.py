@@ -232,12 +232,12 @@ class Course(Clock):
         if self.request.steps is not None:
             training = min(training, self.request.steps * (self.options.batch or BATCHES[0]) * each)
         prompts = min(max(round(tokens / REPLY), LEAST), len(self._questions))
-        kept = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.uses_readings else 0
+        readings = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.uses_readings else 0
         fit = self._job.fitting()
         return CoursePlan(
             len(self._past.conversations), prompts, round(tokens), tokens / speed / 3600, training / 3600,
             tail / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
-            self._job.needed.files + 8 * round(tokens) + kept,
+            self._job.needed.files + 8 * round(tokens) + readings,
         )  # fmt: skip
 
     @property
@@ -438,10 +438,10 @@ class Course(Clock):
             raise UsageMistake(f"No prompt leaves room for an answer in {room} tokens; give a larger --length.")
         turn = 0
         while True:
-            asked = [replace(one, id=f"{one.id} {turn}") for one in every] if turn else every
+            questions = [replace(one, id=f"{one.id} {turn}") for one in every] if turn else every
             generation = GenerationSettings(longest, DRAWN if turn else 0.0, self.request.seed + turn, cut=True)
-            for start in range(0, len(asked), CHUNK):
-                yield asked[start : start + CHUNK], generation
+            for start in range(0, len(questions), CHUNK):
+                yield questions[start : start + CHUNK], generation
             turn += 1
 
     def _enough(self, replies: int, tokens: int, each: float) -> bool:
@@ -472,8 +472,8 @@ class Course(Clock):
         to the user's prompts are in the course's directory."""
         if self.options.source == HISTORY:
             return self.directory / ANSWERS
-        asked = [self._job.revision, str(self._choice.precision), self._job.length, self.request.seed]
-        digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
+        parts = [self._job.revision, str(self._choice.precision), self._job.length, self.request.seed]
+        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
         return Paths(home()).answers / f"{file_stem(self.request.name)}-{digest}" / ANSWERS
 
     # -- training -----------------------------------------------------------------------------------------------------

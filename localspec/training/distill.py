@@ -78,11 +78,11 @@ class Distiller:
         if not self._batches:
             return 0.0
         _, group = self._batches[0]
-        asked = [self._questions[name].messages for name in group]
+        prompts = [self._questions[name].messages for name in group]
         seconds, tokens = [], []
         for most in (1, min(PROBE, self._generation.max_tokens)):
             began = time.perf_counter()
-            replies = self._model.answer(asked, GenerationSettings(most), "probe")
+            replies = self._model.answer(prompts, GenerationSettings(most), "probe")
             seconds.append(time.perf_counter() - began)
             tokens.append(max(len(reply.tokens) + reply.finished for reply in replies))
         each = max(seconds[1] - seconds[0], 0.0) / max(tokens[1] - tokens[0], 1)

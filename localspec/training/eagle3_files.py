@@ -63,8 +63,8 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
     options = _options(config, tensors, path, target)
     tensors |= _vocabulary(options, tensors, path, target.transformer.config.vocab_size)
     if options.embedding:
-        own, embedding = tensors["embed_tokens.weight"], stored(_EMBEDDING)
-        if own.shape == embedding.shape and torch.equal(own.to(embedding.dtype), embedding):
+        published, embedding = tensors["embed_tokens.weight"], stored(_EMBEDDING)
+        if published.shape == embedding.shape and torch.equal(published.to(embedding.dtype), embedding):
             options = replace(options, embedding=False)
     try:
         expected = Drafter.tensor_specs(target, options)
@@ -170,14 +170,14 @@ def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size
     """
     if not options.vocabulary:
         return {}
-    kept = tensors["d2t"].long() + torch.arange(options.vocabulary)
+    ids = tensors["d2t"].long() + torch.arange(options.vocabulary)
     known = tensors.get("t2d")
-    fits = int(kept.min()) >= 0 and int(kept.max()) < vocab_size and len(torch.unique(kept)) == len(kept)
+    fits = int(ids.min()) >= 0 and int(ids.max()) < vocab_size and len(torch.unique(ids)) == len(ids)
     if fits and known is not None:
-        fits = len(known) == vocab_size and bool(known.bool()[kept].all()) and int(known.bool().sum()) == len(kept)
+        fits = len(known) == vocab_size and bool(known.bool()[ids].all()) and int(known.bool().sum()) == len(ids)
     if not fits:
         raise LocalspecError(
             f"The draft vocabulary of the EAGLE-3 head in {path} (d2t, t2d) does not suit a model of {vocab_size} "
             "tokens; name the model that it was made for."
         )
-    return {"kept": kept}
+    return {"kept": ids}

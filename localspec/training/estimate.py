@@ -199,13 +199,13 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
     their inputs in fp32 with a dropout mask, and the numbers between their two matrices.
     """
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    own = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size
+    values = 2 * shape.hidden_size + 4 * queries + 3 * keys + 3 * shape.intermediate_size
     inputs = 2 * shape.hidden_size + queries + shape.intermediate_size
     if adapters is None:
-        return item * own + 4 * inputs
+        return item * values + 4 * inputs
     between = max(sum(len(one.lora_A) for one in some.values()) for some in adapters.values())
     mask = (4 if device == "cpu" else 1) if adapters.dropout else 0  # bytes of a number
-    return item * own + (4 + mask) * inputs + 4 * between
+    return item * values + (4 + mask) * inputs + 4 * between
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:

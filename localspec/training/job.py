@@ -158,9 +158,9 @@ class Job:
         self.main = bool(self.processes.is_main_process)
         if self.main:
             lock.take()
-        asked = request.identity(self.choice, self.revision)
-        resumed = _resumed(request, asked)
-        processes.agree(self.processes, {**asked, "step": resumed.get("step", 0)})
+        fixed = request.identity(self.choice, self.revision)
+        resumed = _resumed(request, fixed)
+        processes.agree(self.processes, {**fixed, "step": resumed.get("step", 0)})
         fit = self.fitting(resumed.get("at_once"))
         at_once = fit.at_once
         if self.processes.num_processes > 1 and self.choice.device != "cpu":
@@ -199,7 +199,7 @@ class Job:
         )  # fmt: skip
         # All of them, because an omitted option may have another default in a later version.
         every = asdict(drafter_class(request.kind).parse_options(options))
-        identity: dict[str, Any] = {"asked": asked, "options": every}
+        identity: dict[str, Any] = {"asked": fixed, "options": every}
         if readings is not None:
             identity["positions"] = len(readings)
         self.training = Training(
@@ -301,7 +301,7 @@ class Job:
         if begun is not None:
             ways.insert(0, (begun["asked"]["asked"].get("quantize"), begun["asked"]["asked"].get("dtype")))
         refused: LocalspecError | None = None
-        for way in (way for way in ways if all(one in ("auto", own) for one, own in zip(named, way, strict=True))):
+        for way in (way for way in ways if all(one in ("auto", given) for one, given in zip(named, way, strict=True))):
             try:
                 choice = choose(request.card, replace(plain, quantize=way[0], dtype=way[1]), machine)
                 shadow = estimate.shadow(request.kind, request.card, request.options, choice)
@@ -340,8 +340,8 @@ class Job:
         """
         previous = [card for card in trained_drafters(self.request.card) if card.kind == self.request.kind]
         served = partial(served_target, self.request.card, self._settings, target)
-        own = self.shadow.target if target is None else target
-        return trainable_class(self.request.kind).propose(own, previous, served, seconds, self._progress)
+        model = self.shadow.target if target is None else target
+        return trainable_class(self.request.kind).propose(model, previous, served, seconds, self._progress)
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[StepReport]:
         """Yield an event per step until the end. If `stop` returns true, end early and set `training.stopped`."""
@@ -455,7 +455,7 @@ def _densely(card: TargetCard, settings: Settings, machine: Machine) -> Choice:
     return choice
 
 
-def _resumed(request: TrainingRequest, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resumed(request: TrainingRequest, identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the choices of a stopped training in this directory; empty if there is none, or if it will be replaced.
 
     Raises UsageMistake if the directory has another training, or a finished one.
@@ -465,7 +465,7 @@ def _resumed(request: TrainingRequest, asked: Mapping[str, Any]) -> Mapping[str,
         return {}
     found = checkpoint.state(path / "checkpoint")
     if found is not None:
-        refuse_other(path, found["asked"]["asked"], asked)
+        refuse_other(path, found["asked"]["asked"], identity)
         options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
         positions_read = found["asked"].get("positions")
         return {"at_once": found["at_once"], "options": options, "step": found["step"], "positions": positions_read}

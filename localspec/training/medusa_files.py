@@ -75,9 +75,9 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
         files = sorted(set(table_of(path / PICKLED_INDEX).values()))
         for number, name in enumerate(files, start=1):
             with damage_in_words(path / name):
-                tensors = {own: one for own, one in unpickled(path / name).items() if not _PREFIX.match(own)}
+                tensors = {key: one for key, one in unpickled(path / name).items() if not _PREFIX.match(key)}
             file = f"model-{number:05}-of-{len(files):05}.safetensors"
-            save_file({own: one.clone().contiguous() for own, one in tensors.items()}, new / file, {"format": "pt"})
+            save_file({key: one.clone().contiguous() for key, one in tensors.items()}, new / file, {"format": "pt"})
             table |= dict.fromkeys(tensors, file)
         (new / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}) + "\n", "utf-8")
         for other in path.iterdir():

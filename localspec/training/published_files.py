@@ -50,8 +50,8 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
     `name`, and where the drafter was `published`. An earlier conversion of the same files for the same model stays.
     Raises the errors of the reader and of `Target.load`, and DoesNotFit if the disk is full.
     """
-    own, new = Identity(model), directory / "drafter"
-    made_for = {"name": about["name"], "revision": own.revision, "weights": own.weights}
+    identity, new = Identity(model), directory / "drafter"
+    made_for = {"name": about["name"], "revision": identity.revision, "weights": identity.weights}
     with suppress(LocalspecError):
         existing = read_drafter(new).about
         if {**made_for, **existing["target"]} == made_for and existing.get("published") == about["published"]:
@@ -70,9 +70,9 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
     found: dict[str, torch.Tensor] = {}
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
-            kept = {text_name(name): name for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            wanted = [name for name in names if name in kept and names[0] not in found]
-            found.update({name: opened.get_tensor(kept[name]) for name in wanted})
+            stored_names = {text_name(name): name for name in opened.keys()}  # noqa: SIM118 (no mapping)
+            wanted = [name for name in names if name in stored_names and names[0] not in found]
+            found.update({name: opened.get_tensor(stored_names[name]) for name in wanted})
     return next(found[name] for name in names if name in found)
 
 

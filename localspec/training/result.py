@@ -59,9 +59,9 @@ def write_result(
         if changes_target:
             shutil.rmtree(directory / "target", ignore_errors=True)
             (directory / NEW_TARGET).replace(directory / "target")
-            own = Identity(directory / "target")
+            new = Identity(directory / "target")
             changed = f"{name}, changed by {drafter.kind}"
-            about["target"] = {"name": changed, "revision": own.revision, "weights": own.weights, "made_from": target}
+            about["target"] = {"name": changed, "revision": new.revision, "weights": new.weights, "made_from": target}
         curves.draw(directory / "losses.jsonl", directory / "losses.svg", f"{drafter.kind} for {name}")
         about |= {
             "tokenizer": drafter.target.tokenizer.hash,
@@ -117,11 +117,11 @@ def _merged(origin: Path, adapters: Adapters) -> Iterator[tuple[str, torch.Tenso
     for name, parts in made_of.items():
         change = adapters.change_of(name)
         changes = [None] * len(parts) if change is None else torch.split(change.cpu(), [rows for _, rows in parts])
-        for (part, _), own in zip(parts, changes, strict=True):
+        for (part, _), added in zip(parts, changes, strict=True):
             tensor = _read(stored[part])
-            if own is not None:
+            if added is not None:
                 dtype = tensor.dtype if tensor.dtype in FINE else torch.bfloat16
-                tensor = (tensor.float() + own).to(dtype)
+                tensor = (tensor.float() + added).to(dtype)
             yield part, tensor
 
 

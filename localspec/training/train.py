@@ -192,7 +192,7 @@ class Training:
                 break
             state.loss = self._step(rows, done)
             # All processes agree: the slowest clock decides, and any of them may have been interrupted.
-            seconds, asked = self._maxima(seconds_before + time.monotonic() - began, float(stop()))
+            seconds, stopping = self._maxima(seconds_before + time.monotonic() - began, float(stop()))
             state.step, state.place, state.epochs, state.seconds = state.step + 1, following, epochs, seconds
             if self._processes.is_main_process:
                 checkpoint.note_spent(self.directory / "checkpoint", seconds)
@@ -209,7 +209,7 @@ class Training:
             )
             if first:  # the first step is slower than others, and held-out text was measured before it
                 first, since = False, (state.step, done, seconds)
-            if asked and done < 1:
+            if stopping and done < 1:
                 self.stopped = True
                 break
             # The first checkpoint shows whether there is room; from then on a kill loses no count of hours.
@@ -230,8 +230,8 @@ class Training:
         self._optimizer.zero_grad(set_to_none=True)
         ours, worth = self._processes.process_index, sum(row.worth for row in rows)
         total = torch.zeros(1, dtype=torch.float64)
-        own = rows[ours :: self._processes.num_processes]
-        groups = list(split_rows(own, self.plan.at_once))
+        our_rows = rows[ours :: self._processes.num_processes]
+        groups = list(split_rows(our_rows, self.plan.at_once))
         most = self._most(len(groups))
         for index, some in enumerate(groups):
             share = sum(row.worth for row in some) / worth
@@ -289,8 +289,8 @@ class Training:
                 padded.tokens, padded.loss_mask, nothing, self.plan.distill, generator, places=self._places(rows)
             )
         positions = torch.arange(padded.tokens.shape[1], device=self.target.device)
-        kept, states = self.drafter.reads_layers, self.drafter.reads_states(self.plan.distill)
-        prefix, layers = TextPrefix(kept) if kept else None, None if states else range(max(kept, default=-1) + 1)
+        cached, states = self.drafter.reads_layers, self.drafter.reads_states(self.plan.distill)
+        prefix, layers = TextPrefix(cached) if cached else None, None if states else range(max(cached, default=-1) + 1)
         with torch.no_grad():
             places: dict[int, torch.Tensor | None] = dict.fromkeys(self.drafter.reads_inner)
             hidden = self.target.transformer(padded.tokens, positions, padded.causal, prefix, layers, inner=places)
@@ -373,8 +373,8 @@ class Training:
         if self._processes.is_main_process:
             self._log.touch()
             with self._log.open("r+b") as log:  # what was logged after the checkpoint will be logged again
-                kept = log.read(self.state.log_bytes)  # fewer, if the log was deleted or power was lost
-                log.truncate(kept.rfind(b"\n") + 1)
+                logged = log.read(self.state.log_bytes)  # fewer, if the log was deleted or power was lost
+                log.truncate(logged.rfind(b"\n") + 1)
         self._processes.wait_for_everyone()
 
     @torch.no_grad()
@@ -400,8 +400,8 @@ class Training:
                 self._optimizer.state.get(parameter, {}).update(whole)
         if (scaler := self._processes.scaler) is not None:
             scaler.load_state_dict(stored["scaler"])
-        own = {name: stored[name] for name in asdict(self.state)}
-        self.state = TrainingState(**{**own, "place": Cursor(**own["place"])})
+        progress = {name: stored[name] for name in asdict(self.state)}
+        self.state = TrainingState(**{**progress, "place": Cursor(**progress["place"])})
         self.state.seconds = max(self.state.seconds, checkpoint.spent(self.directory / "checkpoint"))
 
     def _write_log(self, line: dict[str, Any]) -> None:

@@ -324,8 +324,8 @@ class TrainableDrafter(nn.Module):
         Raise it also for a draft vocabulary with tokens that the model does not have.
         """
         check_tensors(_specs(self.tensors()), _specs(tensors))
-        if (kept := tensors.get("kept")) is not None:
-            check_vocabulary(int(kept.min()), int(kept.max()), self.target.transformer.config.vocab_size)
+        if (ids := tensors.get("kept")) is not None:
+            check_vocabulary(int(ids.min()), int(ids.max()), self.target.transformer.config.vocab_size)
 
     def numbers(self) -> dict[str, Array]:
         """Return the saved tensors as numpy arrays, from which a `Drafter` is built."""

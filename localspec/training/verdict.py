@@ -121,9 +121,9 @@ def judge(
         )
     firsts = [first, *(load(choice, share_with=first) for choice in choices[1:])]
     engines: list[Callable[[], Engine]] = [
-        partial(load, choice, share_with=own) for choice, own in zip(choices, firsts, strict=True)
+        partial(load, choice, share_with=base) for choice, base in zip(choices, firsts, strict=True)
     ]
-    asked, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
+    questions, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
     turning = time.monotonic()
 
     def over(turns: int) -> bool:
@@ -131,7 +131,7 @@ def judge(
         return turns >= FEWEST and now - began + (now - turning) / max(turns, 1) > seconds
 
     replies = run_rows(
-        engines, asked, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over,
+        engines, questions, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over,
         at_most=lambda: seconds - (time.monotonic() - began), warm_up=Limits(WARM_UP),
     )  # fmt: skip
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]

@@ -83,17 +83,17 @@ class Trainable(TrainableDrafter):
         transformer, width = self.target.transformer, self.sizes.hidden_size
         config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)
         layers = {layer: config.sizes_of(layer) for layer in config.attending}
-        own = [at for at, it in layers.items() if it.keys_of is None and (it.num_kv_heads, it.head_dim) == heads]
+        suitable = [at for at, it in layers.items() if it.keys_of is None and (it.num_kv_heads, it.head_dim) == heads]
         one = replace(
             config, vocab_size=0, tied=True, sliding_windows=(None,), delta=None, per_layer_inputs=(0, 0),
-            layer_sizes=(layers[own[-1]],),
+            layer_sizes=(layers[suitable[-1]],),
         )  # fmt: skip
-        last = copied_layers(transformer, one, own[-1:])
+        last = copied_layers(transformer, one, suitable[-1:])
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
         qkv = last["layers.0.qkv_proj.weight"].view(-1, one.head_dim, width)
         if one.gated:  # a query, its gate, a query, its gate, …, keys, values
             qkv = torch.cat([qkv[: 2 * one.num_heads : 2], qkv[2 * one.num_heads :]])
-        if layers[own[-1]].keys_are_values:
+        if layers[suitable[-1]].keys_are_values:
             qkv = torch.cat([qkv, qkv[one.num_heads :]])
         self.qkv.weight[:, width:].copy_(qkv.flatten(0, 1))
         if one.query_scalar:  # here scores are divided by the root of a head's width
@@ -132,9 +132,9 @@ class Trainable(TrainableDrafter):
     def weights_passed(self) -> int:
         """The weights of the matrix that joins states, and for each step the weights of the layer, its head and the
         target's head."""
-        own, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
+        weights, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
         joined = self.fc.weight.numel()
-        return joined + self.depth * (own - joined + head.vocab_size * head.hidden_size)
+        return joined + self.depth * (weights - joined + head.vocab_size * head.hidden_size)
 
     @property
     def transformers(self) -> Sequence[Recomputing]:

@@ -253,7 +253,7 @@ class Trainable(TrainableDrafter):
         places = batch.places or batch.read_places(self.depth, batch.hidden, batch.hidden)
         adapted = self.adapters is not None and self.progress >= self.options.warmup
         states = places.states
-        shared, kept, columns = self.candidates(places.labels)
+        shared, ids, columns = self.candidates(places.labels)
         if adapted:
             balance = self._balance(batch.distill)
             own_states = self.adapted_states(batch.tokens)[predicting_next(batch.loss_mask)]
@@ -265,7 +265,7 @@ class Trainable(TrainableDrafter):
             for depth in range(self.depth)
         ]
         teacher = None if isinstance(places.labels, Likeliest) or not batch.distill else self.target.head
-        depth_losses = cross_entropies(guesses, places.labels, teacher, kept)
+        depth_losses = cross_entropies(guesses, places.labels, teacher, ids)
         loss = torch.stack(
             [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
         ).sum()

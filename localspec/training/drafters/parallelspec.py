@@ -83,10 +83,10 @@ class Trainable(TrainableDrafter):
         options = self.options = replace(options, vocabulary=options.tokens(shape.vocab_size))
         self.draft_from(options.vocabulary)
         if options.form != "model":
-            own = layers_of(shape, options)
+            layers_config = layers_of(shape, options)
             begun = {"last": shape.attending[-options.layers :], "first": shape.attending[: options.layers]}
-            weights = copied_layers(target.transformer, own, begun.get(options.begin, ()))
-            self.model = Transformer(own, target.transformer.rotary, weights)
+            weights = copied_layers(target.transformer, layers_config, begun.get(options.begin, ()))
+            self.model = Transformer(layers_config, target.transformer.rotary, weights)
             self.model.norm.data = target.transformer.norm.detach().float().clone()  # for the head that it feeds
             masks = torch.randn(options.masks, shape.hidden_size, device=device)
             self.masks = nn.Parameter(
@@ -222,14 +222,14 @@ class Trainable(TrainableDrafter):
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
         """Return the loss of each of `guesses`. Their `labels` are positions in all texts, one text after another."""
-        own = self.model.config.vocab_size  # 0 if the head is the target's
-        truncated = 0 < own < self.target.transformer.config.vocab_size
-        ids = torch.arange(own, device=batch.tokens.device) if truncated else self.kept
+        vocab_size = self.model.config.vocab_size  # 0 if the head is the target's
+        truncated = 0 < vocab_size < self.target.transformer.config.vocab_size
+        ids = torch.arange(vocab_size, device=batch.tokens.device) if truncated else self.kept
         if batch.places is None:
             labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
             return cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, ids)
         head: Head = self._head
-        if not own:
+        if not vocab_size:
             shared, ids, _ = self.candidates(batch.places.labels)
             head = partial(self._head, shared=shared)
         reading = F.pad(batch.loss_mask[:, 1:], (0, 1)).flatten().cumsum(0) - 1  # of each place in the loss

@@ -162,8 +162,8 @@ class Trainable(TrainableDrafter):
         layers = list(self.layers.parameters())
         becoming = list(self.adapters.parameters()) if self.adapters and self.options.which == "none" else []
         theirs = {id(parameter) for parameter in (*layers, *becoming)}
-        own = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
-        groups = ((own, 1.0), (layers, LAYERS_LR_SCALE), (becoming, BECOMING_LR_SCALE))
+        drafter = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
+        groups = ((drafter, 1.0), (layers, LAYERS_LR_SCALE), (becoming, BECOMING_LR_SCALE))
         return [{"params": some, "lr_scale": scale} for some, scale in groups if some]
 
     @property
@@ -202,9 +202,9 @@ class Trainable(TrainableDrafter):
                 "The full form of s3d trains the target's own weights, which cannot learn in fp16; use --dtype "
                 "bf16 or fp32, or leave -O full out."
             )
-        own, prefix = None, batch.prefix
+        target_loss, prefix = None, batch.prefix
         if self.changes_target:
-            own, prefix = self._target_loss(batch)
+            target_loss, prefix = self._target_loss(batch)
         anchors, there = self._anchors(batch.loss_mask, batch.generator)
         states = self._groups(batch.tokens, anchors, prefix)
         teacher, depth_losses = self.target.head if batch.distill else None, []
@@ -226,8 +226,8 @@ class Trainable(TrainableDrafter):
         loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
         if not count:  # no label in this batch, but several processes must agree on which tensors have a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
-        if own is not None:
-            loss = loss + OWN * own
+        if target_loss is not None:
+            loss = loss + OWN * target_loss
         return LossOutput(loss, depth_losses, torch.stack(chains))
 
     def _target_loss(self, batch: Batch) -> tuple[torch.Tensor, TextPrefix]:
@@ -271,13 +271,13 @@ class Trainable(TrainableDrafter):
         group = torch.arange(count, device=tokens.device).repeat_interleave(self.depth)
         positions = (anchors[..., None] + place).flatten(1)
         before = torch.arange(tokens.shape[1], device=tokens.device) < anchors[:, group, None]
-        own = (group[:, None] == group) & (place.repeat(count)[:, None] >= place.repeat(count))
+        in_group = (group[:, None] == group) & (place.repeat(count)[:, None] >= place.repeat(count))
         roots = self.target.embed(tokens.gather(1, anchors))
         masks = self.mask.expand(texts, count, self.depth - 1, -1)
         states: torch.Tensor = self.target.transformer(
             torch.cat([roots[:, :, None].to(masks.dtype), masks], 2).flatten(1, 2),
             positions,
-            torch.cat([before, own.expand(texts, -1, -1)], 2),
+            torch.cat([before, in_group.expand(texts, -1, -1)], 2),
             text or self._read(tokens),
             self.kept_layers,
             self.adapters or {},
@@ -335,9 +335,9 @@ class Trainable(TrainableDrafter):
         measured = []
         for one in previous:
             with suppress(UsageMistake):  # an edited file, or one of another version
-                kept = cls.Drafter.parse_options(one.options).layers(layers)
+                layers_used = cls.Drafter.parse_options(one.options).layers(layers)
                 if one.right_after_right:
-                    measured.append(MeasuredAcceptance(share(layers, len(kept), head), one.right_after_right))
+                    measured.append(MeasuredAcceptance(share(layers, len(layers_used), head), one.right_after_right))
         timed = {rows: timings(model, rows=rows) for rows in ROWS}
         priced = {rows: fit(measured, found) for rows, found in timed.items()}
         said = greedy_replies(model) if layers > 1 else []

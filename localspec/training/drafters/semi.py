@@ -205,8 +205,8 @@ class Trainable(TrainableDrafter):
                 self.adapters.requires_grad_(alone or options.joint)
                 states = self.adapted_states(batch.tokens)
             if alone and self.training:
-                own, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
-                return LossOutput(own, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
+                target_loss, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
+                return LossOutput(target_loss, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
             teacher_states = states if options.first else batch.hidden.to(self._dtype)
             places = batch.read_places(self.depth, states, teacher_states)
             teacher = self.adapted_head if options.first else self.target.head
@@ -216,7 +216,7 @@ class Trainable(TrainableDrafter):
             chosen = torch.rand(len(anchors), generator=batch.generator) < options.share
             anchors = anchors[chosen.to(anchors.device)]
         found, there = found[anchors], there[anchors].cumprod(1).bool()
-        shared, kept, columns = self.candidates(places.labels)
+        shared, ids, columns = self.candidates(places.labels)
         far, state = _linear(places.states[anchors].to(self._dtype), self.far), self._initial_state(len(anchors))
         guesses, tokens = [], places.roots[anchors]
         for depth in range(self.depth):
@@ -224,7 +224,7 @@ class Trainable(TrainableDrafter):
             head, label = partial(self._head, shared=shared, columns=columns), there[:, depth]
             guesses.append(Guess(x[label], head, found[label, depth]))
             tokens = places.roots[found[:, depth]]
-        losses = cross_entropies(guesses, places.labels, teacher if batch.distill else None, kept)
+        losses = cross_entropies(guesses, places.labels, teacher if batch.distill else None, ids)
         # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
         total = sum((one.loss for one in losses), start=0.0 * far.sum())
         loss = total / max(sum(one.count for one in losses), 1)
