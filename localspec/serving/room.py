@@ -188,7 +188,7 @@ class EngineRoom(threading.Thread):
 
     @property
     def ahead(self) -> int:
-        """The number of requests that wait or are being answered. A new request waits for at most this many."""
+        """The number of requests, of all clients together, that wait or are being answered."""
         return self.waiting + (self._under_way is not None)
 
     def ask(self, ticket: Ticket) -> None:
