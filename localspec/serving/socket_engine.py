@@ -120,7 +120,7 @@ class SocketEngine:
 
     @property
     def freed_memory(self) -> tuple[str, int]:
-        """Return the engine's device, and how many bytes of the device's memory the engine takes."""
+        """Return the device, and how many bytes of its memory become free when the engine is discarded."""
         return self._freed_memory if self._here is None else (self._here.freed_memory[0], self._here.freed_memory[1])
 
     @property
