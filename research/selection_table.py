@@ -103,23 +103,23 @@ MACHINES = {
 OBJECTIONS = {
     "GPU 4 GB": "In other programs a 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. In localspec it takes "
     "3.4 GiB and does not fit: its output layer stays in 16 bits (0.8 GB), because localspec has no kernel for a packed one.",
-    "GPU 8 GB": "The model takes all of the memory that may be used, so it would not fit if other programs needed more. But a tenth of "
-    "the card is kept free already, and if that is not enough, `doctor` chooses a smaller model.",
+    "GPU 8 GB": "The model takes all of the memory that may be used. But a tenth of the card is kept free for other programs, and if they "
+    "need more, `doctor` chooses a smaller model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "From 20 tokens/s on only quality counts, and a "
     "mixture of 30B is the better model. So the processor answers with 20.6 tokens/s, although the card would "
     "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). With `--prefer speed` the card answers. The 20.6 "
-    "are only a prediction, which may be too high or too low ([experts.md](experts.md#predicted-speed)). Other programs "
+    "are only [a prediction](experts.md#predicted-speed). Other programs "
     "compute a part of such a model on the card and the rest on the processor; localspec cannot.",
     "GPU 12 GB, two GPUs": "Qwen3-14B would be usual, and only 0.2 GiB are missing: with a context of 3,000 tokens (`--context`) it "
     "would fit. localspec cannot use two cards together for one model.",
     "GPU 16 GB": "24B Q4_K_M is usual there. The registry has no model between 15B and 30B.",
     "GPU 24 GB": "Half of the card stays free: the model is in NF4 (four bits), although eight bits fit and would be fast "
-    "enough. On a CPU localspec takes four bits only if eight are too slow or do not fit. For cards it does not have this rule yet. The registry has no 32B.",
-    "Apple": "Here the processor computes, and the GPU of the Mac is idle. Other programs use the GPU: llama.cpp runs a 7B in Q4_0 at a "
+    "enough. On a CPU localspec takes four bits only if eight are too slow or do not fit. For cards it does not do so yet.",
+    "Apple": "The processor computes, and the GPU of the Mac is idle. Other programs use the GPU: llama.cpp runs a 7B in Q4_0 at a "
     "published 31 tokens/s on the GPU of an M3 Pro. For a 4B on that GPU localspec predicts only 22, because torch "
     "starts each operation by itself. localspec has no kernels for Apple's GPUs yet, and there was no Mac to test them.",
     "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the 4B reaches 9. But that is faster than people read, and the 4B is much better.",
-    "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. This page assumes that other programs take a third of the memory. With 14 GB free `doctor` chooses gpt-oss-20b, too.",
+    "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. With 14 GB free `doctor` chooses gpt-oss-20b, too.",
     "All machines": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
     "It names the licence in its first line.",
 }
@@ -131,20 +131,20 @@ HEAD = """# Which model is chosen on which machine
 For readers who want to know what `localspec doctor` would recommend for a machine that they do not have ([words on these pages](README.md#words-on-these-pages)). With a graphics card that has 12 GB or
 more free, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4B to 8B.
 
-Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from the speed of the memory and of the processor. How often guesses are right
-is estimated from published models. [prediction.md](prediction.md) says how far such predictions are off. Every drafter in the registry counts, fetched or not. On your own machine, `doctor` measures.
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from those of memory and processor, and the share of right guesses from
+published models. [prediction.md](prediction.md) says how far such predictions are off. Every drafter in the registry counts, fetched or not. On your own machine `doctor` measures, and gives its reasons.
 
-- **Between models** quality decides, weighted by speed. Quality counts in full from 20 tokens/s on, and half at the speed of a reader, 5.8 tokens/s. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
+- **Between models** *quality* decides, a number in the registry that orders models by judgement, weighted by speed. Quality counts in full from 20 tokens/s on, and half at the speed of a reader, 5.8 tokens/s. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
   On a graphics card quality counts 1.05 times, because other programs need the processor.
-- **Between precisions and drafters** of one model speed decides, unless the fastest pair of precision and drafter takes more than half of the memory that may be used. Then the cost-effectiveness *M* decides: speedup ÷ relative memory (S3D, eq. 13).
+- **Between precisions and drafters** of one model speed decides, unless the fastest pair takes more than half of the memory that may be used. Then *M* decides: speedup ÷ relative memory. Of drafters within 5 % of the best one, that with the least memory is taken.
 - **A mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
 
 | column | is |
 |---|---|
 | machine | the graphics card with its memory, then the main memory; *processor*: no graphics card |
 | usual there | the model that users of llama.cpp or Ollama usually take |
-| may use | the free memory of the device, less a reserve: a tenth of all its memory, or 600 MB if that is more |
-| chosen model, device, packing and drafter | what `doctor` recommends; the device is the processor (cpu) or a graphics card (cuda), and a packing is a precision such as int4 (see [models.md](../models.md#precisions)) |
+| may use | the free memory of the device, less a reserve: a tenth of all its memory, or 600 MB if that is more. Other programs have about a third of the main memory, and 0.5 GiB of a card |
+| chosen model, device, packing and drafter | what `doctor` recommends; the device is the processor (cpu) or a graphics card (cuda), and a packing is a [precision](../models.md#precisions) such as int4, or *bits per weight*: the blocks of a GGUF file. `phrases` with M 1.00 cost nothing until one matches |
 | memory, tokens/s, M | predicted for this choice |
 | decided by | what decided between precisions and drafters |
 
@@ -169,9 +169,9 @@ def of_cards() -> None:
     print("\n## Phi-3 mini and Mistral 7B with each drafter\n")
     print(
         "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
-        "`mistral-7b-medusa`, on cards of 4 to 24 GB.\nEach cell of the columns `none` (no drafts) to `s3d` has the predicted "
-        "tokens/s, memory and M with this drafter. The drafters of `medusa` and `s3d` are assumed to be "
-        "trained already (`localspec train`).\nHow often S3D guesses right is by the formula of its paper. For Medusa it is a "
+        "`mistral-7b-medusa`, on the cards above. (That with 6 GB has faster memory than that with 8 GB.)\nThe columns `none` "
+        "(no drafts) to `s3d` have the predicted tokens/s, memory and M. The drafters of `medusa` and `s3d` are assumed to be "
+        "trained already (`localspec train`).\nS3D's share of right guesses is by the formula of its paper. Medusa's is a "
         "guess, a little below what Spec-Bench measured for a 7B.\n"
     )
     print(
@@ -210,7 +210,6 @@ def main() -> None:
     print(HEAD)
     for name, recommendation in chosen.items():
         print(line(name, MACHINES[name][1], recommendation))
-    print("\n`localspec doctor` prints the reasons for its choice.")
     print("\n## Where users of other programs would choose otherwise\n")
     for name, said in OBJECTIONS.items():
         print(f"- **{name}.** {said}")
