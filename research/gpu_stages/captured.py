@@ -120,11 +120,18 @@ def section(figures: dict[str, Any]) -> str:
             ]
             for name, one in good.items()
         ]  # fmt: skip
-        heads = ["model and form", *(f"{n} rows" for n in ROWS), "longest first step", "memory of the card", "bits"]
+        heads = [
+            "model and form",
+            *(f"{n} rows" if n > 1 else "1 row" for n in ROWS),
+            "longest first step",
+            "memory for first steps",
+            "bits",
+        ]
         told.insert(
             0,
-            f"Milliseconds of a step until the picked tokens are on the host, after about {CONTEXT} tokens of text. *Static* "
-            f"steps are eager, with tensors of fixed shapes. *Bits* compares all results with those of the eager step.\n\n{table(heads, lines)}",
+            f"Milliseconds until a step's picks are on the host, after about {CONTEXT} tokens of text. *Static* "
+            f"steps are eager, with tensors of fixed shapes. *Bits* compares all results with those of the eager step. With recurrent "
+            f"layers, steps of more than 16 rows are not captured.\n\n{table(heads, lines)}",
         )
     told += [f"- {name} fell back, for: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
     return "\n\n".join([*told, *failed(figures)])

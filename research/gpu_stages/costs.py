@@ -95,7 +95,7 @@ def section(figures: dict[str, Any]) -> str:
         told.append(
             "The next table counts, for one step: kernels launched / recordings (CUDA graphs) launched / times that the host waits for the GPU / copies."
         )
-        told.append(table(["model", *(f"{n} rows" for n in PROFILED)], of_calls))
+        told.append(table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], of_calls))
         told += waits_told(good)
     told += [f"- {name} is not recorded: {why}" for name, found in good.items() if (why := found.get("trouble"))]
     told += failed(models)
@@ -139,7 +139,7 @@ def waits_told(good: dict[str, Any]) -> list[str]:
     return [
         "The next table has the share of a step in which the GPU waits for the host: the part of a step's time that kernels "
         "and copies do not fill.",
-        table(["model", *(f"{n} rows" for n in PROFILED)], lines),
+        table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], lines),
     ]
 
 

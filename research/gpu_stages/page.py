@@ -39,10 +39,11 @@ def written(work: Path, out: Path, small: bool) -> None:
 def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     """Return the machine, as the latest run found it."""
     runs = sorted((run for one in found for run in one["runs"]), key=lambda run: str(run["when"]))
+    missing = [stage for stage, one in zip(sorted(MODULES), found, strict=True) if not one["figures"]]
+    absent = f" Not run: {', '.join(missing)}." if missing else ""
     said = (
-        "For readers of [gpu.md](../gpu.md) who want the figures behind it; that page explains the words and says what the "
-        "figures show. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command. In an *eager* step "
-        "Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
+        "For readers of [gpu.md](../gpu.md), which explains the words and says what these figures show. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command."
+        f"{absent} In an *eager* step Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
         "have random weights."
     )
     if small:
@@ -52,9 +53,7 @@ def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     last = runs[-1]
     commits = list(dict.fromkeys(commit for one in found for commit in commits_of(one)))
     if len(commits) > 1:
-        told = (
-            f"**figures of more than one commit**, {' and '.join(commits)}; each stage says which commit measured what"
-        )
+        told = f"**figures of more than one commit**, {' and '.join(commits)}; each stage names its commit"
     else:
         told = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())

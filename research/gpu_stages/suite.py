@@ -32,8 +32,8 @@ MEANINGS = {
 }
 RECORDS = (
     "The tests recorded these values. A case is a precision with a drafter, or with the fastest or the exact way of computing. "
-    "The value of the self-test is the precision, the grade, the largest difference between a row computed by itself and with "
-    "others, and the number to whose multiple rows are filled up."
+    "The value of the self-test is the precision, the grade, and the largest difference between a row computed by itself and with "
+    "others; *rows by 16* are filled up to a multiple of 16."
 )
 PEAK_TEST, PEAK_TOLD = "test_the_peak_is_what_was_predicted", "bytes at the peak, of those that were predicted"
 
@@ -96,7 +96,7 @@ def section(figures: dict[str, Any]) -> str:
         [name, str(one["passed"]), str(len(one["wrong"])), str(len(one["skipped"])), f"{one['seconds']:.0f}"]
         for name, one in good.items()
     ]
-    parts = [table(["file", "passed", "failed", "skipped", "seconds"], lines)] if lines else []
+    parts = [table(["file", "passed", "failed", "skipped", "seconds of all processes"], lines)] if lines else []
     wrong = [
         f"- {name}: {why.splitlines()[0] if why else ''}" for one in good.values() for name, why in one["wrong"].items()
     ]

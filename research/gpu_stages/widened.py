@@ -209,8 +209,8 @@ def section(figures: dict[str, Any]) -> str:
     papers = [[f"table {row[0]}: {row[1]}", *(figure(value) for value in row[2:])] for row in S3D_ROWS]
     heads = ["table of the S3D paper: method", "peak GiB", "tokens/s", "M", "M over all"]
     told.append(
-        "For comparison, these are figures from the S3D paper, measured on an A10G with the prompts of MT-Bench. Its M compares with the baseline "
-        f"in the first row. *M over all* is for all three sets of prompts of the paper.\n\n{table(heads, papers)}"
+        "For comparison: figures of the S3D paper, from an A10G with the prompts of MT-Bench. M compares with the first row. "
+        f"*M over all* is for all three sets of prompts.\n\n{table(heads, papers)}"
     )
     return "\n\n".join(told)
 
