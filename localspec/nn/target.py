@@ -1,4 +1,4 @@
-"""The target: the model whose text is reproduced. It joins a transformer, a tokenizer and their settings."""
+"""The target in torch: a transformer, a tokenizer and their settings, as one model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

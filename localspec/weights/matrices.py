@@ -1,4 +1,4 @@
-"""Matrices as the compiled library reads them from memory: in panels (int8), in blocks of GGUF, or stacks of these."""
+"""Matrices as the compiled library reads them: in panels of rows (int8), in blocks of GGUF, or stacks of these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
