@@ -136,7 +136,7 @@ published models. [prediction.md](prediction.md) says how far such predictions a
 
 - **Between models** *quality* decides, a number in the registry that orders models by judgement, weighted by speed. Quality counts in full from 20 tokens/s on, and half at the speed of a reader, 5.8 tokens/s. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
   On a graphics card quality counts 1.05 times, because other programs need the processor.
-- **Between precisions and drafters** of one model speed decides, unless the fastest pair takes more than half of the memory that may be used. Then *M* decides: speedup ÷ relative memory. Of drafters within 5 % of the best one, that with the least memory is taken.
+- **Between precisions and drafters** of one model speed decides, unless the fastest pair takes more than half of the memory that may be used. Then *M* decides: speedup ÷ relative memory. Of drafters within 5 % of the best, that with the least memory is taken.
 - **A mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
 
 | column | is |

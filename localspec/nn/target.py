@@ -1,4 +1,4 @@
-"""The target in torch: a transformer, a tokenizer and their settings, as one model."""
+"""The target in torch: a transformer, its tokenizer and its settings."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
