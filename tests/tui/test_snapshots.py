@@ -62,8 +62,10 @@ def looks_as_before(snap_compare, monkeypatch):
     monkeypatch.setattr(TextArea, "_draw_cursor", False)  # it blinks
     monkeypatch.setattr(Input, "cursor_blink", False)
     monkeypatch.setattr(figures, "free_memory", lambda _: 6 * 2**30)
-    keeps = FirstScreen.keeps
-    monkeypatch.setattr(FirstScreen, "keeps", lambda first, place: keeps(first, place and Path("~/localspec.db")))
+    show_file = FirstScreen.show_file
+    monkeypatch.setattr(
+        FirstScreen, "show_file", lambda first, place: show_file(first, place and Path("~/localspec.db"))
+    )
 
     def compare(talk, story, size) -> bool:
         async def before(pilot) -> None:
