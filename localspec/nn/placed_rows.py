@@ -61,7 +61,7 @@ class PlacedChain(PlacedRows):
         self._real, self._states, self._layers = real, states, count()
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Return a recurrent layer's outputs for rows [n, channels] after its state. Call this once per layer, in
+        """Return a recurrent layer's outputs for rows, as in `Advance`, after its state. Call this once per layer, in
         order."""
         place = next(self._layers)
         self._states.rows[place, : len(rows)].copy_(rows)

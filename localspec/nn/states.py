@@ -27,10 +27,10 @@ class State(NamedTuple):
 
 
 class Advance(Protocol):
-    """A function that reads rows [n, channels] of a recurrent layer after a state; with `one_by_one`, row by row.
+    """A function that reads rows of a recurrent layer after a state; with `one_by_one`, row by row.
 
-    It returns the rows' output, and the state after the rows. `real`, an int64 scalar tensor, is the number of rows
-    that change the state. Later rows are padding.
+    Rows are [n, channels + 2 * value_heads] (`DeltaNet.read`). The function returns their output, and the state after
+    the rows. `real`, an int64 scalar tensor, is the number of rows that change the state. Later rows are padding.
     """
 
     def __call__(
@@ -200,7 +200,7 @@ class StateCache(KVCache):
         return super().nbytes + static + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
-        """Return a recurrent layer's output for rows [n, channels] after the committed tokens."""
+        """Return a recurrent layer's output for rows, as in `Advance`, after the committed tokens."""
         self._read = 0
         return self._states[layer].read(self.length, rows, advance)
 
