@@ -67,16 +67,16 @@ class Choice(LoadSpec):
     idle: str = ""  # a sentence that says why a GPU of this machine is not used
 
     def with_figures_of(self, later: "Choice") -> "Choice":
-        """Return this choice with the figures and reasons of a later choice."""
+        """Return this choice with the speeds, the M, the rule and the reasons of the choice `later`."""
         names = ["reason", "tokens_per_second", "measured", "speedup", "cost_effectiveness"]
         names += ["peak_measured", "rule", "off_reason"]
         return replace(self, **{name: getattr(later, name) for name in names})
 
     @property
     def draft_form(self) -> str | None:
-        """The form of the draft model's weights, or None without a draft model.
+        """The draft model's precision and, if its head is short, the number of its tokens; None without a draft model.
 
-        It is often coarser than the target's, with a shorter vocabulary.
+        For example `4.0 bits per weight, 36,864 of 151,936 tokens`.
         """
         if self.draft is None:
             return None

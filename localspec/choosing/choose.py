@@ -212,7 +212,7 @@ def _attempt(
 def _eligible(
     ranked: Sequence[RunPlan], drafter: DrafterSpec, settings: Settings, model: Model, draft: LoadSpec | None
 ) -> list[RunPlan]:
-    """Return the plans that the settings allow, the preferred one first, with the bytes of a named drafter."""
+    """Return the plans that the settings allow, the preferred one first; their bytes include a named drafter."""
     if drafter.drafter == "auto":
         if settings.accept == "rejection":  # this rule needs drafts that are sampled
             sampled = [plan for plan in ranked if plan.candidate.drafter in kinds(*WEIGHTS) and plan.candidate.here]
@@ -340,7 +340,7 @@ def _draft(
 
 
 def _how_loaded(plan: RunPlan) -> dict[str, Any]:
-    """Return the fields of `LoadSpec` that a plan decides."""
+    """Return the fields of `LoadSpec` that a plan decides, by name: device, precision, bytes."""
     precision = plan.precision
     return {
         "device": precision.device.name, "dtype": precision.dtype, "quantize": precision.quantize,

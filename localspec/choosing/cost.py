@@ -27,7 +27,7 @@ class ForwardCostModel(Protocol):
     """A source of the costs of a model's forwards on a machine, either measured or predicted."""
 
     def at(self, rows: int, context: int) -> float:
-        """Return the seconds of one forward of some rows after `context` committed tokens."""
+        """Return the seconds of one forward of `rows` new tokens after `context` committed tokens."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class StepCosts:
 
 
 def training_hours(tokens: int, read: float, trained: float, product: float) -> float:
-    """Return about how many hours a training on this many tokens takes.
+    """Return about how many hours a training on `tokens` tokens takes.
 
     Each token is multiplied by `read` weights without a gradient and by `trained` weights with a gradient. A weight
     used twice counts twice. `product` is the seconds for one weight and one row.

@@ -194,8 +194,8 @@ class DrafterCandidate:
 
 
 def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | None) -> str:
-    """Return the key of a drafter's replies in the store: its name, and the state of its weights or of its small
-    model."""
+    """Return the key of a drafter's measured replies in the store: the drafter's name, and the path, size and time of
+    its weights, or the path of its small model."""
     if not trained:
         return drafter if small is None else f"{drafter} of {small.path}"
     described = []
@@ -317,8 +317,8 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
 def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple[float, int], planned: int) -> int:
     """Return the bytes that a drafter takes with a target of this shape.
 
-    The bytes include a cache for `planned` tokens, and the target's states of one forward, which the drafter reads.
-    `numbers` is the result of `fit.drafter_numbers`.
+    The bytes include a cache for `planned` tokens, and the target's states that the drafter reads, for one forward.
+    `numbers` is (bytes per weight of a matrix, bytes of any other number), from `fit.drafter_numbers`.
     """
     cache = fit.cache(shape, planned, dtype) - fit.states(shape, dtype)
     size = DrafterSize(drafter.parameters, drafter.others, shape, *numbers, cache, planned, drafter.options)

@@ -67,8 +67,8 @@ def cache(shape: Shape, tokens: int, dtype: str) -> int:
 
 
 def states(shape: Shape, dtype: str) -> int:
-    """Return the bytes of recurrent layers: states in fp32, the inputs of the convolution before each state, and the
-    inputs of recent rows."""
+    """Return the bytes of recurrent layers: STATES states in fp32, the inputs of the convolution before each state, and
+    the layers' inputs for the last RECENT tokens."""
     if (sizes := shape.delta) is None:
         return 0
     rows = STATES * (sizes.taps - 1) * sizes.channels + RECENT * sizes.read
@@ -91,8 +91,7 @@ def tokenizer(shape: Shape, backend: str) -> int:
 
 
 def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int]:
-    """Return the bytes that a trained drafter needs for a weight of a matrix, including its scale, and for any other
-    number."""
+    """Return (bytes per weight of a trained drafter's matrices, with their scales; bytes of any other number)."""
     if backend == "native":  # if the target is packed, a drafter's matrices are in int8 with a scale for 32 weights
         return (ITEM[dtype] if quantize == "none" else 1 + 2 / 32), 4
     if (backend, quantize, dtype) == ("cuda", "nf4", "bf16"):  # like the target's; cards without bf16 keep them dense
@@ -101,7 +100,7 @@ def drafter_numbers(dtype: str, quantize: str, backend: str) -> tuple[float, int
 
 
 def unread(shape: Shape, quantize: str, backend: str, tokens: int) -> int:
-    """Return the bytes of weights that need not be in memory: rows of mapped tables that no token uses.
+    """Return the bytes of the embedding and of the table of layer inputs that stay on the disk: rows of unused tokens.
 
     Blocks of GGUF files are copied into memory, so for them the result is 0.
     """
@@ -149,10 +148,10 @@ def _row(shape: Shape) -> int:
 
 
 def recordings(shape: Shape, dtype: str, quantize: str, nodes: int) -> int:
-    """Return the bytes for recorded steps (CUDA graphs), and for finding picks on the GPU.
+    """Return the bytes for recorded steps (CUDA graphs), and for choosing tokens on the GPU.
 
-    Each recording has separate memory for its results, so the rows of all add up: 1 + 2 + 4 + …. The memory for
-    everything else is shared. With NF4, reading a prompt also needs room for one dense matrix.
+    Each recording, of 1, 2, 4 … rows, has separate memory for its results. The memory for everything else is shared.
+    With NF4, reading a prompt also needs room for one dense matrix.
     """
     item, rows = ITEM[dtype], next((rows for rows in STATIC_ROWS if rows > nodes), STATIC_ROWS[-1])
     results = 2 * rows * (shape.vocab_size + shape.hidden_size) * item

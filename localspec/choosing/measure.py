@@ -148,7 +148,7 @@ class MeasurementCache:
     def measuring(
         self, quantity: Quantity[T], subject: str, measure: Callable[[int], Generator[Step, None, T]]
     ) -> Generator[Step, None, T]:
-        """Return the result of `measure(idle cores)`. Save the result if all cores were idle before and after."""
+        """Return the result of `measure(number of idle cores)`; save it if all cores were idle before and after."""
         cores = self._idle_cores()
         found = yield from measure(cores)
         if cores == self._idle_cores() == physical_cores():
@@ -198,12 +198,12 @@ def model_subject(weights: str, device: str, dtype: str, quantize: str, exact: b
 
 
 def with_kernels(subject: str, device: str, cache: MeasurementCache) -> str:
-    """Return the subject, with a suffix if libraries compute on this device instead of localspec's own kernels."""
+    """Return the key `subject`, with a suffix if libraries and not localspec's own kernels compute on this device."""
     return f"{subject} · by libraries" if cache.recall(LIBRARIES, versions(device)) else subject
 
 
 def replies_subject(weights: str, device: str, dtype: str, quantize: str) -> str:
-    """Return the subject of figures of replies: the weights, their precision and this device."""
+    """Return the key under which figures of replies are saved: the weights, their precision and this device."""
     return " · ".join((weights, dtype, quantize, versions(device)))
 
 

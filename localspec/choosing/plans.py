@@ -56,7 +56,7 @@ class Precision:
 
     @property
     def bits(self) -> float:
-        """The average number of bits of a weight if the weights are in the blocks of GGUF files; else 0."""
+        """The average bits per weight of GGUF files that are read as they are; 0 for any other packing."""
         return self.device.block_bits if self.quantize == BLOCKS else 0.0
 
     @property
@@ -428,7 +428,7 @@ def plain_of(plan: RunPlan, ranked: Sequence[RunPlan]) -> RunPlan:
 
 
 def _complexity(plan: RunPlan) -> tuple[int, int, bool]:
-    """Return a sort key, the simplest plan first: rank, bytes, and whether the plan has no phrases that cost nothing.
+    """Return a sort key: the rank of the plan (0: simplest), its bytes, and whether it lacks phrases that cost nothing.
 
     Phrases rank before plain decoding, since nothing is drafted while phrases do not pay. If replies showed that
     looking up phrases takes time, they rank after plain decoding. Of two drafters with the same bytes, the one with

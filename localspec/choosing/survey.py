@@ -49,9 +49,9 @@ _BITS = {"": 16.0, "Q8_0": 8.5, "Q4_K_M": 4.9, "Q4_0": 4.7}  # average bits of a
 def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form | None:
     """Return the form of a model, such as a GGUF type, that `pull` fetches instead of the original weights, or None.
 
-    The smallest suited form by the model's publisher is taken. `packing` is the packing to keep; None keeps the
-    original. `packed` says that the file would be packed again instead of being read as it is. The result is None if no
-    form suits, if the model has terms to accept, or if a drafter of the entry must be trained with original weights.
+    The result is the smallest form by the model's publisher that suits `packing`, in which the model will be kept.
+    `packed` says that the file would be packed again, not read as it is. The result is None if `packing` is None, if no
+    form suits it, if the model has terms to accept, or if a drafter of the entry must be trained with original weights.
     """
     weights = [kind_of(one.kind) for one in entry.drafters if one.kind in kinds(*WEIGHTS)]
     made = any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
@@ -101,7 +101,7 @@ class Recommendation:
 
     `speedup` is the speed with drafts relative to plain decoding in the same precision; None if nothing fits. `pace` is
     the tokens/s predicted from the machine only, so that the choice of a model does not depend on earlier replies.
-    `passed_over` is the reason why an apparent draft model is not used, and `idle` the reason why a GPU is not used.
+    `passed_over` says why a small model or a damaged drafter is not used, and `idle` why a GPU is not used.
     """
 
     card: TargetCard

@@ -229,7 +229,7 @@ def _hash_of(file: ExpectedFile, length: int) -> Any:
 
 
 def removable(source: Source, paths: Paths | None = None) -> Removal:
-    """Return what removing this revision would do. Raises NotHere, and LocalspecError if the cache is damaged."""
+    """Return the effects of removing a revision. Raises NotHere, and LocalspecError if the cache is damaged."""
     if source.gguf:
         raise NotHere(f"{source} is not here, so nothing is removed.")
     known = records(source, paths)

@@ -24,7 +24,7 @@ _NOT_MODELS = ("mmproj", "imatrix")  # other content that such files may have
 
 
 def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
-    """Return the files of each type, ordered by name, the smallest type first.
+    """Return the files of each GGUF type, such as Q4_K_M, ordered by name; the type with the fewest bytes is first.
 
     If files of a type are in several folders, the folder nearest to the top is taken.
     """
@@ -37,7 +37,7 @@ def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
 
 
 def _type_of(file: ExpectedFile) -> str | None:
-    """Return the type at the end of a file's name, or of its folder's name; None for a file that is not a model."""
+    """Return the type, such as Q4_K_M, at the end of a file's or its folder's name; None if the file is no model."""
     path = PurePosixPath(file.name)
     parted = _PARTED.fullmatch(path.name)
     if parted is None or path.name.lower().startswith(_NOT_MODELS):
@@ -154,7 +154,7 @@ def _file(commit: Path, path: Path) -> ExpectedFile:
 
 
 def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None]) -> Verified:
-    """Read the files of a commit, and compare them with their names in the cache. Raises NotHere."""
+    """Compare the GGUF files of a commit with the digests that name them in the cache. Raises NotHere."""
     for one in cached_gguf(replace(source, revision=commit)):
         named = [file for file in one.files if DIGEST.fullmatch(file.digest)]
         return Verified(commit, len(named), False, tuple(damages(one.path, named, progress)))

@@ -126,7 +126,7 @@ def _check_response(response: Any) -> None:
 
 
 def _unusable_network_settings(error: Exception) -> str:
-    """Return a sentence about variables that httpx2 refuses."""
+    """Return a sentence with the environment variables for proxies or certificates, of which httpx2 refuses one."""
     said = "; ".join(
         f"{name}={without_password(value)}"
         for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()

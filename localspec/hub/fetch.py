@@ -91,7 +91,7 @@ class _Fetching:
         return f"{'; '.join(said)}." if said else ""
 
     def part(self, part: Part) -> None:
-        """Fetch the files of a part, weights last, so that an interrupted pull leaves nothing that looks like a model.
+        """Fetch the files of one repository, weights last, so that an interrupted pull is not taken for a model.
 
         Files that are in the cache already are compared with their digests.
         """

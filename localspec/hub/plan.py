@@ -157,7 +157,7 @@ def _part(source: Source) -> Part:
 
 
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
-    """Return a part with these files. Raises ValueError for an invalid file, and LocalspecError for a huge one."""
+    """Return the planned download of `files`. Raises ValueError for an invalid file, LocalspecError for a huge file."""
     if odd := next((file for file in files if not is_valid(file)), None):
         raise ValueError(f"no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):

@@ -167,7 +167,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
 def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     """Return the packed models that were pulled, by source.
 
-    Of several packed files of a source, return the one that only registers GGUF files, or else the newest.
+    Of several packed files of a source, return the registration, which only names GGUF files, or else the newest.
     """
     pulled = []
     for one in packed_files(paths):

@@ -32,7 +32,7 @@ class Blocks(ctypes.Structure):
 
 
 class Matrix(ctypes.Structure):
-    """ls_matrix: a packed weight, or a stack of blocks, and its bias."""
+    """ls_matrix: a packed matrix, or parts of a matrix in GGUF blocks, one below the other, and a bias."""
 
     _fields_ = (
         ("data", c_void_p), ("bias", c_void_p),
@@ -42,7 +42,7 @@ class Matrix(ctypes.Structure):
 
 
 class Packing(ctypes.Structure):
-    """ls_packing: the input of packing, and how to pack it."""
+    """ls_packing: a dense matrix, and the format into which it is packed."""
 
     _fields_ = (
         ("weights", c_void_p), ("source", c_int32), ("out", c_int32), ("inputs", c_int32), ("format", c_int32),
@@ -51,7 +51,7 @@ class Packing(ctypes.Structure):
 
 
 class BlocksPacking(ctypes.Structure):
-    """ls_blocks_packing: rows of a file, and how they are transposed."""
+    """ls_blocks_packing: rows of a GGUF file, which packing transposes."""
 
     _fields_ = (
         ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32),
