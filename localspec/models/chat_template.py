@@ -88,7 +88,7 @@ _left = threading.local()  # `characters` that the rendering on this thread may 
 
 
 class _Code(CodeGenerator):
-    """A code generator that passes joined texts and slices through the sandbox, which counts their sizes."""
+    """A compiler of templates. Its code lets the sandbox count the lengths of joined texts and of slices."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")

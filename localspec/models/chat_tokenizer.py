@@ -353,7 +353,7 @@ class ChatTokenizer:
 
 
 def _halves(text: str) -> set[str]:
-    """Return the halves of surrogate pairs in a text. In messages they are stand-ins (see spelled_marks.py)."""
+    """Return the surrogates of a text. In messages, each stands for the first character of a typed mark."""
     return set(re.findall("[\ud800-\udfff]", text))
 
 

@@ -51,7 +51,7 @@ class Detokenizer:
         return new
 
     def _shorten(self, text: str, before: int) -> None:
-        """Make the first recent tokens the new context, up to the last place that splits no returned character."""
+        """Make the oldest recent tokens the new context: as many as were returned and end between two characters."""
         for place in range(len(self._recent) - 1, 0, -1):
             head = self._decode([*self._context, *self._recent[:place]])[before:]
             if len(head) <= self._given and head + self._decode(self._recent[place:]) == text:

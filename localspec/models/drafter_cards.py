@@ -52,7 +52,7 @@ def check_family(kind: str, architecture: str | None, model: str) -> None:
 def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) -> tuple[str, ...]:
     """Return the names of the kinds of drafters that suit a model's layers, family and files.
 
-    With `takes` return only kinds that take, for example, "weights". Unknown properties of a model exclude no kind.
+    With `takes`, such as "weights", return only kinds that need one of these. Unknown properties exclude no kind.
     """
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
@@ -378,7 +378,7 @@ def file_digest(file: Path) -> str:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """Return the content of a drafter.json; empty if it is not a table."""
+    """Return the content of a drafter.json; {} if the file holds no JSON object."""
     content = read_json(file, remedy(file))
     return content if isinstance(content, dict) else {}
 

@@ -53,7 +53,7 @@ class DrafterSize:
 
     @property
     def states(self) -> int:
-        """Bytes of a hidden state per token of the cache."""
+        """Bytes of the hidden states of all tokens in the cache, one state per token."""
         return self.tokens * self.shape.hidden_size * self.other_bytes
 
     @property
@@ -244,13 +244,13 @@ def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward of the layers over a block, and of the target's head."""
+    """Return the seconds of one forward of the layers and of the target's head over DRAFT_BLOCK tokens."""
     layers = max(round(cost.parameters / cost.shape.layer), 1)
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
 
 def _cache_bytes(one: DrafterSize, parameters: int) -> int:
-    """Return the bytes of a state per token, and of all keys and values of layers with `parameters` weights in all."""
+    """Return the bytes of a state per cached token, and of the keys and values of layers with `parameters` weights."""
     layers = max(round(parameters / one.shape.layer), 1)
     return layers * one.layer_rows + one.states
 
@@ -261,8 +261,8 @@ def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> i
 
 
 def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
-    """Return the seconds of one forward of the layers over a block, and of a product with half of the Markov head
-    per level."""
+    """Return the seconds of one forward of the layers and of the target's head over DRAFT_BLOCK tokens, and of a
+    product with half of the Markov head for each drafted level."""
     block = replace(cost, parameters=_without_markov(cost.parameters, cost.shape))
     levels = min(cost.depth, max(nodes, 1))
     return _dflash_seconds(block, nodes) + levels * cost.product(cost.shape.vocab_size * MARKOV_RANK, 2)
@@ -388,5 +388,5 @@ def drafting_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 
 def can_be_merged(kind: DrafterKind) -> bool:
-    """Return whether drafts of this kind can be merged with others: the kind must have weights, or take a probe."""
+    """Return whether drafts of this kind can be merged with others: true for kinds with weights and for `layers`."""
     return kind.takes in (*WEIGHTS, "probe")

@@ -149,7 +149,8 @@ def _expected_reads(entry: Entry, shape: Shape) -> tuple[float, float] | None:
 
 
 def draft_form(card: TargetCard) -> str | None:
-    """Return a text with a draft model's bits per weight and tokens of its short head on a CPU; None without both."""
+    """Return text such as `4.0 bits per weight, 36,864 of 151,936 tokens` for a draft model on a CPU; None if it has
+    neither GGUF blocks nor a short head."""
     small = small_model_of(card, drafts=True)
     shape, few = small.shape, head_tokens(small.shape.vocab_size)
     head = few - shape.vocab_size * (not shape.tied) if few else 0  # additional rows of the short head

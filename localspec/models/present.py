@@ -46,7 +46,7 @@ def saved_choice(paths: Paths) -> SavedChoice | None:
 
 
 def save_choice(model: str, by: By, paths: Paths) -> None:
-    """Save a choice for later sessions. Raises OSError."""
+    """Save the chosen model, and the command `by` that chose it, for later sessions. Raises OSError."""
     if saved_choice(paths) == (model, by):
         return
     private_directory(paths.choice.parent)

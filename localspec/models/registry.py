@@ -347,7 +347,7 @@ def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoi
 
 
 def former_names(paths: Paths) -> dict[str, str]:
-    """Return the present name for each former name; an empty dict if the file cannot be read."""
+    """Return the saved present name for each former name of a model; {} if the file of these names cannot be read."""
     try:
         found = parse_json(read_bytes(paths.former_names))
     except (OSError, ValueError):
@@ -357,7 +357,7 @@ def former_names(paths: Paths) -> dict[str, str]:
 
 
 def save_former_names(names: Mapping[str, str], paths: Paths) -> None:
-    """Save these former names in addition to the saved ones. Raises OSError."""
+    """Save `names`, present names by former names, in addition to the saved pairs. Raises OSError."""
     if names.items() <= (known := former_names(paths)).items():
         return
     private_directory(paths.former_names.parent)

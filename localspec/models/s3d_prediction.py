@@ -44,9 +44,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasuredLayers:
-    """Some of a model's layers, and by rank the share of their candidates that equal the whole model's token.
+    """A choice of a model's layers, and for each rank the share of their guesses that equal the whole model's token.
 
-    They were measured without training.
+    The shares were measured without training.
     """
 
     layers: tuple[int, ...]
@@ -54,11 +54,11 @@ class MeasuredLayers:
 
     @classmethod
     def from_json(cls, stored: Any) -> Self:
-        """Return the result of `as_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the layers that `as_json` wrote. Raises KeyError, TypeError or ValueError for invalid values."""
         return cls(tuple(map(int, stored["layers"])), tuple(map(float, stored["shares"])))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values for `from_json`."""
+        """Return the layers and their shares as a JSON object, for `from_json`."""
         return {"layers": [*self.layers], "shares": [*self.shares]}
 
     @property
@@ -67,7 +67,7 @@ class MeasuredLayers:
         return self.shares[0]
 
     def gains(self, depth: int) -> tuple[float, ...]:
-        """Return the expected gain of each node, largest first, in a draft tree with one branching node per depth."""
+        """Return the expected gain of each node, largest first, in a tree in which only first guesses have children."""
         reached = [self.agreement**level for level in range(depth)]
         return tuple(sorted((before * share for before in reached for share in self.shares), reverse=True))
 
@@ -100,8 +100,7 @@ def acceptance(beta: float, u: float) -> float:
 
 
 def acceptance_at(place: int, beta: float, constants: Constants) -> float:
-    """Return α_k(β) of the k-th drafted token, given that the tokens before it were accepted (eq. 14), between 0 and
-    1."""
+    """Return α_k(β): how often drafted token k = `place` is accepted if all before it were (eq. 14)."""
     return min(1.0, max(0.0, 1 - constants.discount * (place - 1)) * acceptance(beta, constants.u))
 
 
@@ -217,10 +216,10 @@ def _length(by_depth: Sequence[float]) -> float:
 
 
 def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
-    """Return the smallest squared error for this U, and the discount with this error, from measured `places`.
+    """Return (smallest squared error, discount with this error) if acceptance rates are fitted with this U.
 
-    A place is (β, number k of earlier tokens in the draft, rate): rate ≈ α(β) - discount * k * α(β). If all places
-    have k = 0, the discount is `otherwise`.
+    A measured place is (β, number k of earlier tokens in the draft, rate); the fit is α(β) - discount * k * α(β). If
+    all places have k = 0, the discount `otherwise` is returned.
     """
     first = [acceptance(beta, u) for beta, _, _ in places]
     falls = [before * rate for (_, before, _), rate in zip(places, first, strict=True)]
@@ -231,8 +230,7 @@ def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: flo
 
 
 def _lowest(error: Callable[[float], float], low: float, high: float) -> float:
-    """Return the argument at which a function is lowest. Search the whole range, then smaller ranges around the
-    best."""
+    """Return the argument with the lowest `error`: search 65 points from `low` to `high`, then closer to the best."""
     while high - low > 1e-9:
         step = (high - low) / 64
         best = min((low + index * step for index in range(65)), key=error)

@@ -126,8 +126,8 @@ class Shape:
 
     @property
     def linears(self) -> Iterator[tuple[str, list[int], int]]:
-        """(Name, numbers of output channels by part, number of input channels) of each matrix of the layers and of
-        the head."""
+        """(Name, [output channels of each joined projection, such as q, k and v], input channels) of each matrix of the
+        layers and of the head."""
         for index in range(self.num_layers):
             for name, rows, inputs in self._matrices(index):
                 yield f"layers.{index}.{name}.weight", rows, inputs
@@ -136,7 +136,7 @@ class Shape:
         yield "lm_head.weight", [self.vocab_size], self.hidden_size
 
     def _matrices(self, index: int) -> Iterator[tuple[str, list[int], int]]:
-        """Yield (name, numbers of output channels by part, number of input channels) of each matrix of a layer."""
+        """Yield (name, [output channels of each joined projection], input channels) of each matrix of a layer."""
         hidden, width = self.hidden_size, self.layer_inputs[0]
         one = self.layer_sizes[index] if self.layer_sizes else self.widest
         if self.delta and self.delta.layers[index]:
@@ -221,7 +221,7 @@ class Shape:
         return self.layers + self.embedding * (1 if self.tied else 2) + self.table + self.small
 
     def cached(self, tokens: int, item: int) -> int:
-        """Return the bytes of keys and values of this many tokens, with `item` bytes per number."""
+        """Return the bytes of the keys and values of `tokens` tokens, with `item` bytes per number."""
         return 2 * self._key_channels * tokens * item
 
     @cached_property
@@ -253,7 +253,7 @@ TABLE_KEYS = dict(
 
 
 def _by_family(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields in `_OF_LAYERS` as the family reads them; empty if one is invalid (reported at loading)."""
+    """Return the fields of `Shape` that each family reads differently; {} if one is invalid (reported at loading)."""
     try:
         found = family.read(config)
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -267,5 +267,5 @@ def _by_family(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def whole(value: object) -> bool:
-    """Return whether this is an integer and not a Boolean."""
+    """Return whether a value is a positive integer, and not a Boolean."""
     return type(value) is int and value > 0

@@ -26,7 +26,7 @@ STORED_NAMES = {
 
 
 def stored_name(name: str) -> str:
-    """Return the name that a parameter of `weight_map` has in files."""
+    """Return the name in files of the parameter that `weight_map` calls `name`."""
     return ".".join(STORED_NAMES.get(part, part) for part in name.split("."))
 
 
@@ -46,7 +46,7 @@ def use_stored_names(module: Any) -> None:  # a torch module, whose methods for 
 
 
 def _rename(state: dict[str, Any], prefix: str, names: Mapping[str, str]) -> None:
-    """Rename, in place, the part after `prefix` of each key. The order stays."""
+    """Rename the dotted part after `prefix` in each key of `state`, in place and in the same order."""
     entries = list(state.items())
     state.clear()
     for key, value in entries:
@@ -67,10 +67,10 @@ MOST_RANK = 1024  # a higher one is no longer low rank
 
 @dataclass(frozen=True)
 class AdaptedPart:
-    """One adapted projection of the Hugging Face layout, in one of localspec's linear layers.
+    """A projection of the Hugging Face layout that has an adapter, as rows of one of localspec's linear layers.
 
     The projection is the rows `first` to `first` + `size` of the linear layer, with `inputs` columns. Only its rows
-    `start` to `end` are adapted. `block` is the projection's index among those of the linear layer that are adapted.
+    `start` to `end` are adapted. `block` is the projection's index among the adapted projections of the linear layer.
     """
 
     layer: int

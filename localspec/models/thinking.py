@@ -81,19 +81,19 @@ class Parting:
         self._look()
 
     def cut(self, place: int) -> None:
-        """End the text at this place in the answer."""
+        """Cut the text before index `place`, which is in the answer."""
         self.text = self.text[:place]
         self.settled, self._last = place, True  # a mark that was cut is not text
 
     def between(self, start: int, end: int) -> tuple[str, str]:
-        """Return the thoughts and the answer between two places."""
+        """Return the thoughts and the answer in `text[start:end]`, without marks."""
         found: list[list[str]] = [[], []]
         for thinks, first, after in self._parts:
             found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
         return "".join(found[0]), "".join(found[1])
 
     def _look(self) -> None:
-        """Divide the whole text, up to the place from which it may still change."""
+        """Divide the whole text into thoughts and answer; `settled` is how many characters are final."""
         if not self._last:
             self._parts = []
             if self._marks is None:
@@ -104,7 +104,7 @@ class Parting:
             self.settled = len(self.text)
 
     def _divide(self, marks: Marks) -> None:
-        """Find the parts, from the beginning. Stop where only more text can say what follows."""
+        """Find thoughts and answer from the beginning of the text. Stop where later text must decide what follows."""
         at, around = 0, ("", "")
         if not self._begun:
             start = self._skipped(0)
@@ -142,7 +142,7 @@ class Parting:
             self._begin_answer(end)
 
     def _part(self, thinks: bool, start: int, closing: str) -> int | None:
-        """Add a part from `start` to the mark `closing`. Return where the mark ends; None if it has not come yet."""
+        """Add the thoughts or answer from `start` to the mark `closing`. Return the mark's end, or None if missing."""
         found = self.text.find(closing, start)
         end = found if found >= 0 else len(self.text) - (0 if self._whole else possible(self.text, (closing,)))
         while end > start and self.text[end - 1].isspace():
@@ -179,7 +179,7 @@ def possible(text: str, words: Sequence[str], start: int = 0) -> int:
 
 
 class Thinking:
-    """The thinking of one model: its marks, and a decoder that shows them."""
+    """A model's marks around thoughts, such as <think>, and a decoder that leaves these marks in the text."""
 
     def __init__(self, marks: Marks, decode: Decode, spell: Decode, special: Mapping[int, str]) -> None:
         """Store the marks. `decode` leaves special tokens out and `spell` includes them; `special` are the special
@@ -221,7 +221,7 @@ class Switch(NamedTuple):
         return {self.variable: think} if self.variable else {}
 
     def with_words(self, messages: Sequence[Message], think: bool) -> list[Message]:
-        """Return a conversation with the words in its system message that switch thinking, if there is no variable."""
+        """Return the messages with `/think` or `/no_think` in the system message; unchanged if a variable switches."""
         if self.variable:
             return list(messages)
         system = messages[0]["content"] if messages and messages[0]["role"] == "system" else ""
@@ -229,7 +229,7 @@ class Switch(NamedTuple):
         return [{"role": "system", "content": f"{system}\n{_WORDS[think]}".lstrip("\n")}, *rest]
 
     def changes(self, render: Render, system: str | None) -> bool:
-        """Return whether the switch changes the text of a conversation, apart from its own words."""
+        """Return whether the switch changes a conversation's text, apart from adding `/think` or `/no_think`."""
         on, off = (self._text(render, system, think) for think in (True, False))
         return bool(on) and bool(off) and on != off
 

@@ -85,7 +85,7 @@ class Tokenizer:
         _handed_on[:] = [self]
 
     def _with_template(self, files: Mapping[str, str], path: Path) -> Self | None:
-        """Return this tokenizer with the chat template in `files`; None if the files belong to another tokenizer."""
+        """Return a copy with the chat template in `files`; None if any other file differs, or for LlamaTokenizer."""
         differing = {name for name in TOKENIZER_FILES if files.get(name) != self._files.get(name)}
         if differing - {"chat_template.jinja"} or "LlamaTokenizer" in files.get("tokenizer_config.json", ""):
             return None  # Llama's splitting depends on config.json, too
@@ -138,7 +138,7 @@ class Tokenizer:
         return found
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Return the text of ids, without any clean-up."""
+        """Return the text of ids, without the clean-up of spaces that transformers offers."""
         try:
             text: str = self.backend.decode(tokens, skip_special_tokens=skip_special_tokens)
         except BaseException as error:
@@ -179,7 +179,7 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Ids without text: role marks, ends, padding."""
+        """Ids of tokens without text: marks of roles, of the end of a text, and of padding."""
         named = (self.token_to_id(token) for token in self.special_tokens.values())
         special = (token for token, added in self.added_tokens.items() if added.special)
         return frozenset(token for token in (*named, *special) if token is not None)

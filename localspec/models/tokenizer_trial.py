@@ -28,9 +28,9 @@ _at_hand: list["subprocess.Popen[bytes]"] = []  # a child that was started in ad
 
 @contextmanager
 def child_at_hand() -> Iterator[None]:
-    """Start the child process in advance, because its imports take a while. `try_out` uses it in this context.
+    """Start the child process of `try_out` in advance, because its imports take a while.
 
-    If nothing is tried, the child process ends unused.
+    If `try_out` is not called in this context, the child process ends unused.
     """
     with suppress(LocalspecError):  # raised again if it is needed
         _at_hand.append(_started())

@@ -30,7 +30,7 @@ _TURNS = [{"role": role, "content": _SAMPLES[0]} for role in ("system", "user", 
 
 
 def child() -> None:
-    """Try the files in the request on standard input. Write one line about the tokenizer and one about the template."""
+    """Try a model's files from standard input. Write one line about the tokenizer and one about the chat template."""
     results = os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "wb") as nowhere:  # nothing else may write among the results
         os.dup2(nowhere.fileno(), 1)
@@ -112,7 +112,7 @@ def _decodes_in_bounds(decoder: Any) -> bool:
 
 
 def _try_template(tokenizer: Tokenizer) -> None:
-    """Render some conversations.
+    """Render some conversations with the tokenizer's chat template.
 
     Raises TimeoutError and MemoryError. Other errors belong to the conversation and are ignored.
     """
