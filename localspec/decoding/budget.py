@@ -77,7 +77,7 @@ class ObservedCosts:
         return median(deviation for _, deviation in self._of[size])
 
     def _fresh(self, size: int) -> bool:
-        """Return whether enough forwards of this size were timed lately. Discard older times."""
+        """Return whether enough forwards of this size class were timed lately. Discard older times."""
         seen = self._of[size]
         while seen and self._forwards - seen[0][0] >= FRESH:
             seen.popleft()
@@ -85,7 +85,7 @@ class ObservedCosts:
 
 
 def _size(rows: int) -> int:
-    """Return the size class of a number of rows: kernels compute four, eight or sixteen rows at once."""
+    """Return the size class of a forward: 0 for 1 row, 2 for 2 to 4, 3 for 5 to 8 (kernels compute 4 or 8 at once)."""
     return max((rows - 1).bit_length(), 2) if rows > 1 else 0
 
 
@@ -122,7 +122,7 @@ class PlainTime:
     def wanted(self) -> bool:
         """Whether the next step should have no draft, so that plain decoding is timed again.
 
-        A plain step is due `SOON` steps after the last one, and up to `OFTEN` steps later in a reply.
+        A reply's first plain step is due after `SOON` steps. Each plain step doubles this wait, up to `OFTEN` steps.
         """
         return self._costs is not None and self._steps - self._last >= self._wait
 
@@ -220,8 +220,8 @@ class Budget:
     def token_seconds(self, context: int) -> float | None:
         """Return the present seconds per token, which each accepted draft token saves; None without costs.
 
-        The seconds are divided by the slowness of the machine, because a draft model's costs do not include slowness
-        either.
+        The seconds are divided by `slowness` (the present time of a forward ÷ its measured time), because a draft
+        model's costs are measured times, too.
         """
         if self._costs is None:
             return None
@@ -230,13 +230,13 @@ class Budget:
         return (seconds + plain) / (tokens + 1)
 
     def verify_seconds(self, context: int) -> Callable[[int], float]:
-        """Return a function that maps a number of rows to the seconds of their verification, ÷ the machine's
-        slowness."""
+        """Return a function from a number of rows to the seconds of their verification. These are measured times,
+        without `slowness` (the present time of a forward ÷ its measured time)."""
         costs = self._costs
         return (lambda rows: 0.0) if costs is None else lambda rows: costs.at(rows, context) / costs.slowness
 
     def take_costs(self, costs: ForwardCostModel) -> None:
-        """Use these costs from now on. Discard earlier observations of how much longer forwards take."""
+        """Replace the costs of forwards. Discard earlier observations of how much longer forwards take."""
         self._costs = ObservedCosts(costs)
 
     def begin(self) -> None:
@@ -343,7 +343,7 @@ class Budget:
                 self.off_reason = self._draft.declined
 
     def _weigh(self, gained: float, paid: float, slowness: float) -> None:
-        """Switch speculation off or on, after a step saved (`gained`) and cost (`paid`) this many plain steps."""
+        """Switch speculation off once drafts cost too many plain steps more than they gain; on again after a wait."""
         if self._off:
             self._wait -= 1
             changed = max(slowness, self._slowness) > CHANGE * min(slowness, self._slowness)

@@ -73,7 +73,7 @@ class DraftHeads(Protocol):
         """Bytes of the heads' weights, without a vocabulary matrix that they share."""
 
     def __call__(self, state: Rows, root: int, count: int) -> Rows:
-        """Return the logits [count, tokens] of the first `count` heads for a state [1, hidden_size] and a root's id."""
+        """Return logits [count, tokens] of the first heads, from a state [1, hidden_size] and the root's token id."""
 
 
 class PackedAdapters(Protocol):
@@ -211,9 +211,9 @@ class Compute(Protocol):
         """
 
     def model(self, sizes: TransformerConfig, rope: Rope | None, weights: Mapping[str, Array]) -> RowModel:
-        """Return a small transformer, from weights by localspec's names. `rope` None is the target's rotation.
+        """Return a small transformer, from weights by localspec's names. With `rope` None it rotates like the target.
 
-        With `vocab_size` 0 it has neither embedding nor head.
+        If `sizes.vocab_size` is 0, the transformer has neither embedding nor head.
         """
 
     def read_model(self, path: Path, context: int) -> RowModel:
@@ -226,7 +226,7 @@ class Compute(Protocol):
         """Convert integers [rows, n], which are token ids or row numbers, to an array of the backend."""
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return `function` in a form that the device computes in one call, if the backend records steps.
+        """Return `function`, recorded as a CUDA graph (computed in one call) if the backend records; else unchanged.
 
         The function may read only its arguments, and the keys and values of `attentions`. It must not branch on the
         content of arguments. Row i of a result depends on row i of an argument, on the only row of an argument, or on

@@ -159,7 +159,7 @@ class ForwardModel(Protocol[CacheT]):
 
 
 def nan_words(name: str, model: ForwardModel[Any]) -> str:
-    """Return an error message for a model that computes NaN; the message begins with `name`."""
+    """Return the error message "`name` computes NaN in int8; …" for a `model` whose logits have NaN."""
     again = f"delete {model.file}, which is made again; if that does not help, " if model.file else ""
     form = "the blocks of its GGUF files" if model.precision == "blocks" else model.precision
     return (

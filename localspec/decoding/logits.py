@@ -136,7 +136,7 @@ class LogitsBase(ABC):
 
 
 def candidates_shown(sampling: Sampling, count: int, vocab_size: int) -> int:
-    """Return how many of a row's likeliest tokens `choose_candidates` needs."""
+    """Return how many of a row's likeliest tokens `choose_candidates` needs, to return `count` candidates per row."""
     return min(count if sampling.proposes_likeliest else sampling.top_k or LIKELY, LIKELY, vocab_size)
 
 

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class MeasuringProgress(NamedTuple):
-    """The progress of a measurement: `done` of `total` parts, and the finished share of the work."""
+    """The progress of a measurement: `done` of `total` forwards or trials, and the finished `share` of the work."""
 
     done: int
     total: int

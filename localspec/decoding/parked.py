@@ -85,8 +85,8 @@ class Parked:
     """
 
     def __init__(self, budget: Callable[[int], int], costs: ForwardCostModel, copying: float) -> None:
-        """Begin empty. `budget` maps the bytes in use to the bytes allowed; `copying` is the copy bandwidth in
-        bytes/s."""
+        """Begin without texts. `budget` maps the bytes in use to the bytes allowed, `costs` predict prefill, and
+        `copying` is the copy bandwidth in bytes/s."""
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
         self._gone = 0.0  # the value of the text that was removed last

@@ -136,12 +136,12 @@ class Session:
 
     @property
     def so_far(self) -> Statistics | None:
-        """The figures of the latest reply so far; None before the first."""
+        """The figures of the latest reply so far; None before the first reply."""
         return self.statistics or (self.current.statistics() if self.current else None)
 
     @property
     def memory(self) -> Memory:
-        """The memory in use."""
+        """The bytes of weights, drafter, cache and parked texts, and the peak of this process."""
         parked = self.parked.nbytes if self.parked else 0
         peak = peak_memory(self.target.device)
         return Memory(self.target.nbytes, self.drafter.nbytes, self.cache.nbytes, peak, parked)
@@ -276,7 +276,7 @@ class _Reply:
         )
 
     def _reserve(self, tokens: int) -> None:
-        """Reserve room for this many tokens, a tree after them, and the rows that the target adds to the tree."""
+        """Make room in the cache for `tokens` tokens, a tree, and the rows with which the target pads the tree."""
         session = self.session
         session.cache.reserve(tokens + session.budget.nodes + session.target.row_multiple, self.spare)
 
@@ -370,8 +370,7 @@ class _Reply:
             )
 
     def _report_pace(self, step: Step, taken: int, seconds: float) -> None:
-        """Report to the budget's clock that this step gave the reply `taken` tokens, `seconds` after the previous
-        step."""
+        """Time this step for the speedup: the reply took `taken` of its tokens, `seconds` after the previous step."""
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds

@@ -262,8 +262,8 @@ class Drafter(ParallelDrafter):
         return logits[: self.depth], states[: self.depth]
 
     def _block_logits(self, ids: Rows, *places: Any) -> tuple[Rows, ...]:
-        """Return logits and states of a block's rows from `FIRST` on. ids [rows, 1] are the block's tokens, and
-        `places` the results of `reserve_rows` for all layers, joined."""
+        """Return logits and states of those rows of a block that predict tokens (`FIRST` and later). ids [rows, 1] are
+        the block's tokens; `places` are the results of `attention.reserve_rows` of all layers, in one sequence."""
         target, each = self.compute.target, len(places) // len(self._layers)
         x = target.embed(ids[:, 0]) * self._scale
         for index, layer in enumerate(self._layers):
@@ -273,8 +273,8 @@ class Drafter(ParallelDrafter):
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
     def _seen(self, text: int, window: int | None) -> list[list[int]]:
-        """Return for each row of the block, as `reserve_rows` takes it: `text`, and the numbers of the block's rows
-        that it sees."""
+        """Return for each row of the block a list for `reserve_rows`, such as [9, 9, 10]: the row sees the `text` of 9
+        rows, and the rows 9 and 10, which are the first two of the block."""
         end, causal = text + self.options.block, self.options.causal
         alone = causal == "all" or (causal == "windows" and window is not None)
         ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))

@@ -33,8 +33,8 @@ PLACES, MOST_PLACES = 3, 8  # states that a feature is made of, and as many as a
 
 @dataclass(frozen=True)
 class Eagle3Options:
-    """The options of an EAGLE-3 drafter. `depth` is the number of levels of a tree and of steps of the training-time
-    test. Step d is weighted by `decay`ᵈ. The drafter proposes the `vocabulary` most frequent tokens of the training
+    """The options of an EAGLE-3 drafter. `depth` is the number of levels of a tree, in training too, where the loss of
+    level d is weighted by `decay`ᵈ. The drafter proposes the `vocabulary` most frequent tokens of the training
     text (0: all; -1: 8,192 if the model has more than 32,768). A feature is made of the target's `states`, given by
     their indices in Hugging Face's hidden_states (empty: a low, a middle and a high one).
 
@@ -66,7 +66,7 @@ class Eagle3Options:
         check_options("eagle3", self, checks)
 
     def settled(self, sizes: TransformerConfig) -> Self:
-        """Return these options for a target of these sizes, with states and draft vocabulary chosen.
+        """Return these options with the defaults of `states` and `vocabulary` replaced by values for this target.
 
         Raises UsageMistake for states and tokens that the target does not have.
         """
@@ -142,7 +142,7 @@ class Layer:
     def __init__(
         self, compute: Compute, sizes: TransformerConfig, rope: Rope | None, tensors: Mapping[str, Array], normed: bool
     ) -> None:
-        """Build the layer. With `normed`, it adds its attention's output to the normed feature, not to the feature."""
+        """Build the layer. With `normed`, attention's output is added to the normed feature, not to the feature."""
         self._compute, self._eps, self._adds_to_normed = compute, sizes.rms_norm_eps, normed
         self._norms = {
             name: compute.rows(tensors[name][None]) for name in ("embedding_norm", "feature_norm", "mlp_norm")
@@ -323,11 +323,11 @@ class Drafter(PathDrafter):
                 return last
 
     def _text_states(self, ids: Rows, features: Rows, *places: Any) -> tuple[Rows, ...]:
-        """Return the states of tokens of the text. ids [rows, 1] are the tokens."""
+        """Return the layer's states [rows, hidden_size] for tokens of the text, whose ids are `ids` [rows, 1]."""
         return (self._layer(self._embed(ids[:, 0]), features, *places),)
 
     def _node_states(self, nodes: Rows, above: Rows, *places: Any) -> tuple[Rows, ...]:
-        """Return states and logits of nodes. nodes [rows, 2] has each node's token, and its parent's row in `above`."""
+        """Return states and logits of nodes [rows, 2]: each node's token, and the parent's row in states `above`."""
         features = self._normed(above) if self.options.output else above
         states = self._layer(self._embed(nodes[:, 0]), features[nodes[:, 1]], *places)
         return states, *self._root_logits(states)

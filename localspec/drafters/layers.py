@@ -159,8 +159,8 @@ def probe(
 def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
     """Return the most thorough schedule of a probe with at most `most` reads, each a forward of up to `ROWS` tokens.
 
-    Return the number of comparisons in all rounds, of layers that a round removes, and of reads in a comparison. The
-    replies are long enough for `available` reads.
+    The schedule is the number of sets of layers to try in all rounds, of layers that a round removes, and of reads with
+    each set. The replies are long enough for `available` reads.
     """
     for together in range(1, layers + 1):
         counts = range(layers, max(1, layers // LEAST), -together)  # numbers of layers at the beginning of each round
@@ -232,7 +232,7 @@ def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
 def agreeing(
     target: DraftableModel[Any], replies: Sequence[Text], subsets: Sequence[Sequence[int]]
 ) -> Measuring[list[MeasuredLayers]]:
-    """Return how often each subset of the layers predicts the next token in replies of the target, by rank.
+    """Return how often the likeliest, the second likeliest, … token of each set of layers is a reply's next token.
 
     Replies are read `ROWS` tokens at once, like a draft that was right so far. The first row sees the text with the
     keys and values of all layers. Row d also sees the d rows before it, with keys and values of the subset's layers.

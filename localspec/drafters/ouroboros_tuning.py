@@ -216,7 +216,7 @@ def variants(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[
 
 
 def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
-    """Return the seconds of the small model's forward with the window, relative to a forward of a single row."""
+    """Return how many times as long the small model's forward takes with lookahead's window as with one row."""
     return costs.at(1 + chosen.window * (chosen.phrase - 1), CONTEXT) / costs.at(1, CONTEXT)
 
 

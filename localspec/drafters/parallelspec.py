@@ -126,7 +126,7 @@ class MappedFeatures(Features):
     """
 
     def __init__(self, target: DraftableModel[Any], described: TargetMap) -> None:
-        """Load the map. Raises UsageMistake if it is for another target, and LocalspecError for a damaged file."""
+        """Load the matrix for states. Raises UsageMistake for another target's matrix, LocalspecError for damage."""
         sizes, compute = target.compute.target.sizes, target.compute
         self.layers = described.for_target(sizes.num_layers, sizes.hidden_size)
         tensors, scale = StoredTensors(described.file), np.float32(described.scale)
@@ -145,7 +145,7 @@ class MappedFeatures(Features):
         return self._map(step.inner.rows)
 
     def zeros(self, rows: int) -> Rows:
-        """Return the mapped states of `rows` rows of zeros: the map's bias, if there is one."""
+        """Return `rows` rows of zeros, multiplied by the matrix: the matrix's bias in each row, or zeros."""
         return self._map(self._compute.rows(np.zeros((rows, self._states), np.float32)))
 
 
@@ -214,9 +214,9 @@ class Drafter(ParallelDrafter, OfModel):
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Return a published small language model as a drafter (PARD): its config.json names a `pard_token`.
 
-        If the model has a map of the target's states (PARD-2), it is made for one target, and the mapped states are
-        added to embeddings. `depth` is the number of tokens of a draft, by default `MODEL_MASKS` + 1. Raises
-        UsageMistake if the model's tokens are not the target's, or if its map is for another target. Raises
+        A model of PARD-2 also has a matrix for the states of one target. The product of both is added to embeddings.
+        `depth` is the number of tokens of a draft, by default `MODEL_MASKS` + 1. Raises UsageMistake if the model's
+        tokens are not the target's, or if the matrix was made for another target. Raises
         LocalspecError for a damaged model, or one without a `pard_token`.
         """
         config, tokenizer = read_config(inspect(path)), Tokenizer.open(path)
@@ -324,8 +324,8 @@ class Drafter(ParallelDrafter, OfModel):
     def _embed(self, tokens: Sequence[int], masks: int, features: Rows | None) -> Rows:
         """Return the input [n + masks, hidden_size] of tokens [n] and features [n, hidden_size].
 
-        In EAGLE's form the features of masks are zeros (eq. 5). A map's features are added to embeddings, and masks get
-        the root's features (PARD-2).
+        In EAGLE's form the features of masks are zeros (eq. 5). In PARD-2 features are added to embeddings, and masks
+        have the root's features.
         """
         if self.options.form == "model":  # one mask for all, and ids that no tokenizer produces
             most, embed = self._model.sizes.vocab_size - 1, self._model.embed
@@ -370,6 +370,6 @@ class Correction:
         return bytes_of(self._near, self.far, self._out)
 
     def __call__(self, embeddings: Rows, far: Rows) -> Rows:
-        """Return the correction [rows, draft vocabulary] of masks' logits; `far` is F s of the masks (`self.far`)."""
+        """Return the change [rows, draft vocabulary] of masks' logits; `far` is `self.far` called with the states."""
         compute = self._compute
         return self._out(compute.silu(self._near(compute.rms_norm(embeddings)) + far))

@@ -126,7 +126,7 @@ class PathTrees:
         worths, chances = [1.0 - sum(context.covered[:1])], list[dict[int, float]]()
 
         def expand(parents: Sequence[int], tokens: Sequence[int], depth: int) -> list[list[Candidate]]:
-            """Return the candidates below nodes at `depth`. `parents` are the parents' indices in the last call."""
+            """Return the candidates below the nodes of a level; `parents` are indices of the nodes one level above."""
             nonlocal paths, worths, chances
             if depth:
                 paths = [(*paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]

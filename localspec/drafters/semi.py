@@ -85,13 +85,13 @@ class SemiOptions:
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 
     def settled(self, vocab_size: int) -> Self:
-        """Return these options for a target with this many tokens. Raises the errors of `draft_vocabulary`."""
+        """Return these options with `vocabulary` -1 replaced by a count. Raises the errors of `draft_vocabulary`."""
         return replace(self, vocabulary=draft_vocabulary(self.vocabulary, vocab_size))
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Numbers of channels, by the names in `Drafter`: h_q (`recent`), W_p h_p and W_q h_q (`wide`), W_3's result."""
+    """The channels of the tiny model's result (`recent`), of half the hidden layer (`wide`), and of the last matrix."""
 
     recent: int
     wide: int
@@ -114,7 +114,7 @@ class RecentModel(Protocol):
     state_size: int
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Return the states after one more token, and h_q.
+        """Return the states after one more token, and h_q: what the drafter's head reads of the tokens just drafted.
 
         x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root; `state` [rows,
         self.state_size] are the states before these tokens.
@@ -141,7 +141,7 @@ class Averaged:
         return self._inner.nbytes + self._outer.nbytes + 4 * len(self._alpha)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Return the sums after one more token, and h_q."""
+        """Return the weighted sums after one more token, and h_q, the weighted means."""
         state = state + self._outer(self._inner(x)) * float(self._alpha[depth])
         return state, state / float(self._alpha[: depth + 1].sum())
 
@@ -160,7 +160,7 @@ class Recurrent:
         return sum(cell.nbytes for cell in self._cells)
 
     def read(self, x: Rows, state: Rows, depth: int) -> tuple[Rows, Rows]:
-        """Return both layers' states after one more token, and h_q."""
+        """Return both layers' states after one more token, and h_q, the second layer's hidden state."""
         width, parts = self._width, []
         for layer, cell in enumerate(self._cells):
             hidden, memory = (state[:, (2 * layer + part) * width : (2 * layer + part + 1) * width] for part in (0, 1))
@@ -270,7 +270,8 @@ class Drafter(PathDrafter):
     def _read(self, depth: int, nodes: Rows, far: Rows, above: Rows) -> tuple[Rows, ...]:
         """Read the tokens of nodes `depth` positions after the root. Return states and draft logits.
 
-        nodes [rows, 2] has each node's token, and its parent's row in `above`. far [1, wide] is W_p h_p.
+        nodes [rows, 2] has each node's token, and its parent's row in the states `above`. far [1, wide] is what the
+        target's state contributes to the hidden layer.
         """
         # Normalised, because with embeddings as small as in many targets the tiny model would learn very slowly.
         x = self.compute.rms_norm(self.compute.target.embed(nodes[:, 0]))
@@ -279,7 +280,7 @@ class Drafter(PathDrafter):
         return state, self._head(self.compute.silu(both))
 
     def _head(self, x: Rows) -> Rows:
-        """Return logits [rows, draft vocabulary] of x [rows, 2 wide]."""
+        """Return logits [rows, draft vocabulary] of the first hidden layer's output x [rows, 2 wide]."""
         if self._mixed is not None:
             x = x + self._mixed(x)
         x = self._out(x)

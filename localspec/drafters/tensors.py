@@ -23,7 +23,7 @@ _READ_AS = {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """The shape and type of a tensor. The type has its name in numpy, or in the file if no drafter uses this type."""
+    """The shape and type of a tensor. The type is a name of numpy (`float32`), or the file's name for other types."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"

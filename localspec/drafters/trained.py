@@ -83,7 +83,7 @@ class DraftVocabulary:
     """The tokens that a drafter proposes: the ids in its tensor `kept` [tokens], or all ids."""
 
     def __init__(self, target: DraftableModel[Any], tensors: Mapping[str, Array], shared: bool = True) -> None:
-        """Read the ids. With `shared` the drafter uses the target's head."""
+        """Read the ids of the proposed tokens. With `shared`, copy the rows of the target's head for these tokens."""
         self.ids: Array | None = tensors.get("kept")
         self._target = target
         self.rows: LinearLayer | None = None  # a copy of the target's head, if it is shared
