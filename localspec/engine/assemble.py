@@ -67,10 +67,10 @@ def drafter_of(
     small: LoadedDraftModel | None,
     hyperparameters: Hyperparameters,
 ) -> Drafter:
-    """Build the drafter that the choice names. `small` is the loaded draft model, if the drafter needs one.
+    """Build the drafter `choice.drafter`, such as "medusa+phrases". `small` is the draft model that a drafter may need.
 
-    `loaded` are the trained drafters and the drafter of the target's own layers, if the choice names any. Several
-    drafters are merged.
+    `loaded` are trained drafters and the drafter of the target's own layers, if `choice` names any. Several drafters
+    are merged.
     """
     kind, with_phrases = kind_of(choice.drafter), choice.drafter.endswith(WITH_PHRASES)
     drafter: Drafter
@@ -90,7 +90,7 @@ def drafter_of(
 def pool_of(
     choice: Choice, target: Target, small: LoadedDraftModel | None, reader: PhraseReader | None = None
 ) -> PhrasePool:
-    """Return an empty pool for this drafter. The pool rejects token ids that the target or the draft model lacks."""
+    """Return an empty phrase pool, which rejects token ids that the target or the draft model lacks."""
     models = [target] if small is None else [target, small.target]
     return PhrasePool(
         target.special_tokens,
@@ -188,9 +188,9 @@ class SavedPhrases:
     ) -> Self | None:
         """Return the phrases of a model; None if nothing may be saved or the store cannot be used.
 
-        `tokenizer` identifies the tokenizer and the weights, and `earlier` does so as in an earlier version of
-        localspec. Without `earlier`, only a pool with the model's name or path is found. Problems with the store are
-        reported.
+        `tokenizer` and `earlier` are hashes of the tokenizer and the weights, by this and by an earlier version of
+        localspec. Without `earlier`, only phrases saved under the model's name or path are found. Problems with the
+        store are reported.
         """
         try:
             pool_id = store.phrases.pool(reference(card), tokenizer, str(card.path), make=learn, earlier=earlier)
@@ -200,7 +200,7 @@ class SavedPhrases:
         return None if pool_id is None else cls(store, pool_id, learn, reporter)
 
     def read(self, keys: Sequence[int]) -> Sequence[Phrase]:
-        """Return the saved phrases of some keys, as a `PhraseReader` does."""
+        """Return the saved phrases that follow certain pairs of tokens; each key stands for a pair (`pack_key`)."""
         return self.store.phrases.look_up(self.pool_id, keys)
 
     def keep(self, pool: PhrasePool, start: int, conversation: int | None) -> bool:

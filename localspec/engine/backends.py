@@ -85,7 +85,7 @@ def saved_damage(file: Path) -> str | None:
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Return the fastest form of a torch target's steps that keeps all bits, and why no faster form works."""
+    """Return the fastest form of steps that keeps all bits, such as "captured" (CUDA graph), and why none is faster."""
     from localspec.nn import step_forms
     from localspec.nn.target import Target as TorchTarget
 
@@ -94,7 +94,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 
 def use_step_form(target: Target, form: StepForm) -> None:
-    """Make a torch target compute steps in this form from now on."""
+    """Make a torch target compute steps in this form from now on: "eager", "static" or "captured" (CUDA graphs)."""
     from localspec.nn.target import Target as TorchTarget
 
     assert isinstance(target, TorchTarget)

@@ -227,7 +227,7 @@ def _checked(file: Path) -> Path:
 def _name(
     file: Path, files: Mapping[str, tuple[int, str]], digests: Mapping[str, str], reporter: Reporter, paths: Paths
 ) -> str:
-    """Return a new model's name: the name of localspec's entry with these `digests`, or a name that is not taken.
+    """Return a new model's name: its name in localspec's list of models, by `digests`, or a name that is not taken.
 
     A notice names earlier imports of the same files with other content. Their registrations stay, but copies of their
     weights are deleted, because the earlier models cannot answer until the files have that content again.

@@ -35,7 +35,7 @@ from localspec.quantities import distinct, gib
 
 
 def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None = None) -> Target:
-    """Return the model of a choice, in its precision, on its device.
+    """Load the target of a choice, in the precision and on the device that the choice names.
 
     `share_with` is a model that never computes at the same time, so that both can share threads. Raises DoesNotFit, and
     LocalspecError for a broken model.
@@ -73,7 +73,7 @@ def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Ex
 
 
 def widest_tree(choice: Choice) -> int:
-    """Return the number of rows up to which the self-test must check trees of this choice."""
+    """Return the most rows of a tree that the self-test checks: the root and `choice.nodes`, at least `AUTO_NODES`."""
     return max(choice.nodes, AUTO_NODES) + 1
 
 
@@ -87,7 +87,7 @@ def load_trained(choice: Choice, target: Target, profile: ModelProfile) -> list[
 
 
 def calibration_of(card: DrafterCard | None) -> Quantity[Calibration]:
-    """Return the `Quantity` of a drafter's calibration; without `card`, of the drafter of the target's own layers."""
+    """Return the name and JSON form of a drafter's saved calibration; without `card` the drafter is `layers`."""
     return _calibration(f"{card.kind} {card.bytes} {card.path}" if card else "layers")
 
 
@@ -98,7 +98,7 @@ def _calibration(subject: str) -> Quantity[Calibration]:
 def calibrated(
     drafter: Drafter, choice: Choice, profile: ModelProfile
 ) -> list[tuple[Quantity[Calibration], Calibration]]:
-    """Return the calibrations of all drafters within `drafter`, with the quantities under which they are saved.
+    """Return the calibrations of all drafters within `drafter`, each with the name and JSON form for saving it.
 
     Calibrations of phrases, of the draft model and of merged drafters are replaced by the saved ones. Trained drafters
     got their calibrations when they were loaded.
@@ -154,7 +154,7 @@ GUESSED = (0.5, 0.1, 0.05, 0.03)  # acceptance rate of candidates before a probe
 
 @dataclass(frozen=True)
 class _Flat:
-    """A cost model in which all numbers of rows cost the same, for trees of a fixed size."""
+    """A cost model in which each forward costs 1, whatever its number of rows, for trees of a fixed size."""
 
     def at(self, rows: int, context: int) -> float:
         return 1.0

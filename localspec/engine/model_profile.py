@@ -49,11 +49,11 @@ PATIENCE_SECONDS = 3.0
 
 
 def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
-    """Measure forwards of 1 to 64 rows or more at two contexts, and yield after each. It takes a few seconds or more.
+    """Measure forwards of 1 to 64 rows or more at two contexts, and yield after each. All take a few seconds or more.
 
-    Numbers of rows take turns, so that a busy moment slows all of them. A context that does not fit in memory is left
-    out. Larger numbers of rows are left out when a forward takes more than three seconds. Pauses between two forwards
-    do not count.
+    Each size (number of rows) is timed once before any size is timed again, so that a busy moment slows all sizes. A
+    context that does not fit in memory is left out. Larger sizes are left out when a forward takes more than three
+    seconds. Pauses between two forwards do not count.
     """
     device, smallest = target.device, target.cache(1)
     far = max(0, min(FAR, target.context - ROWS[-1]))
@@ -97,7 +97,7 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
 
 
 def _turns(seconds: float) -> int:
-    """Return how many times all numbers of rows are timed, if one turn takes this many seconds."""
+    """Return how many times each size of forward is timed, if timing each size once takes this many seconds."""
     for turns in range(1, MOST_REPETITIONS + 1):
         if turns * seconds > (ENOUGH_SECONDS if turns > 2 else PATIENCE_SECONDS):
             return turns
@@ -190,17 +190,17 @@ class ModelProfile:
         return self.cache.reporter
 
     def recall(self, quantity: Quantity[T]) -> T | None:
-        """Return the saved value for this model; None if there is none."""
+        """Return the saved value of a `quantity` of this model, such as the costs of forwards; None if unknown."""
         return self.cache.recall(quantity, self.subject)
 
     def remember(self, quantity: Quantity[T], value: T) -> None:
-        """Save a value for later sessions."""
+        """Save the value of a `quantity` of this model, such as the costs of forwards, for later sessions."""
         self.cache.remember(quantity, self.subject, value)
 
     def exactness(self, target: Target, widest: int) -> Exactness | None:
         """Return how exactly trees of up to `widest` rows are computed; None if unknown.
 
-        From then on the target pads rows to the multiple of the saved result.
+        If known, the target pads later forwards to a multiple of `Exactness.multiple` rows.
         """
         found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
         if found is None or (found.bitwise and found.widest < widest):
@@ -211,7 +211,7 @@ class ModelProfile:
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
         """Measure how exactly trees of up to `widest` rows are computed, and save the result.
 
-        From then on the target pads rows to the multiple of this result.
+        Afterwards the target pads forwards to a multiple of `Exactness.multiple` rows.
         """
         found = yield from checking_exactness(choice, target, widest)
         self.cache.remember(EXACTNESS, self._exactness_subject(target), found)

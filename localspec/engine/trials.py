@@ -39,7 +39,7 @@ class TrialResult:
 
 
 def result_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity[TrialResult]:
-    """Return the quantity under which results of trials are saved. A result that is not `sound` counts as missing."""
+    """Return the name and JSON form for saving trials' results. A result that is not `sound` counts as missing."""
 
     def read(value: Any) -> TrialResult | None:
         found = TrialResult(**value)
@@ -53,7 +53,7 @@ def tried(
     cache: MeasurementCache, quantity: Quantity[TrialResult], subject: str, what: str, fallback: str,
     try_out: Callable[[], TrialResult],
 ) -> TrialResult:  # fmt: skip
-    """Return the saved result of a trial, or else the result of `try_out`.
+    """Return the saved result of a trial on this `subject` (model, versions, driver), or else the result of `try_out`.
 
     Return the fallback if another process is trying, or if the trial crashed `ENDS` times. Progress is reported as
     "checking once whether `what` on this GPU". Raises the errors of `try_out`.
@@ -81,7 +81,7 @@ def tried(
 
 
 def with_driver(subject: str) -> str:
-    """Return the subject of a trial, with the driver. With another driver the trial is repeated."""
+    """Return `subject · driver 570.1`: what a trial depends on, so that another driver repeats the trial."""
     driver = nvidia_driver()
     return f"{subject} · driver {driver.version if driver else 'unknown'}"
 
@@ -147,7 +147,7 @@ STEP_FORM = result_quantity("form of steps", lambda found: found.outcome in get_
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
     """Let a model on a GPU replay recordings of its steps if a self-check finds that recordings change no bit.
 
-    The result is valid for `subject` and the driver.
+    The result is saved for `subject`, which names the model and how it is loaded, and for the driver.
     """
     if not device.startswith("cuda"):
         return
