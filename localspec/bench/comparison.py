@@ -162,10 +162,11 @@ def run_rows(
 ) -> list[list[Statistics]]:
     """Return one list of replies for each compared row, with `repeat` replies to each prompt.
 
-    `engines` and `sampling` have one entry for each row. No further turn begins when `until`, called with the number of
-    finished turns, returns true. `at_most` limits the displayed remaining seconds. The first reply of each row does not
-    count; its limits are `warm_up`, if given. Each reply comes from a new engine, because text learned in one reply
-    would make the next reply faster. `before_turn` runs before each turn, and the `timer` times forwards after it.
+    `engines` and `sampling` have one entry for each row. In a turn, every row answers one prompt. Before each turn,
+    `until` is called with the number of finished turns: true ends the bench. Otherwise `before_turn` is called. After
+    each turn the `timer` times forwards. `at_most` limits the displayed remaining seconds. The first reply of each row
+    does not count; its limits are `warm_up`, if given. Each reply comes from a new engine, because text learned in one
+    reply would make the next reply faster.
     """
     began = time.monotonic()
     for number, (engine, row_sampling) in enumerate(zip(engines, sampling, strict=True), start=1):

@@ -65,7 +65,7 @@ class RowTimer:
 
 
 def most_rows(forwards: Sequence[Mapping[int, int]]) -> int:
-    """Return the largest number of rows of any of these forwards."""
+    """Return the most rows (new tokens) of one forward. Each of `forwards` counts forwards by their number of rows."""
     return max((rows for counts in forwards for rows in counts), default=1)
 
 

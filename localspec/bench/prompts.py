@@ -68,7 +68,7 @@ def spread(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPromp
 
 
 def in_turns(contenders: Sequence[T], turns: int) -> Iterator[tuple[int, T]]:
-    """Yield every contender once per turn, with the number of the turn. Each turn begins with the next contender."""
+    """Yield (turn, contender) in rotating order: for a and b in two turns (0, a), (0, b), (1, b), (1, a)."""
     for turn in range(turns):
         first = turn % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):

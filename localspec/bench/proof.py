@@ -104,7 +104,7 @@ class Proof:
 
     @property
     def precision(self) -> str:
-        """The precision of the model, and how exact it is."""
+        """The model's precision and its grade of sameness, such as `bf16, bitwise`."""
         return f"{precision_in_words(self.dtype, self.quantize, self.bits_per_weight)}, {self.exactness}"
 
 

@@ -226,12 +226,12 @@ LINGER = 2.0  # seconds that the last frame of a recording stays
 
 
 def fits(size: terminal_size) -> bool:
-    """Return whether a terminal of this size has room for a frame."""
+    """Return whether a terminal of this size has room for the two columns of a race."""
     return size.columns >= LEAST_COLUMNS and size.lines > AROUND
 
 
 def frame(lanes: Sequence[Lane], size: terminal_size, seconds: float | None = None) -> list[str]:
-    """Return the lines of one frame: the present state, or the state after this many seconds of each lane's clock.
+    """Return the lines that show the race as it is now, or as it was after `seconds` of each lane's clock.
 
     Lines are cut to the size of the terminal, which may have shrunk: a longer line would wrap into the next one.
     """

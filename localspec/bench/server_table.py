@@ -27,7 +27,7 @@ def of(report: dict[str, Any], width: int = WIDTH) -> str:
 
 
 def label(report: dict[str, Any]) -> str:
-    """Return the label of the report: the task of all servers."""
+    """Return what all servers had to do: `6 prompts × 2, 80 tokens at most, greedy, seed 0`."""
     sampling = f"temperature {report['temperature']:g}" if report["temperature"] else "greedy"
     return (
         counted(report["prompts"], "prompt")

@@ -200,7 +200,7 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
 def _small_model(
     engine: OtherEngine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
 ) -> Counterpart:
-    """Return a small model that others published or trained. `parallel` means that it has a mask token."""
+    """Return the counterpart of a published or trained small model. `parallel`: the model has a mask token."""
     own, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
     compare_stored(small.path, own.sizes.vocab_size, checkpoint.path, vocab_size)
     form: Form = "draft model"

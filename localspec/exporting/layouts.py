@@ -1,7 +1,7 @@
 """Writes Medusa heads, EAGLE-3 heads and small language models as inference engines read them.
 
-heads   blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight, or lm_head.weight that all share
-eagle3  midlayer.{…}   fc norm lm_head d2t t2d   as SpecForge has them
+heads   blocks.{head}.layers.{block}.{weight,bias}   lm_heads.{head}.weight, or one lm_head.weight for all heads
+eagle3  midlayer.{…}   fc norm lm_head d2t t2d       SpecForge's names
 model   the Hugging Face layout
 """
 

@@ -34,9 +34,9 @@ class Download:
 
 @dataclass(frozen=True)
 class Announced:
-    """The registry's plan of a pull, without a network.
+    """The registry's plan of a pull, without a network. `forms` are other forms of the model, such as GGUF types.
 
-    `forms` are other forms of the model; the other fields are as in `Planned`.
+    `memory` is a sentence about whether the model `fits`. `drafter` is the reason for the choice of a drafter.
     """
 
     downloads: tuple[Download, ...]

@@ -133,11 +133,11 @@ def second_copy(weights: int, settings: Settings) -> str:
 def register(
     part: Part, settings: Settings, reporter: Reporter, texts: Part | None, before: PackedFile | None
 ) -> Iterator[Installed | Packed]:
-    """Register the file of a part under the name of its source, and pack it if the settings say so.
+    """Register the GGUF file that `part` has fetched, under the name of its source. Pack it if the settings say so.
 
     `texts` are the text files of the original model, if the GGUF file is fetched in its place; they replace the texts
     in the file. `before` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
-    errors of `import_gguf`, and with `texts` LocalspecError for weights of fewer bits than the file's name says.
+    errors of `import_gguf`; given `texts`, also LocalspecError for weights of fewer bits than the file's name says.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
 
@@ -220,9 +220,9 @@ def is_packed(settings: Settings) -> bool:
 
 
 def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str | None:
-    """Return the packing of the original weights, if a smaller form may replace them; otherwise None.
+    """Return the packing of the original weights, which a smaller form should match; None forbids smaller forms.
 
-    Return None also with `packed_only` and a packing in the settings: the disk would then have the smaller form's file
+    Return None for `packed_only` with a packing in the settings: the disk would otherwise have the smaller form's file
     as well as the packed file.
     """
     if not packed_only:

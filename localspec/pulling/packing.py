@@ -111,7 +111,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
 
 
 def packed_only_copy(part: Part, packing: str) -> Packed | None:
-    """Return the packed form of exactly this commit if its original weights are not here; otherwise None."""
+    """Return the packed form of the commit in `part` if the commit's weight files are not here; otherwise None."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
     for one in packed_files(Paths(home())):
@@ -157,7 +157,7 @@ def pack_and_delete(part: Part, packing: str, machine: Machine, reporter: Report
 
 
 def discard_fetched(part: Part) -> int:
-    """Delete the files of a part that a pull fetched, and the part's record if no other files remain.
+    """Delete the files in `part` that a pull fetched, and the record of their commit if no other files remain.
 
     Return the number of deleted bytes.
     """
@@ -189,7 +189,7 @@ def forget_damaged(path: Path) -> None:
 def _pack(
     part: Part, path: Path, packing: str, machine: Machine, reporter: Reporter, *, only_copy: bool = False
 ) -> Packed:
-    """Pack a commit into a file, and delete the packed files of earlier commits of this source."""
+    """Pack the weights in `path` into a file, and delete packed files of earlier commits of the same repository."""
     from localspec.weights.opening import make, with_files
 
     source = str(part.source)

@@ -35,7 +35,7 @@ class Row:
     def worth(self) -> int:
         """The number of tokens in the loss that a drafter can predict.
 
-        The first two tokens do not count: a drafter reads the state of a token and the root after it.
+        The first two tokens do not count: a drafter reads the state of one token, and the token after it.
         """
         return sum(self.loss_mask[2:])
 
@@ -76,7 +76,7 @@ class Corpus:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks in one pass."""
+        """The number of blocks in one pass over the text; a block is `BLOCK` examples that are shuffled together."""
         return -(-len(self.examples) // BLOCK)
 
     def batches(self, start: Cursor) -> Iterator[tuple[list[Row], Cursor, float]]:
@@ -108,7 +108,7 @@ class Corpus:
             yield from rows
 
     def _block(self, epoch: int, number: int) -> list[list[Row]]:
-        """Return the batches of one block, each of at most `batch` tokens including padding."""
+        """Return the batches of a block of examples in pass `epoch`, each of at most `batch` tokens with padding."""
         order = list(range(len(self.examples)))
         random.Random(f"{self._seed} {epoch}").shuffle(order)  # noqa: S311
         chosen = order[number * BLOCK : (number + 1) * BLOCK]

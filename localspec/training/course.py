@@ -116,7 +116,7 @@ class Answered:
 
 
 def _measuring(total: float) -> float:
-    """Return how many of the `total` seconds `measured_text` gets for each of its two kinds of prompts."""
+    """Return how many of the `total` seconds acceptance is measured on each of two kinds of prompts."""
     return min(SECONDS, MEASURING_SHARE * total)
 
 
@@ -346,16 +346,16 @@ class Course(Clock):
         return round(min(decided, (trained + left) / 3600), 6)
 
     def measuring(self) -> float:
-        """Return the seconds after which `measured_text` begins no further reply to one kind of prompts. They are fewer
-        than planned if the shortest bench would otherwise have no time."""
+        """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
+        They are fewer than planned if the shortest bench would otherwise have no time."""
         return min(_measuring(self._total), max(self.left - self._bench_seconds(FEWEST), 0.0) / 2)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
     def propose(self) -> bool:
-        """Measure which options suit this machine, if the kind has `PROBES`. Return whether the drafter should pay.
+        """Measure which options of the drafter suit this machine, if its kind can, and save the options.
 
-        The options are saved, so that nothing is measured again.
+        Return whether the drafter should be faster than plain decoding; True if nothing is measured.
         """
         probes = trainable_class(self.request.kind).PROBES and not self.request.options
         if not probes or self._state.options or self._trained:

@@ -60,7 +60,7 @@ def refuse_course(directory: Path, force: bool) -> None:
 
 
 def refuse_result(directory: Path, *names: str) -> None:
-    """Raise UsageMistake if the directory has an entry with one of `names`, because this training would replace it."""
+    """Raise UsageMistake if a file or folder of one of `names` is in the directory: a training would replace it."""
     for name in names:
         if (directory / name).exists():
             raise UsageMistake(

@@ -164,9 +164,9 @@ def _tokens(config: Mapping[str, Any]) -> int:
 
 
 def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Return the target's ids of a draft vocabulary.
+    """Return the target's ids of a draft vocabulary, {"kept": ids}; empty if the drafter has the target's vocabulary.
 
-    Raises LocalspecError if the stored maps do not fit this target.
+    Raises LocalspecError if the tensors d2t and t2d do not suit a target with `vocab_size` tokens.
     """
     if not options.vocabulary:
         return {}

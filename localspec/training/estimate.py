@@ -133,7 +133,7 @@ def outlook(
 
 
 def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int = 0) -> Needs:
-    """Return the needs of training this drafter, which may be on torch's meta device, without weights.
+    """Return the memory and disk for training this drafter, which may be on torch's meta device, without weights.
 
     If the target is changed, `written` is the bytes of the new target.
     """
@@ -209,7 +209,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
 
 
 def divided(needed: Needs, drafter: TrainableDrafter, processes: int) -> Needs:
-    """Return the needs of each process, if `processes` share the layers: a part of each layer, and two whole layers."""
+    """Return the memory and disk per process if `processes` divide the layers: a share, and two whole layers."""
     transformer = drafter.target.transformer
     layer = sum(parameter.nbytes for parameter in transformer.layers[0].parameters())
     layers = layer * len(transformer.layers)

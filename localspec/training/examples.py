@@ -170,7 +170,7 @@ def _is_list(content: str) -> bool:
 
 
 def _entries(file: Path, content: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the object in each line that is not empty, with its place in the file."""
+    """Yield the JSON object in each line that is not empty, with the file and the line: `FILE, line 3`."""
     for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue

@@ -95,8 +95,7 @@ class Clock:
         return None
 
     def measuring(self) -> float:
-        """Return the seconds after which `measured_text` begins no further reply, for each of its two kinds of
-        prompts."""
+        """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them."""
         return SECONDS
 
 
@@ -126,7 +125,7 @@ class Job:
             self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
     def fitting(self, begun: int | None = None) -> estimate.Fit:
-        """Return how the training fits in memory. `begun` is the number of tokens of a forward in a stopped training.
+        """Return how many tokens of a forward fit in memory. `begun` is this number in a stopped training, if any.
 
         Raises DoesNotFit, also if the disk is too small.
         """
@@ -137,7 +136,7 @@ class Job:
         return fit
 
     def plan(self, fit: estimate.Fit | None = None) -> str:
-        """Return a sentence about the needs of the training. Raises the errors of `fitting`."""
+        """Return a sentence about memory, disk and trainable parameters. Raises the errors of `fitting`."""
         fit, request = fit or self.fitting(), self.request
         memory = self.needed.memory(fit.at_once, fit.recomputed)
         return (
@@ -392,7 +391,7 @@ class Job:
         return report_of(request.directory) if self.main else {}
 
     def _decoding(self) -> DraftableModel[Any]:
-        """Return the model that decodes; an unchanged target decodes as it does for replies."""
+        """Return the target that writes text to measure acceptance. An unchanged target is loaded as for replies."""
         if self.changes_target:
             return decoding_target(self.choice, self.drafter.target)
         return served_target(self.request.card, self._settings, self.drafter.target)

@@ -60,8 +60,8 @@ _ONE_LINEAR, _TOKEN_MAP = "lm_head.weight", "token_map"  # vLLM: one matrix for 
 def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
     """Split a whole model with heads inside, in pickles, into directory/target and directory/drafter.
 
-    The pickles are read as data, one after the other. `about` is passed to `convert`. An earlier split of the
-    same files stays. Raises the errors of `convert`.
+    The pickles are read as data, one after the other. `about` has the model's `name`, and where the heads were
+    `published`. An earlier split of the same files stays. Raises the errors of `convert`.
     """
     target, new = directory / "target", directory / "target.new"
     with suppress(LocalspecError):

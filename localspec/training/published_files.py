@@ -122,7 +122,7 @@ def _opened(file: Path) -> Iterator[tuple[Collection[str], Callable[[str], torch
 
 
 def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:
-    """Return the tensors of a directory's safetensors files.
+    """Return the tensors of a directory's safetensors files. Tensors named in `ids` hold tokens or flags.
 
     Raises the errors of `read_tensors` and `check_numbers`.
     """

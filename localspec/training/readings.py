@@ -52,8 +52,8 @@ class Places:
     labels: torch.Tensor | Likeliest
 
     def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the places 1 to `depth` positions after each place, as indices, and whether these places exist; both
-        [n, depth]."""
+        """Return the indices of the positions 1 to `depth` after each of the n positions, and whether these
+        positions are among the n; both [n, depth]."""
         wanted = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
         found = torch.searchsorted(self.numbers, wanted).clamp(max=max(len(self.numbers) - 1, 0))
         return found, self.numbers[found] == wanted
@@ -148,7 +148,7 @@ class Readings:
         self._count, self._records = self._count + len(records), None
 
     def places(self, rows: Sequence[Row], device: str, distill: bool) -> Places:
-        """Return the places of rows that were read. Without `distill` the labels are the tokens of the text."""
+        """Return the target's stored outputs for `rows`. Without `distill` the labels are the tokens of the text."""
         if self._records is None:
             shape = (self._count,)  # without what another training is writing just now
             self._records = np.memmap(self._directory / RECORDS, self._record, "r", 0, shape) if self._count else None

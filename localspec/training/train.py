@@ -422,7 +422,7 @@ class Training:
             parameter.grad = self._sum(gradient)
 
     def _most(self, reads: int) -> int:
-        """Return `reads` or, if the processes share the target's layers, the largest `reads` of all processes."""
+        """Return the largest number of forwards of any process if all share the target's layers, otherwise `reads`."""
         return int(self._maxima(float(reads))[0]) if self._divided else reads
 
     def _read_along(self, times: int, rows: list[Row]) -> None:

@@ -193,9 +193,9 @@ class TrainableDrafter(nn.Module):
     def candidates(
         self, labels: Labels
     ) -> tuple[Callable[..., torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """Return the head for the candidate tokens of a step, their ids, and their columns in the draft vocabulary.
+        """Return a head for only candidate tokens, these tokens' ids, and their columns in the draft vocabulary.
 
-        In a training step on saved outputs, the candidates are the likeliest tokens of each place and the most frequent
+        On saved outputs, a training step's candidates are the likeliest tokens at each position and the most frequent
         tokens, if they can be drafted. That is twenty times as fast as a whole vocabulary, and as good. Otherwise the
         candidates are the whole draft vocabulary: columns are then None, as are ids if all tokens can be drafted.
         """
@@ -209,7 +209,7 @@ class TrainableDrafter(nn.Module):
         return self.target.transformer.head_of(ids)[0], ids, columns
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Set weights that need no gradients, before the first step.
+        """Set weights that need no gradients from `parts`, the target's outputs for batches, before the first step.
 
         This method is called only if the target reads texts once.
         """

@@ -75,7 +75,7 @@ class Verdict:
 
 
 def seconds_of(prompts: int, speed: float) -> float:
-    """Return about how long a bench of this many prompts takes."""
+    """Return about how many seconds a bench of this many prompts takes, at `speed` tokens/s."""
     return prompts * ROWS * TOKENS / speed
 
 

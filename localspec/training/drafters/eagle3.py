@@ -121,7 +121,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def reads_inner(self) -> Sequence[int]:
-        """The states from which features are made."""
+        """The states of the target that are joined into the drafter's input, by Hugging Face's indices."""
         return self.options.places
 
     def gradient_work(self, length: int) -> GradientWork:
@@ -130,8 +130,8 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """The weights of the matrix that joins states, and for each step the weights of the layer, its head and the
-        target's head."""
+        """The number of weights that multiply a token's states: of the matrix that joins the target's states, and in
+        each step of the layer, its head and the target's head."""
         weights, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
         joined = self.fc.weight.numel()
         return joined + self.depth * (weights - joined + head.vocab_size * head.hidden_size)
@@ -210,7 +210,7 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the sum over steps d of decayᵈ times the mean cross-entropy of that step's predictions.
 
-        A row counts only if its root and its predicted tokens are all in the loss mask, as in a drafted reply.
+        A position counts only if the token after it and the predicted tokens are all in the loss mask, as in a reply.
         """
         assert batch.inner is not None
         n = batch.tokens.shape[1]

@@ -53,7 +53,7 @@ class ResidualBlocks(nn.Module):
 
 
 class LinearPath(nn.Module):
-    """A linear map per head, from a state and the root's embedding to a state. At first it returns the given state.
+    """A linear map per head, from a state and the next token's embedding to a state. At first, that is the given state.
 
     weight [heads, hidden_size, 2 hidden_size], bias [heads, hidden_size].
     """
@@ -187,8 +187,8 @@ class Trainable(TrainableDrafter):
             self.linears.data.copy_(self._target_rows())
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Set each head's linear map by least squares: from a state and the root to the state that the head must
-        predict."""
+        """Set each head's linear map by least squares: from a state and the token after it to the state that the head
+        must predict."""
         if not self.options.linear:
             return
 
@@ -205,7 +205,7 @@ class Trainable(TrainableDrafter):
 
     @property
     def weights_passed(self) -> int:
-        """The number of weights that each token of a text passes; of a vocabulary, only the candidates' rows."""
+        """The number of weights that multiply a token's states; of a vocabulary matrix, only the rows of a step."""
         shape, options = self.target.transformer.config, self.options
         if not self.uses_readings:
             return super().weights_passed
@@ -213,7 +213,7 @@ class Trainable(TrainableDrafter):
         return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.change_rank)
 
     def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
-        """Return the heads' input from states [rows, hidden_size] and the roots after them [rows]."""
+        """Return the heads' input from states [rows, hidden_size] and the token after each state, `roots` [rows]."""
         if not self.options.linear:
             return states
         parts = (states, self.target.embed(roots).to(states.dtype))
@@ -222,10 +222,10 @@ class Trainable(TrainableDrafter):
     def _logits(
         self, x: torch.Tensor, heads: slice, shared: Head | None = None, columns: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the logits [heads, rows, tokens] of some heads for their input x [heads, rows, read].
+        """Return the logits [heads, rows, tokens] of the heads in a slice for their input x [heads, rows, read].
 
-        `shared` computes the logits that all heads share (None: the target's head does). Tokens are the draft
-        vocabulary, or only its `columns`; `shared` must then be the head of these columns.
+        The logits are for the draft vocabulary, or only for the tokens at its indices `columns`. `shared` computes the
+        logits that all heads share, for the same tokens; by default the target's head does.
         """
         for index, blocks in enumerate(self.blocks):
             x = blocks(x, heads, self.path if self.options.linear and not index else None)

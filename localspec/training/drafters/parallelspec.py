@@ -49,7 +49,7 @@ class Group:
 
 
 class Correction(nn.Module):
-    """The change of a mask's state by the token before it, B SiLU(N e + b + F s). It begins with zero."""
+    """A change (at first 0) of a mask's state s by the embedding e of the token at its place: B SiLU(N e + b + F s)."""
 
     def __init__(self, width: int, rank: int, device: str) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Trainable(TrainableDrafter):
         return self.options.form != "eagle"
 
     def _depth_losses(self, guesses: Sequence[Guess], batch: Batch) -> list[DepthLoss]:
-        """Return the loss of each of `guesses`. Their `labels` are positions in all texts, one text after another."""
+        """Return the loss of each depth. Labels of `guesses` are positions, counted through one text after another."""
         vocab_size = self.model.config.vocab_size  # 0 if the head is the target's
         truncated = 0 < vocab_size < self.target.transformer.config.vocab_size
         ids = torch.arange(vocab_size, device=batch.tokens.device) if truncated else self.kept

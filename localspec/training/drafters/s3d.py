@@ -57,8 +57,8 @@ CONTEXT, ROWS = 256, (2, 4, 8, 16)  # tokens before the tree, and rows of it: th
 def timings(target: DecodingTarget, forms: Sequence[S3DOptions] = (), rows: int = ROWS[-1]) -> list[Timing]:
     """Return for each of `forms` the seconds of a draft, of a pass of `rows` rows, and of a pass of one row.
 
-    Without `forms`, drafts with some shares of the layers are timed. The target is loaded as for replies. Weights and
-    text do not affect the times.
+    The `forms` say which layers draft; by default a quarter, a half and three quarters of the layers do. The target is
+    loaded as for replies. Weights and text do not affect the times.
     """
     layers, room = target.compute.target.sizes.num_layers, min(CONTEXT, max(1, target.context - rows))
     cache, head = target.cache(room + rows), head_weight(target)
@@ -85,7 +85,7 @@ def timings(target: DecodingTarget, forms: Sequence[S3DOptions] = (), rows: int 
 
 
 def head_weight(target: DecodingTarget) -> float:
-    """Return the size of the head, in layers."""
+    """Return the size of the target's head divided by the size of one layer."""
     shape = Shape.of(target.config.content)
     assert shape is not None
     return shape.embedding / shape.layer
@@ -182,12 +182,12 @@ class Trainable(TrainableDrafter):
         return 1.0 if self.changes_target else 0.5
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients: groups begin at only some positions, and pass every kept layer."""
+        """Return the work that needs gradients: some tokens and their masks pass the layers that draft."""
         return GradientWork(SHARE * self.depth, len(self.kept_layers))
 
     @property
     def reads_layers(self) -> Sequence[int]:
-        """The kept layers; empty in the full form, where the loss itself reads the text, with a gradient."""
+        """The layers that draft; empty in the full form, where the loss itself reads the text, with a gradient."""
         return () if self.changes_target else self.kept_layers
 
     def loss(self, batch: Batch) -> LossOutput:

@@ -34,8 +34,8 @@ class Averaged(nn.Module):
     def forward(self, x: torch.Tensor, state: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the states after one more token, and h_q [rows, self.width].
 
-        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the root; `state` [rows,
-        self.state_size] are the states before them.
+        x [rows, hidden_size] are embeddings of the tokens `depth` positions after the text's last token; `state` [rows,
+        self.state_size] are the states before these tokens.
         """
         alpha = self.free.sigmoid().to(x.dtype)
         x = F.silu(_linear(F.silu(_linear(x, self.inner)), self.outer))
@@ -156,7 +156,7 @@ class Trainable(TrainableDrafter):
     def _read(
         self, tokens: torch.Tensor, far: torch.Tensor, state: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read one more token [rows], `depth` positions after the root.
+        """Read one more token [rows], `depth` positions after the text's last token, the root of the draft.
 
         far [rows or 1, wide] is the product with the target's state, W_p h_p. Return the new states of the tiny model,
         and the input of the head, σ([W_p h_p, W_q h_q] + b) [rows, 2 wide].
@@ -190,8 +190,8 @@ class Trainable(TrainableDrafter):
     def loss(self, batch: Batch) -> LossOutput:
         """Return the loss of eq. 8: the mean of -log q_0(w_{i+1+j} | h_p(w_≤i), h_q(w_{i+1} … w_{i+j})), j ≤ depth.
 
-        The first recent token w_{i+1} stands for the root. All tokens after it must be in the loss mask, as in a
-        drafted reply. Labels are the text or the target's distribution.
+        The first recent token w_{i+1} stands for the last token before a draft. All tokens after it must be in the loss
+        mask, as in a drafted reply. Labels are the text or the target's distribution.
 
         In joint training gradients flow through h_p. The loss is then λ times this mean plus (1 - λ) times the target's
         own loss with the same labels. If the target learns first, the loss is only the target's (λ = 0), with the text
