@@ -83,10 +83,10 @@ class NativeCache:
         return other
 
     def take(self, other: "NativeCache") -> bool:
-        """Copy nothing, and return False: the caller can use the other cache directly."""
+        """Return False and copy nothing: the caller can continue with the cache `other` itself."""
         return False
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed. Unwritten slots hold zeros."""
+        """Count the first `length` slots as committed, to measure without a text. Unwritten slots hold zeros."""
         self.truncate(min(length, self._length))
         self.keep(range(length - self._length))

@@ -92,7 +92,7 @@ class NativeCompute:
         return np.array(numbers, np.int64)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        """Return the function unchanged: there is nothing to record on a CPU."""
+        """Return the function unchanged: only GPUs record and replay functions (CUDA graphs)."""
         return function
 
     def logits(self, rows: Floats) -> NativeLogits:

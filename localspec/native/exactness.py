@@ -56,8 +56,8 @@ def measuring(target: NativeTarget, widest: int) -> Measuring[Exactness]:
 def _trials(
     target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int
 ) -> Iterator[tuple[int, Callable[[], Rows]]]:
-    """Yield numbers of threads, each with a function that reads the path, `width` rows at a time, with that many
-    threads."""
+    """Yield (number of threads, function) for each trial. The function reads the tokens `path` as part of trees
+    or chains of `width` rows, and returns their logits and states."""
     if not target.branches:
         for threads, committed in ((1 + width % 2, 0), (physical_cores(), min(width, len(path)) // 2)):
             yield threads, partial(_in_a_chain, target, cache, path, width, committed)

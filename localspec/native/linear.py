@@ -28,14 +28,14 @@ class NativeLinear:
         silu: bool = False,
         cap: float = 0.0,
     ) -> None:
-        """Make the layer. With `silu`, y becomes y σ(y); with a `cap`, y becomes cap * tanh(y / cap)."""
+        """Make the layer. With `silu` an output y becomes y σ(y); with a `cap` it becomes cap * tanh(y / cap)."""
         self._matrix, self._bias, self._threads, self.cap = matrix, bias, threads, cap
         self._activation = _SILU if silu else _NONE
         self.struct = matrix.struct(bias)  # valid only while this object lives
 
     @property
     def out(self) -> int:
-        """The number of channels of y."""
+        """The number of output channels."""
         return self._matrix.out
 
     @property
@@ -68,9 +68,9 @@ class NativeHeads:
         head: NativeLinear | None,
         change: tuple[Sequence[NativeLinear], Sequence[NativeLinear]],
     ) -> None:
-        """Take the layers made of a `HeadWeights`: `blocks` [blocks][heads], the others one layer per head or none.
+        """Take the layers of a `HeadWeights`: `blocks` [blocks][heads]; other sequences have a layer per head, or none.
 
-        `change` is (down, up). `head` is the shared vocabulary matrix; None stands for the model's head.
+        `change` is (down layers, up layers). `head` is the vocabulary matrix of all heads; None: the model's head.
         """
         down, up = change
         all_blocks = [layer for row in blocks for layer in row]

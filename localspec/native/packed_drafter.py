@@ -32,7 +32,7 @@ _READ = ("correction.out.weight", "embedding")
 
 
 class StoredMatrix(NDArrayOperatorsMixin):
-    """A weight [out, in], or a stack [n, out, in], and its packed form on disk. As an array, it reads the original."""
+    """A weight [out, in], or a stack [n, out, in], packed on disk. numpy sees the original numbers."""
 
     def __init__(self, read: Callable[[], Floats], packed: list[PackedMatrix], interleaved: bool) -> None:
         self._read, self.packed, self.interleaved = read, packed, interleaved

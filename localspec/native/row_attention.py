@@ -61,7 +61,7 @@ class NativeAttention:
         return mixed
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:
-        """Store keys and values of rows that do not attend."""
+        """Store keys and values of rows whose attention output is not needed."""
         self._reserve(self.length + len(kv))
         self._write(self.length, kv, *self._cos_sin(positions))
         self.length += len(kv)

@@ -86,7 +86,7 @@ class KVCache:
         return both[0, :, :seen], both[1, :, :seen]
 
     def placing(self, layer: int, rows: int) -> Placing:
-        """Return the places where `write` puts this many rows."""
+        """Return the slots into which `write` puts the next `rows` rows of a layer."""
         assert self.length + rows <= self.capacity, f"{self.length + rows} slots needed, {self.capacity} allocated"
         return Placing(self.slots_of(layer), self.visible(rows), None, self.length)
 
@@ -133,7 +133,7 @@ class KVCache:
         self.length = length
 
     def assume(self, length: int) -> None:
-        """Count the first `length` slots as committed. Unwritten slots hold zeros."""
+        """Count the first `length` slots as committed, to measure without a text. Unwritten slots hold zeros."""
         assert 0 <= length <= self.capacity
         self.length = length
 
@@ -209,7 +209,7 @@ class TextPrefix:
         return read
 
     def visible(self, rows: int) -> int:
-        """Return the number of tokens and new rows together."""
+        """Return how many slots attention reads: the length of the stored texts plus `rows`."""
         return self.length + rows
 
     def extended(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -74,7 +74,7 @@ class TorchRowModel:
         self.use_step_form(form)
 
     def use_step_form(self, form: StepForm) -> None:
-        """Read rows operation by operation (`eager`) or in static shapes from now on. The recorder may record these."""
+        """Read rows from now on operation by operation (`eager`), or in static shapes, perhaps as CUDA graphs."""
         self.static = None if form == "eager" else StaticForward(self._transformer, self._recorder)
 
     @property
@@ -158,7 +158,7 @@ class TorchCompute:
         self.step_form: StepForm = "eager"
 
     def use_step_form(self, form: StepForm) -> None:
-        """Use this form of steps (`StepForm`) from now on, also in drafters' models that are loaded later."""
+        """Switch steps to `eager`, `static` or `captured` (CUDA graphs), also in drafters' models loaded later."""
         self.step_form = form
         for recorder in (self.recorder, self.draft_recorder):
             recorder.active, recorder.trouble = form == "captured", None

@@ -119,7 +119,7 @@ def _unit_vectors(x: torch.Tensor) -> torch.Tensor:
 
 
 def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the rule token by token, as written at the top of this file."""
+    """Return outputs [n, value heads, value_dim] and the last state, computed token by token."""
     values = []
     for q, k, v, decay, beta in zip(*inputs, strict=True):
         matrices = matrices * decay.exp()[:, None, None]
@@ -130,7 +130,7 @@ def _one_by_one(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the rule at the top of this file chunk by chunk, by matrix products (Yang et al. 2024, §3.3).
+    """Compute the result of `_one_by_one` chunk by chunk, by matrix products (Yang et al. 2024, §3.3).
 
     Each row's change of the state depends on the changes by earlier rows, so each chunk takes one triangular system.
     """

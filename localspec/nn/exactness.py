@@ -55,7 +55,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
 
 @torch.inference_mode()
 def _largest_difference(target: Target, widths: Sequence[int]) -> float:
-    """Return 0.0 if all bits are equal; otherwise the difference at the first width that has one."""
+    """Return 0.0 if all bits equal plain decoding; otherwise the logits' difference in the first trees that differ."""
     generator = torch.Generator().manual_seed(0)
     vocab_size = target.vocab_size
     paths = torch.randint(vocab_size, (1 + AGAIN, max(*widths, DEPTH)), generator=generator).tolist()
@@ -115,7 +115,7 @@ class _Comparison:
         return max(torch.finfo(torch.float32).tiny, largest)  # `tiny` first: it is the result for NaN
 
     def _tree(self, width: int, decoys: int) -> tuple[DraftTree, list[int]]:
-        """Return the part of a tree of `width` rows that `Target.aligned` leaves, and the path's nodes in this part."""
+        """Return a tree of `width` rows without those that `aligned` removes, and the indices of the path's nodes."""
         depth = min(len(self.path), width - decoys)
         vocab_size = self.target.vocab_size
         tokens = torch.randint(vocab_size, (width,), generator=self.generator).tolist()

@@ -83,9 +83,9 @@ class Experts(nn.Module):
     def _by_expert(
         self, layer: Linear | QuantizedLinear, parts: int
     ) -> list[list[tuple[torch.Tensor, torch.Tensor | None]]]:
-        """Return (weight, bias) of each expert in the stacked matrices of all, as [expert][part].
+        """Return (weight, bias) as [expert][part] from a layer that stacks the matrices of all experts.
 
-        `parts` is 2 for gates and ups, and 1 for downs.
+        `parts` is 2 for a layer of gates and ups, and 1 for a layer of downs.
         """
         count, weight = self.sizes.count, layer.weight
         rows = weight.shape[0] // parts // count

@@ -18,7 +18,7 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class DepthLoss:
-    """The result of one depth: the loss summed over `count` rows, and how often the label had each rank.
+    """The result of one depth (1: a draft's first token): the loss summed over `count` rows, and the labels' ranks.
 
     `loss` has a gradient. hits [RANKS] counts the rows whose label was the likeliest token, the second, …. first [rows]
     says for each row whether its label was the likeliest token, in the order of the input.
@@ -32,7 +32,7 @@ class DepthLoss:
 
 @dataclass(frozen=True)
 class Guess:
-    """The prediction of one depth: states [rows, hidden_size], and the head that computes logits from them.
+    """A prediction of the tokens at one depth of drafts: states [rows, hidden_size], and the head for their logits.
 
     `labels[i]` is the index of state i's label in the list of all labels of a batch. No index occurs twice.
     """
@@ -85,8 +85,8 @@ def cross_entropies(
 
     Labels are token ids [n], states [n, hidden_size] or `Likeliest` tokens. For states, `teacher` is the target's head:
     the label is the whole distribution, and ranks are for its likeliest token. `Likeliest` tokens count as if there
-    were no other tokens. `vocabulary` are the ids of a truncated one, in the order of the head's rows. The rest of a
-    label's distribution is left out. A label outside of the vocabulary teaches nothing and is never hit.
+    were no other tokens. `vocabulary` has the ids of a truncated vocabulary, in the order of the head's rows. Other
+    ids add neither loss nor hits.
     """
     orders = [guess.labels.argsort() for guess in guesses]
     guesses = [

@@ -21,7 +21,7 @@ class PlacedRows:
     """
 
     def __init__(self, cache: KVCache, visible: int, length: torch.Tensor, rows: int) -> None:
-        """Prepare the places. `length` is an int64 scalar tensor; the cache has room for `rows` rows after it."""
+        """Assign `rows` slots to new rows, from slot `length` on (an int64 scalar tensor); the cache must have room."""
         self._cache, self._visible, self._rows = cache, visible, rows
         self._slots = torch.arange(visible, device=length.device)
         self._row_of_slot = self._slots - length  # the row whose slot it is, if any
@@ -39,7 +39,7 @@ class PlacedRows:
         return seen & (slot_positions > positions[:, None] - window)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values [num_kv_heads, rows, head_dim] to their places. Return the layer's visible slots."""
+        """Write keys and values [num_kv_heads, rows, head_dim] to the rows' slots. Return the layer's visible slots."""
         both = self._cache.slots_of(layer)
         both[0].index_copy_(1, self._places, keys)
         both[1].index_copy_(1, self._places, values)
@@ -55,8 +55,8 @@ class PlacedChain(PlacedRows):
     def __init__(
         self, cache: KVCache, visible: int, length: torch.Tensor, rows: int, real: torch.Tensor, states: StaticStates
     ) -> None:
-        """Prepare the places. `real`, an int64 scalar tensor, is the number of rows before padding. `states` receives
-        the states after these rows."""
+        """Assign slots to the rows. `real`, an int64 scalar tensor, is the number of rows before padding. `states`
+        receives the states after these rows."""
         super().__init__(cache, visible, length, rows)
         self._real, self._states, self._layers = real, states, count()
 

@@ -26,7 +26,7 @@ class TorchAttention:
         like: torch.Tensor,
         recorder: Recorder,
     ) -> None:
-        """Begin without rows. Keys and values have the type and device of `like`.
+        """Begin without rows. Keys and values have the type and device of the tensor `like`.
 
         Results of `reserve_rows` have static shapes while the recorder is active.
         """
@@ -82,7 +82,7 @@ class TorchAttention:
 
     @torch.inference_mode()
     def keep(self, kv: torch.Tensor, positions: Sequence[int]) -> None:
-        """Store keys and values of rows that do not attend."""
+        """Store keys and values of rows whose attention output is not needed."""
         first, slots = self.length, self.length + len(kv)
         self._reserve(slots)
         turned = self._rotary.cos_sin(uploaded(positions, kv.device), kv.dtype)

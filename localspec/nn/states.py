@@ -48,9 +48,9 @@ class StaticStates(NamedTuple):
     tails_after: torch.Tensor
 
     def read(self, place: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
-        """Read the first `count` rows of a layer after its state, and return their output.
+        """Read the first `count` rows of a recurrent layer after its state, and return their output.
 
-        `real` is as in `Advance`.
+        `place` is the index of the layer among all recurrent layers. `real` is as in `Advance`.
         """
         before = State(0, self.matrices[place], self.tails[place])
         outputs, after = advance(before, self.rows[place, :count], True, real)
@@ -207,8 +207,8 @@ class StateCache(KVCache):
     def load_static(self, advances: Sequence[Advance], again: Callable[[StaticStates, int], None]) -> StaticStates:
         """Copy the states after the committed tokens to constant addresses, for a forward of static shape.
 
-        `advances` has one function per layer. `again(static, count)` reads the first `count` rows of the last forward
-        again. Return the states at the constant addresses.
+        `advances` has for each recurrent layer the function that reads rows after a state. `again(static, count)` reads
+        the first `count` rows of the last forward again. Return the states at the constant addresses.
         """
         static = self._static = self._static or self._memory()
         if self._before and 0 < (count := self.length - self._before[0].length) < self._read:

@@ -105,7 +105,7 @@ class StaticForward:
 
     @torch.inference_mode()
     def contenders(self, logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-        """Find contenders as `step_logits.contenders` does. For a single row the operations are recorded too.
+        """Find the ids that may be picked, by `step_logits.contenders`. For a single row the search is recorded, too.
 
         The next call for a single row then overwrites the result.
         """
@@ -223,7 +223,7 @@ class StaticForward:
         return recording
 
     def _read_again(self, cache: StateCache, static: StaticStates, count: int) -> None:
-        """Let recurrent layers read the first rows of their last forward again."""
+        """Let recurrent layers read again the first `count` rows of the last forward, as later rows were discarded."""
 
         def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
             for place, advance in enumerate(self._advances):
@@ -246,7 +246,7 @@ class StaticForward:
 
 
 def visible_slots(cache: KVCache, rows: int) -> int:
-    """Return how many slots attention reads."""
+    """Return how many slots attention reads in a static shape when `rows` new rows follow the committed tokens."""
     return min(filled_slots(cache.visible(rows)), cache.capacity)
 
 

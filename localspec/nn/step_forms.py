@@ -22,7 +22,7 @@ SAMPLED = Sampling(0.9, seed=1), Sampling(1.1, top_p=0.9, seed=2), Sampling(0.8,
 
 
 def find_step_form(target: Target) -> tuple[StepForm, str | None]:
-    """Let a target use the fastest form whose bits equal the eager form's. Return it, and why no faster form works.
+    """Let a target use the fastest step form with the bits of `eager`. Return (form, reason why no faster form works).
 
     Raises MemoryError if there is no memory for the check; the target then uses the last form that passed the check.
     """
@@ -46,7 +46,7 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 
 @torch.inference_mode()
 def _difference(target: Target, form: StepForm) -> str | None:
-    """Compare a form with the eager form on the same rows. Return what differs, or None if all bits are equal."""
+    """Compare steps in a form with `eager` steps of the same rows. Return what differs, None if nothing does."""
     cache, before = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
     try:
         expected = []

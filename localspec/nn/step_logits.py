@@ -68,9 +68,9 @@ def keys_of(positions: Sequence[int], sampling: Sampling) -> list[int]:
 
 
 def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Find the contenders of logits [rows, vocab_size] for keys [rows], without waiting for the device.
+    """Find the few ids that may be picked from logits [rows, vocab_size], without waiting for the device.
 
-    Raises ValueError unless `findable(sampling)`.
+    `keys` [rows] determine the noise of each row. Raises ValueError unless `findable(sampling)`.
     """
     if not findable(sampling):
         raise ValueError(sampling)
@@ -86,7 +86,7 @@ def contenders(logits: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> 
 
 
 def findable(sampling: Sampling) -> bool:
-    """Return whether contenders can be found on the device with this sampling."""
+    """Return whether `contenders` supports this sampling: a top-k that is off or less than NARROW."""
     return sampling.top_k < NARROW
 
 
@@ -96,7 +96,7 @@ def narrows(sampling: Sampling) -> bool:
 
 
 def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampling) -> Contenders:
-    """Find contenders if truncation leaves few ids: top-k first, then top-p, then min-p."""
+    """Find the ids that may be picked if truncation leaves few: apply top-k, then top-p, then min-p."""
     width = scores.shape[1]
     count = min(NARROW, width)
     likely = scores.topk(count)
@@ -124,7 +124,7 @@ def _of_the_likeliest(scores: torch.Tensor, keys: torch.Tensor, sampling: Sampli
 
 
 def _of_equals(values: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two entries of `before` for each of the sorted values: at its first and at its last equal value."""
+    """Return `before` at the first and last equal value: values 5 3 3 and `before` a b c give a b b and a c c."""
     places = torch.arange(values.shape[1], device=values.device).expand_as(values)
     ends = torch.ones_like(values, dtype=torch.bool)
     ends[:, :-1] = values[:, :-1] != values[:, 1:]
@@ -217,7 +217,7 @@ class StepLogits(TorchLogits):
     """Logits of a step. Picks are found on the device, for all rows at once if truncation leaves few ids."""
 
     def __init__(self, rows: torch.Tensor, numbers: StepNumbers, first: int = 0, find: Find = contenders) -> None:
-        """Store the logits `rows[first:]`. The first tensor of `numbers` is the summary of all `rows`."""
+        """Store the logits `rows[first:]`. `numbers` begin with the summary of `rows`. `find` is like `contenders`."""
         super().__init__(rows[first:])
         self._numbers, self._first, self._find = numbers, first, find
         self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # the index of the contenders of a row
@@ -251,7 +251,7 @@ class StepLogits(TorchLogits):
     ) -> list[list[Candidate]]:
         """Return the tokens to propose for the position of each row.
 
-        For sampled text, these are the contenders for the row's pick.
+        For sampled text, these are the ids with the highest sums of score and noise.
         """
         if sampling.proposes_likeliest or not findable(sampling) or count > SHOWN or ids is not None:
             return super().candidates(positions, count, sampling, ids)
@@ -263,14 +263,14 @@ class StepLogits(TorchLogits):
         return known if len(known) == len(found) else super().candidates(positions, count, sampling)
 
     def _contenders(self, row: int, positions: Sequence[int], sampling: Sampling) -> tuple[Contenders, int]:
-        """Return contenders in main memory, and the row's index among them."""
+        """Return the ids that may be picked in this row and others, in main memory, and the row's index there."""
         if (row, positions[row], sampling) not in self._found:
             self._look([row], positions, sampling)
         first, place = self._found[row, positions[row], sampling]
         return Contenders(*(self._numbers[first + part] for part in range(4))), place
 
     def _look(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> None:
-        """Request the contenders of consecutive rows, to be fetched with the next numbers."""
+        """Request the ids that may be picked in consecutive rows, to be fetched by the next copy to main memory."""
         if self._found:  # a recorded search overwrites the result of the previous one
             self._numbers.bring()
         keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)

@@ -43,7 +43,7 @@ from localspec.weights.opening import source_of
 
 
 class Target:
-    """The model whose text is reproduced.
+    """The model that verifies drafts, and whose text localspec reproduces.
 
     `context` is the longest text in tokens; it fixes length-dependent position scaling.
     """
@@ -174,7 +174,7 @@ class Target:
         return self.compute.step_form
 
     def use_step_form(self, form: StepForm) -> None:
-        """Compute steps in this form from now on, also in drafters' models that are loaded later."""
+        """Switch steps to `eager`, `static` or `captured` (CUDA graphs), also in drafters' models loaded later."""
         self.compute.use_step_form(form)
 
     @property

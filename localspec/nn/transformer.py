@@ -182,9 +182,9 @@ class Transformer(nn.Module):
         return x
 
     def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
-        """Return the states of `found` at `places`, joined along channels: [..., len(places) * hidden_size].
+        """Return the states with the numbers `places`, joined along channels: [..., len(places) * hidden_size].
 
-        Raises LocalspecError for missing states.
+        `found` has states by number, like `inner` of `forward`. Raises LocalspecError for missing states.
         """
         states = [one for place in places if (one := found[place]) is not None]
         if len(states) < len(places):
