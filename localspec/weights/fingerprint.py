@@ -274,7 +274,7 @@ class Identity:
 
     @cached_property
     def revision(self) -> str:
-        """The model's identity in data of earlier versions. Raises the errors of `checkpoint.inspect`."""
+        """The model's identity in data saved by earlier versions. Raises the errors of `checkpoint.inspect`."""
         return revision(self.path)
 
     def owns(self, *identities: object) -> bool:

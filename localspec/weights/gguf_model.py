@@ -336,7 +336,7 @@ class GgufModel:
         return {ours: self._parts(ours, some, ahead_features(ours, sizes), layer_sizes) for ours, some in parts.items()}
 
     def _name(self, part: str) -> str:
-        """Return the name of the tensor in the file that has this part. One tensor may have experts' gate and up."""
+        """Return the name of the stored tensor that has the tensor `part`: experts' gate and up may share a tensor."""
         fused = re.sub("ffn_(gate|up)_exps", _FUSED, part)
         return fused if part not in self.places and fused in self.places else part
 
@@ -346,7 +346,7 @@ class GgufModel:
     def _parts(
         self, ours: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
     ) -> list[GgufTensor]:
-        """Return the GGUF tensors to stack for the parameter `ours`; `parts` has the name and rows of each."""
+        """Return the GGUF tensors to stack for the parameter `ours`; `parts` has the name and rows of each tensor."""
         found = []
         for part, rows in parts:
             if (name := self._name(part)) != part:

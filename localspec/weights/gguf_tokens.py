@@ -246,7 +246,7 @@ def _vocabulary(tokens: Sequence[str], types: Sequence[int]) -> dict[str, int]:
 
 
 def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str]) -> dict[str, Any] | None:
-    """Return the step that adds these tokens before and after a text without a chat template."""
+    """Return tokenizer.json's post-processor, which adds these ids around a text; None if there are no ids."""
     if not begin and not end:
         return None
 
@@ -332,7 +332,7 @@ def _one_by_one(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _isolating(expression: str) -> dict[str, Any]:
-    """Return a step of the tokenizer that makes each match of an expression a separate part."""
+    """Return a pre-tokenizer of tokenizer.json that makes each match of an expression a separate part."""
     if expression == DIGIT:
         return {"type": "Digits", "individual_digits": True}
     return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}

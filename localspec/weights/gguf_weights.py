@@ -94,7 +94,7 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
 
 
 def files_of(found: PackedFile) -> list[Path]:
-    """Return the GGUF files of a registration. Raises NotHere for a missing or changed file."""
+    """Return the GGUF files that a packed file refers to. Raises NotHere for a missing or changed GGUF file."""
     header = found.header
     known = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
     gone = found.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)
@@ -129,7 +129,7 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
 
 
 def _tensor(part: BlockPart, files: Sequence[Path]) -> GgufTensor:
-    """Return a tensor of a registration. Raises ValueError if its bytes do not fit its type and shape."""
+    """Return the GGUF tensor that `part` locates in `files`. Raises ValueError if its bytes do not fit its shape."""
     block, rows = _TYPES[part.type], part.shape[0]
     whole_blocks = part.shape[-1] % block.weights == 0 and (len(part.shape) == 2 or block.weights == 1)
     whole_heads = not part.head_rows or (rows % part.head_rows == 0 and part.head_rows % 2 == 0)
@@ -168,7 +168,7 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
 
 def gguf_recipe(source: PackingSource, packing: str, drafts: bool = False) -> Recipe:
-    """Return the recipe of a model in GGUF files; with `drafts`, for use as a draft model.
+    """Return how to pack each tensor of a model in GGUF files; with `drafts`, for use as a draft model.
 
     In int8, matrices in Q8_0 keep their groups of 32 inputs, so that their weights stay exactly the same.
     """

@@ -174,7 +174,7 @@ class PackedModel:
 
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
-        """The names and forms of each parameter's sections. Only a matrix in blocks may have several sections."""
+        """The sections of each parameter: (name of the section, form). Only a matrix in blocks may have several."""
         found: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None

@@ -155,7 +155,7 @@ def _without_originals(
 
 
 def _registration(path: Path) -> PackedFile | None:
-    """Return the registration among the packed files of a model; None if the model is not read from GGUF files."""
+    """Return the packed file that refers to the GGUF files of a model; None if it is not read from GGUF files."""
     return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
 
 
@@ -185,7 +185,7 @@ def source_of(path: Path) -> PackingSource:
 
 
 def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, paths: Paths) -> Path:
-    """Write a registration, unless it exists, and return its file. Raises the errors of `once`."""
+    """Return the packed file that refers to a model's GGUF files; write it if missing. Raises the errors of `once`."""
 
     def fill(name: str, section: Section, first: int, into: memoryview) -> None:
         into[:] = texts[name][first : first + len(into)]

@@ -143,12 +143,12 @@ class BlockPart:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a file: the model's name, its revision by `checkpoint.revision`, and its source.
+    """The origin of a packed file: the model's name, its revision by `checkpoint.revision`, and its source.
 
     `repo` and `commit` are empty for a model that was not fetched. `files` are the weight files by name, with the bytes
-    of each and its SHA-256 (64 digits) or fingerprint (40 digits). In a registration they are the GGUF files in order,
-    named by absolute paths. `weights` is the fingerprint of the weights, which all packed forms share. It is empty in
-    files of earlier versions.
+    of each and its SHA-256 (64 digits) or fingerprint (40 digits). If the weights are in GGUF files, `files` are the
+    GGUF files in order, named by absolute paths. `weights` is the fingerprint of the weights, which all packed forms
+    share; files of earlier versions lack this fingerprint.
     """
 
     name: str
@@ -162,11 +162,11 @@ class Origin:
 
 @dataclass(frozen=True)
 class Header:
-    """The header of a file.
+    """The header of a packed file.
 
-    Only a registration has `blocks`: the parts of each parameter. `weight_bytes` are the bytes of a registered model's
-    weights in memory, or 0 if no engine computes with their blocks. `default_packing` applies if the user requests no
-    other. `ahead` has the parts of the model's MTP layer (multi-token prediction), if there is a supported one.
+    If the weights are in GGUF files instead, `blocks` has the places of each parameter's rows, and `ahead` the places
+    for a supported MTP layer (multi-token prediction). `weight_bytes` are then the bytes of the weights in memory, or 0
+    if no engine computes with the blocks. `default_packing` applies if the user requests no other packing.
     """
 
     origin: Origin

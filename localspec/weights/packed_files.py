@@ -93,9 +93,9 @@ def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
 
 
 def files_in_use(paths: Paths, but: Collection[Path] = ()) -> dict[str, str]:
-    """Return the real paths of the GGUF files that registrations read, each with the name of a model.
+    """Return the real paths of the GGUF files from which models are read, each with the name of such a model.
 
-    Registrations in `but` do not count.
+    Models whose packed files are in `but` do not count.
     """
     found = [one for one in packed_files(paths) if one.header.registered and one.path not in but]
     return {os.path.realpath(file): one.header.origin.name for one in found for file in one.header.origin.files}
@@ -207,7 +207,7 @@ def partial_of(file: Path) -> Path:
 
 
 def _writer(partial: Path) -> str:
-    """Return the process that writes a file, by the number in the file's first line."""
+    """Return 'process 123' for the number 123 in the first line of a file being written, else 'another process'."""
     with suppress(OSError), partial.open("rb") as stream:
         if number := re.match(rb"(\d{1,10})\n", stream.read(16)):
             return f"process {number[1].decode()}"

@@ -101,7 +101,7 @@ _USUAL, _FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 
 def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
-    """Return the GGUF type of the blocks for a part of the parameter `name`.
+    """Return the GGUF type of the blocks for a part of the parameter `name`, such as part 2 (values) of qkv_proj.
 
     It is None if the number of `inputs` is not a multiple of any type's block size. The matrices that lose most from
     rounding have finer blocks, as in llama.cpp's Q4_K_M: the head, and the value and down projections of half of the
@@ -112,9 +112,9 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
 
 
 def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
-    """Return the number of rows of each part of the parameter `name`. In blocks each part may have another type.
+    """Return the number of rows of each part of the parameter `name`, such as queries, keys and values.
 
-    `stored` has the rows of each stored tensor. Some families store queries, keys and values, or gate and up, in one.
+    Parts may have different types of blocks. `stored` has the rows of each stored tensor, which may have all parts.
     """
     if name.endswith("gate_up_proj.weight"):
         return [sum(stored) // 2] * 2
@@ -141,7 +141,7 @@ def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int)
 
 
 def _loses_most(name: str, part: int, layers: int) -> bool:
-    """Return whether a part is one of the most sensitive, by the rule of llama.cpp's `use_more_bits`."""
+    """Return whether rounding a part of a parameter loses most quality, by the rule of llama.cpp's `use_more_bits`."""
     if name == "lm_head.weight" or ".per_layer_" in f".{name}":
         return True
     if not name.endswith("down_proj.weight") and not (name.endswith("qkv_proj.weight") and part == 2):

@@ -135,10 +135,10 @@ def _fill_blocks(
     into: memoryview,
     importance: npt.NDArray[np.float32] | None,
 ) -> bool:
-    """Fill panels of a part in blocks. Return whether all weights are finite.
+    """Fill a piece of some rows (a part) of a matrix in blocks. Return whether all weights are finite.
 
-    `first` is the first byte of the piece, and `above` the number of rows of the parts above. If one stored tensor has
-    the rows of this part in the same type, its blocks are copied. Otherwise the weights are rounded.
+    `first` is the first byte of the piece. `above` is the number of the matrix's rows before the part. If one stored
+    tensor has the rows of the part in the same type, its blocks are copied. Otherwise the weights are rounded.
     """
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
