@@ -75,7 +75,7 @@ def wordy() -> dict[str, list[tuple[int, str]]]:
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Report avoided words, or shrink the list of exempt files. Return the exit code: 1 if there are problems."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shrink", action="store_true", help="remove files that pass from the list")
     shrink, words = parser.parse_args().shrink, wordy()

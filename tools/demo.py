@@ -94,7 +94,7 @@ def compare(question: str) -> int:
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Run the demo, without a traceback if it is interrupted or its output is closed. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.parse_args()
     # Set by localspec.cli, so that Ctrl+C during imports is quiet.

@@ -51,7 +51,7 @@ def _line(folder: Path, file: Path) -> str:
 
 
 def main() -> int:
-    """Return the exit code."""
+    """Rewrite docs/design.md, and return exit code 0."""
     PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
     return 0
 

@@ -56,7 +56,7 @@ class Terminal:
         os.write(self._file, keys.encode())
 
     def until(self, seen: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
-        """Read until `seen` returns True for the text on the screen. Return the seconds from the start until then.
+        """Read until `seen` accepts the text on the screen; return the seconds since the start. Exit after `seconds`.
 
         Look at the screen once in `every` seconds, because looking takes time from the program that is measured.
         """
@@ -184,7 +184,7 @@ def _style(char: Any) -> Style:
 
 
 def _colour(name: str) -> str | None:
-    """Return rich's name of a colour of pyte."""
+    """Convert a colour of pyte, the emulated terminal, to rich, which draws; None for the default colour."""
     if name == "default":
         return None
     if re.fullmatch("[0-9a-f]{6}", name):

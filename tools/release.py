@@ -39,7 +39,7 @@ def hatchling(kind: str, dist: Path, **variables: str) -> Path:
 
 
 def write_checksums(dist: Path) -> None:
-    """Write SHA256SUMS for `sha256sum --check`."""
+    """Write SHA256SUMS with the checksums of the wheels and the sdist in `dist`, for `sha256sum --check`."""
     files = sorted(path for path in dist.iterdir() if path.suffix in (".whl", ".gz"))
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (dist / "SHA256SUMS").write_text("".join(lines))
@@ -86,7 +86,7 @@ def different(one: Path, other: Path) -> list[str]:
 
 
 def environment(folder: Path) -> Path:
-    """Make an empty environment and return its Python."""
+    """Make an empty virtual environment, and return the path of its Python."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     return folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
 

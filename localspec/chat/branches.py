@@ -38,7 +38,7 @@ class ListedConversation(NamedTuple):
 
 
 def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedConversation]:
-    """Return these conversations as a list, each family together at the place of its first conversation.
+    """Return the conversations `infos` by family, each family at the place of its first conversation in `infos`.
 
     Raises StoreTrouble.
     """
@@ -61,7 +61,7 @@ def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedCo
 
 
 def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
-    """Return the id of the oldest ancestor that `known` leads to; the ancestor itself may be unlisted."""
+    """Return the id of the oldest ancestor. `known` (conversations by id) leads to the ancestor, but may lack it."""
     seen = {info.id}
     number = info.id
     while (above := known.get(number)) is not None and above.branch_of is not None and above.branch_of not in seen:
@@ -71,7 +71,7 @@ def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
 
 
 def _pairs(info: ConversationInfo, family: Sequence[ConversationInfo]) -> list[tuple[int, int]]:
-    """Return pairs of ids: this conversation and a member of its family to compare it with.
+    """Return pairs of ids, the best first: a conversation and one of its family. The list says how the two differ.
 
     The first pair of a branch is with its origin, even if the origin is not listed or is deleted. The next pair is with
     the latest branch of this conversation, or else with any other member of the family.

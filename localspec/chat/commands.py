@@ -122,7 +122,7 @@ class Completion(NamedTuple):
 
 
 def needed(before: str) -> str | None:
-    """Return the name of the list that `choices` needs for the text before the cursor; None if no list is needed."""
+    """Return which list completes the text before the cursor: `resume`, `model` or `@DIRECTORY`; None for no list."""
     if _is_command(before):
         word, space, _ = before.partition(" ")
         return word[1:] if space and word in ("/resume", "/model") else None
@@ -168,7 +168,7 @@ def choices(before: str, known: Known) -> list[Completion]:
 
 
 def starts_command(before: str) -> bool:
-    """Return whether the text before the cursor begins a slash command or ends in an `@path`, known or not."""
+    """Return whether the text before the cursor begins a slash command or ends in an `@path`, existing or not."""
     return _is_command(before) or _PATH.search(before) is not None
 
 

@@ -121,7 +121,7 @@ class Conversation:
         return other
 
     def _saved_siblings(self, turns: int) -> list[Turn]:
-        """Return the next turn of each saved origin or branch that begins with this conversation's first `turns`."""
+        """Return the next turn of the saved origin, branches and siblings that begin with the same first `turns`."""
         if self._history is None or self.id is None:
             return []
         said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
@@ -329,7 +329,7 @@ class Conversation:
                 self.rename(title_of(self.turns[0].typed))
 
     def _say(self, history: History, turn: Turn) -> int:
-        """Begin to save a turn, in this conversation or in a new branch of it. Return the id of the turn."""
+        """Begin to save a turn, in a new branch if another window continued the conversation. Return the turn's id."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
         before, instead = self.id, self._replaced

@@ -111,7 +111,7 @@ class ChatSettings:
         return settings
 
     def resampling_notice(self, model: "Answerer") -> str | None:
-        """Return a notice that only the next answer is sampled, if replies are greedy; otherwise None."""
+        """Return a notice that the next answer is sampled although replies are greedy; None if replies are sampled."""
         if not model.sampling(self.now).greedy:
             return None
         return (

@@ -154,10 +154,10 @@ def _unnamed_model(
 ) -> TargetCard:
     """Return the saved choice, the only model here, or the best model for this machine, which becomes the saved choice.
 
-    A notice names any model except the saved choice, at most once a day. With `instead`, the model replaces the missing
-    model of a conversation, and a notice always names it. Without `saves` nothing is saved. If the GGUF file of the
-    saved choice is missing, a notice names the choice. If there is no saved choice, a notice names all models with
-    missing files.
+    A notice names any model except the saved choice, at most once a day. `instead` says that
+    a conversation's own model is missing; then a notice always names the model. Without `saves` nothing is saved. If
+    the GGUF file of the saved choice is missing, a notice names the choice. If there is no saved choice, a notice names
+    all models with missing files.
     """
     paths = Paths(environment.home())
     notify = reporter.notice if instead or not saves else once_a_day(paths.last_notice, reporter.notice)

@@ -137,14 +137,14 @@ class Trace:
 
 
 def _proposers(draft: Draft) -> list[str]:
-    """Return the proposer of each node; empty for the root and for `probe` nodes, which no step can accept."""
+    """Return the proposer of each node of a draft tree; empty for the root and for probes, which are never accepted."""
     names = ["", *(draft.sources or ["drafter"] * len(draft.tokens))[1:]]
     probes = draft.probe or [False] * len(names)
     return ["" if probe else name for probe, name in zip(probes, names, strict=True)]
 
 
 def _refused_after(draft: Draft, depth: int) -> Iterator[RefusedDraft]:
-    """Yield the refused drafts after the accepted node at `depth` of the path."""
+    """Yield each subtree that the model refused below the accepted node at this depth of the draft tree."""
     tokens, path, proposers = draft.tokens, draft.path, _proposers(draft)
     below: list[list[int]] = [[] for _ in tokens]
     for node, parent in enumerate(draft.parents):
@@ -164,7 +164,7 @@ def _refused_after(draft: Draft, depth: int) -> Iterator[RefusedDraft]:
 
 
 class Pieces:
-    """The text of a reply by token, as far as it is known. `grow` adds new text."""
+    """The decoded text of a reply, in pieces (`Piece`) of one or a few tokens. `grow` decodes the newest tokens."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace, self._detokenizer = trace, Detokenizer(self._decode)
@@ -182,7 +182,7 @@ class Pieces:
         return self._added < len(self._trace.tokens) or open_end
 
     def grow(self) -> int:
-        """Add the text of new tokens. Return the number of new pieces. Use this from one thread at a time."""
+        """Decode new tokens, and return the number of new pieces (`Piece`). Use this from one thread at a time."""
         before, trace = len(self.all), self._trace
         ended, end = trace.ended, len(trace.tokens)  # in this order
         for token in trace.tokens[self._added : end]:
@@ -196,7 +196,7 @@ class Pieces:
         return len(self.all) - before
 
     def at(self, token: int) -> int:
-        """Return the index of the piece that contains a token, or of the last piece if no piece has the token yet."""
+        """Return the index in `all` of the `Piece` that contains a token, or of the last if it is not decoded yet."""
         return bisect_right(self.all, token, key=lambda piece: piece.first) - 1
 
     def _close(self) -> None:
