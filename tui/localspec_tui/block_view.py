@@ -178,7 +178,7 @@ class BlockView(LaidOutOnce, Widget):
         return drawn
 
     def _spans(self, block: ReplyBlock, start: int, end: int) -> Iterator[Span]:
-        """Yield the styles of a block's text from `start` to `end`, as spans that count from `start`."""
+        """Yield the styles of a block's text from `start` to `end`, as spans whose positions count from `start`."""
         if block.kind == "code":
             app = self.app
             colours = highlighted(block.text, block.language, app.native_ansi_color, app.current_theme.dark)
@@ -246,7 +246,7 @@ class BlockView(LaidOutOnce, Widget):
         return Offset(0, 0)
 
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
-        """Return the selected text, with the bullets or numbers of whole blocks, and the line break to add."""
+        """Return the selected text, with the bullets or numbers of whole blocks, and a line break to put after it."""
         start, end = selection.start or Offset(0, 0), selection.end or Offset(sys.maxsize, sys.maxsize)
         chosen = []
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:

@@ -125,9 +125,9 @@ class CurrentConversation:
         self._outlet.release()
 
     def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
-        """Return unsent prompts of earlier chats in this conversation, and the title of another conversation with some.
+        """Return this conversation's unsent prompts, and the title of another conversation that has unsent prompts.
 
-        The title is empty if this conversation has such prompts, no other has, or the chat is not new (`first`).
+        All are from earlier chats. The title is empty if the list is not, or if the chat is not new (`first` is False).
         """
         store, server = self.store, self._first.elsewhere
         if store is None or self.place is None:
@@ -255,7 +255,7 @@ def run_race(
     stop: threading.Event,
     post: Callable[[Message], object],
 ) -> None:
-    """Run a race until both lanes end or `stop` is set, and report to `post`.
+    """Answer a prompt with and without speculation until both answers end or `stop` is set. Messages go to `post`.
 
     `prompt` is the typed text. The files that the text names are read, as in the chat.
     """

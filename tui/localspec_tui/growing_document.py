@@ -131,7 +131,7 @@ def _parser_of(_thread: int) -> MarkdownIt:
 
 
 def _flatten_deep_text(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Make one paragraph of text that is nested too deeply: markdown-it would drop it and all text after it."""
+    """Make one paragraph of too deeply nested text, which markdown-it would drop. Return whether the text was such."""
     if silent or state.level < DEEPEST:
         return False
     after = first
@@ -142,7 +142,7 @@ def _flatten_deep_text(state: StateBlock, first: int, end: int, silent: bool) ->
 
 
 def _formula_in_lines(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    r"""Make a line with \[ or $$ begin a paragraph. Within the formula "- b" is no list, and "=" no heading."""
+    r"""Begin a paragraph at \[ or $$, in which "- b" is no list and "=" no heading. Return whether a formula begins."""
     begin = state.bMarks[first] + state.tShift[first]
     closing = _DISPLAYED.get(state.src[begin : begin + 2])
     if closing is None or state.is_code_block(first) or closing in state.src[begin + 2 : state.eMarks[first]]:
@@ -165,7 +165,7 @@ def _add_paragraph(state: StateBlock, first: int, after: int) -> None:
 
 
 def _keep_formula(state: StateInline, silent: bool) -> bool:
-    r"""Keep a formula as text. Markdown would read LaTeX's backslashes as escapes, and text inside \( … \) as emphasis.
+    r"""Keep a formula as text, without Markdown's escapes and emphasis. Return whether a formula begins here.
 
     The formula keeps its line breaks. If it begins a paragraph and is not closed (yet), it takes the whole paragraph.
     """

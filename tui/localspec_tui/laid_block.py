@@ -1,4 +1,4 @@
-"""The layout of a block for one width: where its text is broken into rows. Nothing is drawn here."""
+"""The layout of a reply's block (such as a paragraph) for one width: where its text breaks into rows. No drawing."""
 
 import re
 from bisect import bisect_right
@@ -159,7 +159,7 @@ class LaidBlock:
         self.height = self.head + (self._table.height if self._table is not None else len(self._starts))
 
     def parts(self, row: int) -> list[RowPart]:
-        """Return the parts of a row, from the left. Row 0 is the first row after the head."""
+        """Return the parts of a row, from the left. Row 0 is the first row of the text, below blank rows."""
         if self._table is not None:
             return self._table.parts(row)
         text, start = self.block.text, self._starts[row]
@@ -178,7 +178,7 @@ class LaidBlock:
     def place_at(self, column: int, row: int) -> int | None:
         """Return the position in the text of the character that is nearest to a cell; None for a row without text.
 
-        Row 0 is the first row of the head. A cell to the right of all text gives the position after the last character.
+        Blank rows above count as rows. A cell to the right of all text gives the position after the last character.
         """
         if row < self.head:
             return None
@@ -195,7 +195,7 @@ class LaidBlock:
         return place if near == len(parts) - 1 else min(place, parts[near].end - 1)
 
     def row_of(self, place: int) -> int:
-        """Return the row of a position in the text. Row 0 is the first row of the head."""
+        """Return the row of a position in the text. Blank rows above the text count as rows."""
         if self._table is None:
             return self.head + bisect_right(self._starts, place) - 1
         rows = (

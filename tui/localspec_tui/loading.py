@@ -53,7 +53,7 @@ def load(
 class LoadedModel:
     """The model that answers, and the sampling of its replies.
 
-    The engine's thread loads, replaces and measures it. Any thread may call the methods below "from any thread".
+    The engine's thread loads the model and measures its speed. Any thread may call the methods after `measure`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LoadedModel:
             self._buffer.end(self.live)
 
     def switch(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> None:
-        """Load another model in place of this one. If that fails, load the previous model again."""
+        """Replace the model by another. If that fails, load the previous model again."""
         from localspec.chat.start import choose
 
         trouble = self._replace(card, conversation, store)
@@ -120,7 +120,7 @@ class LoadedModel:
         return None
 
     def measure(self, idle: Callable[[], bool]) -> None:
-        """Measure the model as long as `idle` returns True. The next call continues an interrupted measurement."""
+        """Measure the speed of the model as long as `idle` returns True. The next call continues an interrupted one."""
         measure = getattr(self.engine, "measure", None)  # None for a model on a server, which measures it itself
         if not self.measures or measure is None:
             return
@@ -166,5 +166,5 @@ class LoadedModel:
         return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
 
     def resampling_notice(self) -> str | None:
-        """Return a notice that only the next answer is sampled, if replies are greedy; otherwise None."""
+        """Return a notice that the next answer is sampled although replies are greedy; None if replies are sampled."""
         return self.settings.resampling_notice(self.engine) if self.engine is not None else None

@@ -53,7 +53,7 @@ class ConversationShown(Message):
 
 @dataclass
 class StageReached(Message):
-    """A message that a slow stage has begun."""
+    """A message that the next stage of opening the chat or loading a model has begun."""
 
     stage: str
 
@@ -108,7 +108,7 @@ class ReplyEnded(Message):
 
 @dataclass
 class RaceStarted(Message):
-    """A message that a race has begun. Its lanes grow while it runs."""
+    """A message that a race has begun, with its two answers (`lanes`), which grow while the race runs."""
 
     lanes: "Sequence[Lane]"
 
@@ -145,7 +145,7 @@ class Titled(Message):
 
 @dataclass
 class Branched(Message):
-    """A message that the conversation continues in a branch. `conversation` is the number of the former one."""
+    """A message that the conversation continues in a branch, with the number of its origin."""
 
     conversation: int
 
@@ -202,7 +202,7 @@ class Outlet:
             self.send(message)
 
     def notice(self, sentence: str) -> None:
-        """Send a notice, or hold it back."""
+        """Send a notice. After `hold`, it is kept until `release`."""
         if self.held_back is None:
             self.post(Noticed(sentence))
         else:
@@ -241,7 +241,7 @@ class ReplyBuffer:
         self.figures, self.accepted = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
-        """Add an event of the reply. `live` must have counted it before."""
+        """Add an event of the reply, which the figures `live` already contain."""
         self.accepted = True
         match event:
             case Prefill(done, total, _) if done < total:

@@ -86,7 +86,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
 
 
 def _open_log(log: Path) -> int:
-    """Open the log, readable only by its owner. Return its descriptor, or on an error the null device's."""
+    """Open the log, readable only by its owner. Return its descriptor; on an error, a descriptor of /dev/null."""
     try:
         private_directory(log.parent)
         cut = os.O_TRUNC if log.exists() and log.stat().st_size > LOG_BYTES else 0
@@ -135,7 +135,7 @@ def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Ite
 
 @contextmanager
 def _watched(is_handled: Callable[[int], bool], overdue: Callable[[int], None]) -> Iterator[None]:
-    """Call `overdue` on a thread for each signal that `is_handled` accepts. Python writes signals to a pipe."""
+    """Call `overdue`, on a separate thread, with the exit code for each signal that `is_handled` accepts."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)

@@ -1,4 +1,4 @@
-"""The colours of the chat: the theme in the settings, or a light or dark one like the terminal. A choice is saved."""
+"""The colours of the chat: the theme in the settings, or one that matches the terminal's background."""
 
 from collections.abc import Callable
 from functools import partial

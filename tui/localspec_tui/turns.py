@@ -110,21 +110,21 @@ class UnsentText:
         self._drafts = drafts
 
     async def save(self) -> None:
-        """Save the text if it has changed, without blocking the user."""
+        """Save the unsent text if it has changed, without blocking the user."""
         drafts = self._drafts
         if drafts is not None and (draft := self._now()) != self._tried:
             self._tried = draft
             self._trouble = await asyncio.to_thread(self._save, drafts, *draft)
 
     def save_now(self) -> None:
-        """Save the text at the end, even if the last attempt failed."""
+        """Save the unsent text when the chat ends, even if the last attempt failed."""
         if self._drafts is not None and ((draft := self._now()) != self._tried or self._trouble):
             self._tried = draft
             self._trouble = self._save(self._drafts, *draft)
 
     @property
     def trouble(self) -> str:
-        """Return why the text is not saved; empty if it is saved, or if nothing is unsent."""
+        """Return why the unsent text is not saved; empty if it is saved, or if there is no unsent text."""
         return self._trouble if self._trouble and self._now()[0] else ""
 
     def _now(self) -> tuple[str, int | None]:
@@ -137,7 +137,7 @@ class UnsentText:
         return text, self._chat.engine.conversation.now.id if in_this else [*self._aside][-1] or None
 
     def _save(self, drafts: "Drafts", text: str, conversation: int | None) -> str:
-        """Save the text, and return why that failed; empty on success."""
+        """Save the unsent text, and return why that failed; empty on success."""
         try:
             drafts.keep(text, self._chat.engine.settings.elsewhere, conversation)
         except LocalspecError as error:

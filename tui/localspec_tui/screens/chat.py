@@ -356,7 +356,7 @@ class ChatScreen(StableLayout, Screen[None]):
         return widget, offset
 
     def action_copy_text(self) -> None:
-        """Copy the selection. If it is only the match of a search, and a reply is running, stop the reply instead."""
+        """Copy the selected text. If a search selected this text, and a reply is running, stop the reply instead."""
         if self.view.found is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()

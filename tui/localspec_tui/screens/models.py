@@ -194,7 +194,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             (options.action_last if step > 0 else options.action_first)()
 
     def _scroll_beyond(self, step: int) -> bool:
-        """Scroll to unusable models beyond the last usable one in this direction. Return whether the list scrolled."""
+        """Scroll to the end (1) or start (-1) if no choosable model is left there. Return whether the list scrolled."""
         options = self._options
         usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:

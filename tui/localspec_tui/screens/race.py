@@ -78,7 +78,7 @@ class RaceScreen(ClosesOnce, Screen[None]):
         self.refresh_bindings()
 
     def action_result(self) -> None:
-        """Return to the result and its prompt."""
+        """Close the field, and show the last race's prompt again above its result."""
         self._close_field()
         self.refresh_bindings()
 

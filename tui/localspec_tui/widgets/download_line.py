@@ -42,7 +42,7 @@ class DownloadLine(Widget):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the parts of the progress, the most important first."""
+        """Return the progress of the download in words, the most important part first."""
         return tuple(self._parts)
 
     def offer(self, model: str) -> None:
@@ -107,7 +107,7 @@ class DownloadLine(Widget):
         self._follower = self.set_interval(LOOK_SECONDS, follow)
 
     def on_fetch_ended(self, ended: messages.FetchEnded) -> None:
-        """Show the result in the conversation, except if the user answered no."""
+        """Show in the conversation how the download ended, except if the user answered no."""
         ended.stop()
         was_shown = self.display
         self._thread, self.display = None, False

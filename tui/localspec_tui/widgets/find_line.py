@@ -69,8 +69,8 @@ class FindLine(Horizontal):
 
     @dataclass
     class Searched(Message):
-        """A request for a message with these words. `step` is 0 for the newest, 1 for the next older, -1 for the next
-        newer, and None for only a count."""
+        """A request for a message with these words: the newest (`step` 0), the next older (1) or the next newer (-1).
+        With None, such messages are only counted."""
 
         words: str
         step: int | None
@@ -155,7 +155,7 @@ class Finder:
         return bool(self._conversation.messages)
 
     async def search(self, wanted: FindLine.Searched) -> None:
-        """Search for words, and show the wanted message."""
+        """Search for words. Show the message that `step` asks for, and a label such as "3 of 7"."""
         if self._go_back is None:  # closed meanwhile
             return
         self._words, self._only_counts = wanted.words, wanted.step is None
@@ -167,7 +167,7 @@ class Finder:
         await self._show_hit()
 
     async def search_again(self) -> None:
-        """Search in new text, too. The displayed message stays."""
+        """Repeat the search after the conversation has changed. The displayed message stays if it still matches."""
         if self._go_back is None or not self._words.strip():
             return
         shown = self._hit

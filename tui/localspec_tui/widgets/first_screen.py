@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class FirstScreen(Vertical):
-    """A view that disappears with the first prompt, and returns in a new conversation."""
+    """A view of the model and suggested prompts, which disappears with the first prompt of a conversation."""
 
     @dataclass
     class Chosen(Message):

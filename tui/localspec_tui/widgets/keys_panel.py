@@ -42,7 +42,7 @@ def lines_of(app: App[Any], bindings: Iterable[object]) -> Iterator[Line]:
 
 
 def table_of(lines: Iterable[Line], name_width: int = NAMES, gap: int = 2) -> Table:
-    """Return a table with one row per line, as wide as there is room. Names are at most `name_width` cells wide."""
+    """Return a table with a row per key or command, as wide as there is room; names have at most `name_width` cells."""
     table = Table.grid(Column(max_width=name_width), Column(ratio=1), padding=(0, gap, 0, 0), expand=True)
     for name, does in lines:
         table.add_row(Text(name, "bold"), Text(does))
@@ -50,7 +50,7 @@ def table_of(lines: Iterable[Line], name_width: int = NAMES, gap: int = 2) -> Ta
 
 
 class InColumns:
-    """A renderable that shows lines in two columns if there is room, otherwise in one column."""
+    """A renderable that shows keys and their effects in two columns if there is room, otherwise in one column."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
@@ -87,7 +87,7 @@ def _of_the_app(app: App[Any]) -> Iterator[Binding]:
 
 
 class KeysPanel(VerticalScroll, can_focus=False):
-    """Sections of lines, each under its heading."""
+    """A panel of keys and commands in sections, each under its heading."""
 
     def __init__(self, *sections: tuple[str, Iterable[Line]]) -> None:
         super().__init__()

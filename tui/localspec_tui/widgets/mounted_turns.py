@@ -1,4 +1,4 @@
-"""The turns of a conversation that have widgets: the newest, turns around found words, and a line in between."""
+"""The turns of a conversation that have widgets: the newest and those around found words. A line counts the others."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Put the memory line above the first turn that the model still reads, by the figures of the last reply."""
+        """Put a line above the first turn that the model still reads, according to the figures of the last reply."""
         every = self._every
         answered = [bool(one.reply) for one in every]
         last = next((one for one in reversed(every) if one.reply), None)
@@ -190,14 +190,14 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return []
 
     def _look_at_gap(self) -> None:
-        """Begin to mount the missing turns if the line for the gap is visible."""
+        """Begin to mount the turns between a found turn and the newest, if the line that counts them is visible."""
         place = self._gap.virtual_region if self._gap is not None else Region()
         if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
             self._fill_gap()
 
     @work
     async def _fill_gap(self) -> None:
-        """Mount some missing turns, on the side from which the user scrolls, and keep the reader's place."""
+        """Mount some turns between a found turn and the newest, on the side from which the user scrolls."""
         if self._fetching or (gap := self._gap) is None or not gap.is_mounted:
             return
         self._fetching = True

@@ -89,7 +89,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     def _chooses(self, event: events.Key) -> bool:
         """Fill the empty field with the suggested prompt that a key chooses. Return whether the key chose one.
 
-        If the next key is printable, both are text: replace the suggested prompt by the first key's character.
+        If the next key is printable, the user is typing: replace the suggested prompt by the first key's character.
         """
         chosen, self._chosen = self._chosen, None
         if chosen and event.is_printable and self.text == chosen[1]:

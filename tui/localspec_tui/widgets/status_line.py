@@ -260,7 +260,7 @@ class LiveLine(Widget):
         self._warning = ""
 
     def show(self, *parts: str) -> None:
-        """Show sentences, the most important first."""
+        """Show these texts in the line in place of figures, the most important first."""
         self._set(tuple(map(one_line, parts)))
 
     def show_figures(self, figures: Figures | None, warning: str = "") -> None:

@@ -46,11 +46,11 @@ class Suggestions(OptionList, can_focus=False):
 
     @property
     def starts_command(self) -> bool:
-        """Whether the text before the cursor begins a command, so that the list of names may have completions."""
+        """Whether the text before the cursor begins a slash command or ends in an `@path`, which can be completed."""
         return starts_command(self._before)
 
     async def fetched(self) -> None:
-        """Wait a moment until the list of names that the typed text needs has been read."""
+        """Wait a moment until the names that complete the typed text (models, files …) have been read."""
         if needed(self._before) in (None, *self._known):
             return
         if self._fetched.is_set():  # if text was not typed by hand, nothing opened

@@ -26,9 +26,9 @@ ROWS = 2  # of a line: its text, and the marks below
 
 
 class Mark(NamedTuple):
-    """The mark below the text of a token.
+    """The mark below the text of a token, which shows the token's proposer.
 
-    Its shape is distinct without colours. It also has a CSS class for its colour.
+    Each mark has a distinct shape, and a CSS class for its colour.
     """
 
     first: str
@@ -63,7 +63,7 @@ NEWLINE, TAB, NOTHING = "⏎", "⇥", "∅"  # how a line break, a tab and a tok
 
 
 class Run(NamedTuple):
-    """The part of a piece (`chat.trace.Piece`) that is in one line, mostly the whole. It begins at column `x`."""
+    """The part of a piece (one or a few tokens, `chat.trace.Piece`) that is in one line, from column `x` on."""
 
     piece: int
     text: str
@@ -76,7 +76,7 @@ _Cell = tuple[int, str]  # a piece and a character of it
 
 
 class Layout:
-    """The lines of a reply in a given number of columns. Pieces are added one after another."""
+    """The lines of a reply in `width` columns. Its pieces (one or a few tokens each) are added one after another."""
 
     def __init__(self, width: int) -> None:
         self.width = max(width, 2)
@@ -87,7 +87,7 @@ class Layout:
         self._column = 0
 
     def add(self, text: str) -> None:
-        """Add the next piece of the reply."""
+        """Add the text of the next piece (one or a few tokens) of the reply."""
         number, self.pieces = self.pieces, self.pieces + 1
         shown = safe(text).replace("\t", TAB) or NOTHING
         blank = not shown.strip(" ")
@@ -128,7 +128,7 @@ class Layout:
         return _runs(self._open) if number == len(self._closed) else ()
 
     def line_of(self, piece: int) -> int:
-        """Return the line in which a piece begins."""
+        """Return the number of the line in which a piece (one or a few tokens) begins."""
         at = bisect_right(self._first, piece)
         if self._open and self._open[0][0] <= piece:
             at = len(self._closed) + 1
@@ -138,14 +138,14 @@ class Layout:
         return line
 
     def piece_at(self, line: int, x: int) -> int | None:
-        """Return the piece in this column, or the nearest piece in its line; None if there is no such line."""
+        """Return the index of the piece (one or a few tokens) at or left of column `x`; None beyond the last line."""
         runs = self.line(max(line, 0))
         if not runs:
             return None
         return next((run.piece for run in runs if x < run.x + run.width), runs[-1].piece)
 
     def column_of(self, piece: int) -> int:
-        """Return the column where a piece begins, in its first line."""
+        """Return the column where a piece (one or a few tokens) begins, in its first line."""
         return next((run.x for run in self.line(self.line_of(piece)) if run.piece == piece), 0)
 
 
@@ -285,7 +285,7 @@ class XRayView(ScrollView, can_focus=True):
     # -- the cursor ---------------------------------------------------------------------------------------------------
 
     def move_to(self, piece: int) -> None:
-        """Move the cursor to this piece, or to the nearest token."""
+        """Move the cursor to piece number `piece` (one or a few tokens), or to the nearest that exists."""
         if self.pieces.all:
             last = len(self.pieces.all) - 1
             self._put_cursor(min(max(piece, 0), last))
@@ -294,7 +294,7 @@ class XRayView(ScrollView, can_focus=True):
             self.post_message(self.Moved())
 
     def _put_cursor(self, piece: int) -> None:
-        """Move the cursor to a piece, and highlight all tokens of the same decode step."""
+        """Move the cursor to a piece (one or a few tokens), and highlight all tokens of the same decode step."""
         before, self.cursor = self._step, piece
         place = self._trace.place(self.pieces.all[piece].first)
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
