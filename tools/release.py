@@ -1,7 +1,7 @@
 """A release, made and tried but not published: `make release`. Only its wheels: `make wheels`.
 
-Wheels for every platform that the native library is made for come into dist/, with SHA256SUMS. For a release, version and changelog must agree; the sdist and the wheels are built into an empty dist/; the sdist must give the same
-wheel as this tree; and this machine's wheel, in an empty environment, must answer a question.
+Wheels for every platform of the native library come into dist/, with SHA256SUMS. For a release, version and changelog
+must agree, the sdist must give the same wheel as this tree, and the wheel of this machine must answer a question.
 """
 
 import argparse

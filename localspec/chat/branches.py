@@ -14,7 +14,7 @@ CONTEXT = 12  # of these characters, at most, before the first difference
 
 
 class ListedConversation(NamedTuple):
-    """A conversation in a list, where each family (a conversation and all its branches) is together."""
+    """A line of the list of conversations, where each family (a conversation and all its branches) is together."""
 
     info: ConversationInfo
     below: bool = False  # listed below another branch of its family

@@ -263,7 +263,7 @@ class BlockView(LaidOutOnce, Widget):
         self.refresh()
 
     def select(self, number: int, start: int, end: int) -> int:
-        """Select a part of a block's text; return its row."""
+        """Select a part of a block's text. Return the row of the view where the part begins."""
         self.screen.selections = {self: Selection(Offset(start, number), Offset(end, number))}
         return self._tops[number] + self._laid[number].row_of(start) if number < len(self._laid) else 0
 

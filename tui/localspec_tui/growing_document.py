@@ -84,13 +84,13 @@ class GrowingDocument:
         return not self.is_slow or len(tail) >= self._parsed + self._parsed // AGAIN
 
     def read(self) -> tuple[str, BlockReader]:
-        """Parse the tail. Return its text and a reader of its blocks. Any thread may call this."""
+        """Parse the tail. Return the text of the tail, and a reader that has its blocks. Any thread may call this."""
         tail, reader = _without_open_line(self.source[self._tail_at :]).rstrip(), BlockReader()
         reader.read(parser().parse(tail))
         return tail, reader
 
     def settle(self, tail: str, reader: BlockReader) -> None:
-        """Show the blocks of the tail, and settle all of them but the last."""
+        """Show the blocks of the tail, and count all but the last as settled: they no longer change."""
         blocks = reader.blocks
         if blocks and self.settled:
             blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))

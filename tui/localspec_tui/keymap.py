@@ -45,7 +45,7 @@ def shown(app: App[Any], binding: Binding) -> str:
 
 
 def keys_of(app: App[Any], binding: Binding) -> list[str]:
-    """Return the keys of a binding by Textual's names."""
+    """Return the keys of a binding, named as in Textual: `ctrl+up`."""
     return _chosen(app).get(binding.id or "", binding.key).split(",")
 
 

@@ -53,7 +53,7 @@ def load(
 class LoadedModel:
     """The model that answers, and the sampling of its replies.
 
-    The engine's thread loads the model and measures its speed. Any thread may call the methods after `measure`.
+    The engine's thread loads and measures the model. Any thread may call the methods after `measure`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class LoadedModel:
         return None
 
     def measure(self, idle: Callable[[], bool]) -> None:
-        """Measure the speed of the model as long as `idle` returns True. The next call continues an interrupted one."""
+        """Measure speed and exactness of the model while `idle` returns True. A later call resumes the measurement."""
         measure = getattr(self.engine, "measure", None)  # None for a model on a server, which measures it itself
         if not self.measures or measure is None:
             return

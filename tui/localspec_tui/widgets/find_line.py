@@ -121,7 +121,7 @@ class FindLine(Horizontal):
             self._quiet = self.set_timer(QUIET_SECONDS, lambda: self._search(0))
 
     def step(self, step: int) -> None:
-        """Search for an older message (1) or a newer one (-1). If the words have changed, search for the newest."""
+        """Search for an older message (1) or a newer one (-1), or for the newest message if the words have changed."""
         self._search(step if self._words.value == self._searched else 0)
 
     def _search(self, step: int | None) -> None:
@@ -155,7 +155,7 @@ class Finder:
         return bool(self._conversation.messages)
 
     async def search(self, wanted: FindLine.Searched) -> None:
-        """Search for words. Show the message that `step` asks for, and a label such as "3 of 7"."""
+        """Search for words. Show the message that `wanted.step` chooses, and a label such as "3 of 7"."""
         if self._go_back is None:  # closed meanwhile
             return
         self._words, self._only_counts = wanted.words, wanted.step is None

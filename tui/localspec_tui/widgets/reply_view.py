@@ -34,7 +34,7 @@ class ThoughtLine(Widget):
         self.words, self.newest, self.mark = words, "", FOLDED
 
     def show(self, words: str, newest: str, mark: str) -> None:
-        """Show how long the model thought, and its newest words."""
+        """Show how long the model thought, its newest words, and the mark for folded or opened thoughts."""
         self.words, self.newest, self.mark = words, newest, mark
         self.refresh()
 

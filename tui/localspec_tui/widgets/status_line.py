@@ -164,7 +164,7 @@ class TopLine(Widget):
         self.call(self._title if answer or not self._proposed else "")
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Return the facts for which there is room, each with its style."""
+        """Return the facts about the model and its settings for which there is room, each with its style."""
         unsaved = () if self._saved else ("nothing is saved",)
         facts = (*self._model[:1], *unsaved), self._badges, self._model[1:]
         shown, room = [], self.size.width - cell_len("localspec")

@@ -60,7 +60,7 @@ class Suggestions(OptionList, can_focus=False):
             await asyncio.wait_for(self._fetched.wait(), PATIENCE)
 
     def typed(self, before: str, *, by_hand: bool = True) -> None:
-        """Update the list for the text before the cursor. Text that was not typed by hand does not open the list."""
+        """List the completions of the text before the cursor. Text that was not typed by hand opens no list."""
         if before == self._before:
             return
         if not before:

@@ -230,7 +230,7 @@ class XRayView(ScrollView, can_focus=True):
         self.grow()
 
     def grow(self) -> None:
-        """Show the pieces that were decoded since the last call."""
+        """Show the text that was decoded since the last call."""
         before = max(self._layout.height - 1, 0)
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
