@@ -250,9 +250,9 @@ def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settin
 
 
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
-    """Return the settings with this device and this precision. Raises ValueError for an impossible value.
+    """Return the settings with another device, dtype and packing (`quantize`). Raises ValueError for an invalid value.
 
-    The packing "blocks" becomes `auto`, which reads GGUF files in the blocks that they have.
+    For "blocks", the packing of GGUF files as they are, `dtype` and `quantize` become `auto`, which reads them so.
     """
     if quantize == "blocks":
         dtype = quantize = "auto"

@@ -61,8 +61,8 @@ class Statistics:
     def speedup(self) -> float | None:
         """The speedup over plain decoding; below 1 if drafting cost more than it saved.
 
-        None if unknown, or if the speedup exceeds the acceptance length, because then too little was measured, or the
-        machine's speed changed.
+        None if unknown, or if the speedup exceeds the tokens per step: then too little was measured, or the machine's
+        speed changed.
         """
         if not self.plain_seconds or self.decode_seconds <= 0:
             return None
@@ -128,7 +128,7 @@ Event = Prefill | Text | Done
 
 
 def possible(speedup: float, limit: float) -> bool:
-    """Return whether a speedup is within its limit.
+    """Return whether a measured speedup is at most 5 % above `limit`, the largest possible speedup.
 
     For several speedups, pass one quantile of the speedups, such as the median, and the same quantile of the limits.
     """

@@ -89,12 +89,12 @@ _TABLE = str.maketrans({**{mark: drawn for marks, drawn in _MARKS.items() for ma
 
 
 def in_ascii(text: str) -> str:
-    """Return the text with its marks replaced by ASCII. Letters do not change."""
+    """Return the text with ASCII in place of bars, borders, arrows, dots and quotes. Letters do not change."""
     return text.translate(_TABLE)
 
 
 def ascii_only(stream: TextIO | None) -> bool:
-    """Return whether marks must be ASCII, because the encoding of the stream or of the locale is not Unicode.
+    """Return whether bars and quotes must be ASCII, because the encoding of the stream or the locale is not Unicode.
 
     In the C locale Python writes UTF-8 anyway, but the terminal may not expect it.
     """
@@ -103,5 +103,5 @@ def ascii_only(stream: TextIO | None) -> bool:
 
 
 def drawable(text: str, stream: TextIO | None) -> str:
-    """Return a text with its marks replaced by ASCII if the stream may not support them."""
+    """Return a text, with ASCII in place of bars, borders and quotes if the stream may not support Unicode."""
     return in_ascii(text) if ascii_only(stream) else text

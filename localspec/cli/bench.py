@@ -170,7 +170,7 @@ def _draw(svg: str, file: Path) -> None:
 
 
 def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
-    """Return the pairs to compare: plain decoding, then every drafter with every number of nodes."""
+    """Return the pairs to compare: plain decoding, then each drafter with each size of draft tree (`--nodes`)."""
     sizes: list[Size] = []
     for word in _words("--nodes", nodes):
         if word != "auto" and not (word.isdecimal() and 1 <= int(word) <= MOST_NODES):

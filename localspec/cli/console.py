@@ -191,7 +191,7 @@ def at_a_terminal() -> bool:
 
 
 def piped() -> bool:
-    """Return whether a program writes the prompts or reads the replies; if so, no chat lists the conversation."""
+    """Return whether a program writes the prompts or reads the replies. Lists in chats then omit the conversation."""
     return not (at_a_terminal() and seen())
 
 

@@ -11,8 +11,8 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """A context that handles Ctrl+C. The first Ctrl+C stops after the current step, so that text and tokens agree. The
-    second stops at once.
+    """A context that handles Ctrl+C. The first Ctrl+C stops the reply after the current step, so that the text has
+    all tokens of the step. The second stops it at once.
 
     With `ends_too`, each SIGTERM or SIGHUP acts like the first Ctrl+C, because a logout sends both. After the context
     the signal ends the process, so that the parent process sees the signal. `waits` is called when the first Ctrl+C has
@@ -55,8 +55,8 @@ class Interrupt:
 
 @contextmanager
 def cleared_up_when_ended() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise an error in the body before they end the process, so that no half-written file
-    stays.
+    """Let SIGTERM and SIGHUP raise SystemExit in the `with` block before they end the process, so that the block can
+    delete half-written files.
 
     Signals that the process ignores, such as SIGHUP under nohup, stay ignored.
     """

@@ -28,7 +28,7 @@ class Meanwhile:
 
     @contextmanager
     def measuring(self, engine: Any) -> Iterator[None]:
-        """Run missing measurements of the engine on another thread until the body and the stage in progress have ended.
+        """Measure on another thread during the `with` block, whose end waits only for the measurement in progress.
 
         Nothing is measured for a model on a server.
         """

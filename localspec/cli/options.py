@@ -65,10 +65,10 @@ def load_settings(flags: Mapping[str, Any]) -> Settings:
 
 
 def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Return a decorator that gives a command the flags of the settings `names` in place of the argument `settings`.
+    """Return a decorator that replaces a command's argument `settings` by a flag for each setting in `names`.
 
-    `helps` replaces the help of some flags, by a text, or by a pair: the displayed values and a text. The command gets
-    the result of `load_settings`.
+    `helps` has other help for some flags: a text, or a pair of the displayed values and a text. The command gets the
+    result of `load_settings` for the flags.
     """
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:

@@ -99,7 +99,7 @@ class _ReplyPrinter:
         self._last = "\n"  # the last character
 
     def read(self, left: int) -> None:
-        """Show once that a prompt is read, if many of its tokens are left at the start."""
+        """Show "reading 2,048 tokens" at the first call, if at least LONG prompt tokens are `left` to read."""
         if left >= LONG and not self._reads:
             self._progress.show(f"reading {left:,} tokens")
         self._reads = True
@@ -143,7 +143,7 @@ class _Talk:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def greet(self) -> None:
-        """Print which model answers, and the last turn of a conversation that is continued."""
+        """Print which model answers and, for a continued conversation, its last prompt and reply."""
         choice = self._loaded().choice
         precision = precision_in_words(choice.dtype, choice.quantize, choice.bits)
         how = ", ".join(filter(None, (precision, choice.device)))

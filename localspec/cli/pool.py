@@ -135,7 +135,7 @@ def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
 
 
 def _as_json(readable: ReadablePhrase) -> dict[str, Any]:
-    """Return a phrase as it is exported; `text` is None if the model's tokenizer is not here."""
+    """Return a phrase as a JSON object of `export`; `text` is None if the model's tokenizer is not here."""
     phrase = readable.phrase
     return {
         "model": readable.pool.model,

@@ -197,7 +197,7 @@ def planned_lines(planned: Planned) -> Iterator[str]:
 
 
 def announced_lines(name: str, announced: Announced) -> Iterator[str]:
-    """Yield the lines of a plan from the registry."""
+    """Yield the lines of a plan made from models.toml, without asking the hub."""
     if announced.imported:
         yield f"{name} is already here: {announced.imported}"
     yield f"{name}, from the registry; the hub was not asked"

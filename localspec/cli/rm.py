@@ -153,7 +153,7 @@ def _of_sources(name: str, sources: list[Source], paths: Paths) -> _Deletion:
 def _of_packed(name: str, paths: Paths) -> _Deletion:
     """Return the deletion of a named packed file, or of the packed forms of a model that was not fetched, which stays.
 
-    Raises NotHere and UsageMistake for files of the user.
+    Raises NotHere for a GGUF file that was not imported, and UsageMistake for other files and models of the user.
     """
     file = Path(os.path.expanduser(name))
     if is_gguf(file) and import_of(file, paths) is None:
@@ -243,7 +243,7 @@ def _other_models_with(source: Source, name: str) -> list[str]:
 class _DerivedData:
     """The data that localspec derived from a model. `names` are all names of the model.
 
-    `former` has its present names by former names, and `drafters` are trained drafters outside of its directory.
+    `former` maps former names to present ones. `drafters` are trained drafters outside the model's directory.
     """
 
     names: set[str]
@@ -255,7 +255,7 @@ class _DerivedData:
 
     @classmethod
     def of(cls, names: Collection[str], files: Collection[Path]) -> Self:
-        """Return the data of the model with these names and files. A store that cannot be read counts as empty."""
+        """Return the data derived from the model of these names and files. An unreadable store counts as empty."""
         now, names = renamed(), set(names)
         for file in files:
             with suppress(LocalspecError):

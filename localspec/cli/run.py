@@ -134,7 +134,7 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
 def _write(
     events: Iterator[Event], output: "_Output", report: "Report", conversation: "Conversation", interrupt: Interrupt
 ) -> tuple[str, "Statistics"]:
-    """Write a reply and its progress up to `Done`; return its reason and figures. Raises KeyboardInterrupt."""
+    """Write a reply and its progress. Return why the reply ended, and its figures. Raises KeyboardInterrupt."""
     for event in events:
         if not output.started:
             if interrupt.requested:

@@ -142,7 +142,7 @@ def _announced_facts(card: TargetCard) -> Facts:
 
 
 def _choice_facts(card: TargetCard) -> Facts:
-    """Return the present choice of `auto`, by the user's settings and earlier measurements, and the reason.
+    """Return which drafter `auto` now chooses by the user's settings and earlier measurements, and why.
 
     If the model is not here, drafters that would be fetched with it are considered too.
     """
@@ -182,7 +182,7 @@ def _entry_facts(entry: Entry) -> Facts:
 
 
 def _packed_facts(card: TargetCard, known: Facts) -> Facts:
-    """Return where a packed file comes from, and facts from its template that are not yet in `known`."""
+    """Return a packed file's source and commit, and whether its model thinks; `known` has the facts found before."""
     from localspec.models.chat_tokenizer import ChatTokenizer, tokenizer_of  # the tokenizers library
 
     origin = read(card.path).header.origin

@@ -63,9 +63,9 @@ class OwnedPath(NamedTuple):
 
 
 class FoundPlace(NamedTuple):
-    """An existing place to delete, with the bytes that become free.
+    """An existing file or directory to delete (`place`), with the bytes that become free.
 
-    `unreadable` says that some directory in it cannot be read.
+    `unreadable` says that some directory in `place` cannot be read.
     """
 
     place: OwnedPath
@@ -75,7 +75,7 @@ class FoundPlace(NamedTuple):
 
     @classmethod
     def of(cls, place: OwnedPath) -> "FoundPlace":
-        """Return a place with its size, and inspect the place only once."""
+        """Return an existing file or directory with its size, which is determined only once."""
         failures: list[OSError] = []
         foreign: tuple[Path, ...] = ()
         try:
@@ -95,7 +95,7 @@ class FoundPlace(NamedTuple):
 
     @property
     def root(self) -> Path:
-        """Return the directory of the place."""
+        """Return the directory that contains the file or directory."""
         return self.place.path.parent
 
     @property
@@ -153,7 +153,7 @@ def uninstall(
 
 
 def _listing(found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf]) -> Iterator[str]:
-    """Yield a line for each place and fetched model, and for each file that stays."""
+    """Yield a line for each file and directory to delete, each fetched model, and each file that stays."""
     for root, places in groupby(found, lambda one: one.root):
         yield one_line(str(root))
         for one in places:
@@ -170,7 +170,7 @@ def _listing(found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGgu
 def _delete_all(
     found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf], paths: Paths
 ) -> tuple[list[str], bool]:
-    """Delete fetched models and every place. Return a clause for each failure, and whether anything was deleted."""
+    """Delete models, files and directories. Return a clause for each failure, and whether anything was deleted."""
     failures: list[str] = []
     stuck: dict[str, list[str]] = {}  # paths by the reason why they cannot be deleted
     deleted = False
@@ -195,7 +195,7 @@ def _delete_all(
 
 
 def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
-    """Return every place that localspec writes to, by directory. `uninstall` deletes nothing else there."""
+    """Return the files and directories that localspec writes, by parent. `uninstall` deletes nothing else there."""
     database, what = paths.database.name, "conversations, phrases and measurements"
     data = [
         OwnedPath(file, what if file.name == database else "a file of the database", True, True)
@@ -262,7 +262,7 @@ def _delete(place: OwnedPath) -> None:
 
 
 def _refuse_while_in_use(paths: Paths) -> None:
-    """Raise LocalspecError if another process has one of these files open."""
+    """Raise LocalspecError if another process has a file of localspec open."""
     import psutil  # slow to import
 
     roots = [Path(os.path.realpath(place.path)) for places in places_of(paths).values() for place in places]

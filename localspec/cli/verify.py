@@ -208,7 +208,7 @@ def _checked(source: Source) -> Verified:
 
 @contextmanager
 def _reading(what: object) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows how much of `what` is read: its bytes so far, and all of its bytes."""
+    """Yield a function that shows how many bytes of `what` are read; its arguments are the bytes read and all bytes."""
     with Progress() as progress:
         progress.show(f"reading {what}")
         yield lambda done, total: progress.show(f"reading {what}: {size(done)} of {size(total)}")

@@ -97,11 +97,11 @@ class TransformerConfig:
         return cls(**{**usual, **arithmetic})
 
     def is_local(self, layer: int) -> bool:
-        """Return whether a layer is rotated by `Rope.local`."""
+        """Return whether a layer rotates positions by `Rope.local`, the second of a model's two rotations."""
         return bool(self.local_layers) and self.local_layers[layer]
 
     def sizes_of(self, layer: int) -> LayerSizes:
-        """Return the sizes of a layer."""
+        """Return the numbers of heads and channels of a layer."""
         same = LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
         return self.layer_sizes[layer] if self.layer_sizes else same
 
@@ -136,12 +136,12 @@ class TransformerConfig:
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the Hugging Face tensors that make up each of localspec's parameters, with the rows of each."""
+    """Return (name, number of rows) of the Hugging Face tensors that make up each of localspec's parameters."""
     return named_parts(parameter_rows(config), FAMILIES[config.family].tensors, "model.layers.{}.", _count(config))
 
 
 def gguf_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the GGUF tensors that make up each of localspec's parameters, with the rows of each."""
+    """Return (name, number of rows) of the GGUF tensors that make up each of localspec's parameters."""
     of_family = FAMILIES[config.family].gguf
     assert of_family is not None, f"{config.family} is not read from GGUF"
     return named_parts(parameter_rows(config), of_family.tensors, "blk.{}.", _count(config))
@@ -165,10 +165,10 @@ def _count(config: TransformerConfig) -> int:
 def named_parts(
     rows: Mapping[str, list[int]], names: Names, prefix: str, experts: int = 0
 ) -> dict[str, list[tuple[str, int]]]:
-    """Return (name, rows) of the tensors that make up each parameter, by parameter.
+    """Return (name, number of rows) of the tensors that make up each parameter, by parameter.
 
-    `rows` are the rows of each parameter's parts. `names` are the tensors' names after the layer's `prefix`. Braces
-    stand for the layer's number in the prefix, and for the number of one of the `experts` in a name.
+    `rows` is from `parameter_rows`. `names` are the tensors' names after the layer's `prefix`. Braces stand for the
+    layer's number in the prefix, and for the number of one of the `experts` in a name.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for ours, parts in rows.items():
@@ -188,7 +188,7 @@ def named_parts(
 
 
 def parameter_rows(config: TransformerConfig) -> dict[str, list[int]]:
-    """Return the rows of each parameter's parts: queries, keys, values; gate, up; and so on."""
+    """Return how many rows each matrix stacked in a parameter has: queries, keys and values in `qkv_proj`."""
     hidden, (width, tokens) = config.hidden_size, config.per_layer_inputs
     parts: dict[str, list[int]] = {"embed_tokens": [config.vocab_size]}
     if width:
@@ -283,18 +283,18 @@ BEFORE = ("embedding_norm", "state_norm", "fc.weight")  # our parameters that ar
 
 
 def ahead_config(target: TransformerConfig) -> TransformerConfig:
-    """Return the sizes of the MTP layer: the target's, with attention to the whole text."""
+    """Return the target's config for its MTP layer, which drafts and attends to the whole text."""
     return replace(target, vocab_size=0, tied=True, sliding_windows=(None,), delta=None)
 
 
 def ahead_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the safetensors tensors that make up each parameter of the MTP layer, with the rows of each."""
+    """Return (name, number of rows) of the safetensors tensors that make up each parameter of the MTP layer."""
     family = FAMILIES[target.family]
     return _named(target, {**family.tensors, **family.ahead}, "mtp.layers.0.")
 
 
 def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
-    """Return the GGUF tensors that make up each parameter of the MTP layer, with the rows of each."""
+    """Return (name, number of rows) of the GGUF tensors that make up each parameter of the MTP layer."""
     of_family = FAMILIES[target.family].gguf
     assert of_family is not None
     prefix = f"blk.{target.num_layers}."

@@ -79,7 +79,7 @@ class LayerSizes:
 
     @property
     def projected(self) -> int:
-        """The number of heads that the stacked projection makes after the queries: key heads and value heads."""
+        """The number of key heads and value heads that `qkv_proj` makes in addition to the queries."""
         return 0 if self.keys_of is not None else self.num_kv_heads * (1 if self.keys_are_values else 2)
 
 
@@ -166,12 +166,12 @@ def check(values: Mapping[str, Any], name: str, possible: Callable[[Any], bool],
 
 
 def number(value: object) -> bool:
-    """Return whether this is a number and not a Boolean."""
+    """Return whether `value` is a number and not a Boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def positive(value: object) -> bool:
-    """Return whether this is a positive integer that fits in the compiled library's 32 bits."""
+    """Return whether `value` is a positive integer below 2³¹, the limit of the compiled library."""
     return type(value) is int and 1 <= value < 2**31
 
 
@@ -264,8 +264,8 @@ class DeltaNet:
 
     @property
     def read(self) -> int:
-        """The count of numbers with which a token changes a layer's state: `channels`, and a strength and a decay per
-        value head."""
+        """The count of numbers that the update of a layer's state reads for a token: `channels`, and a strength and a
+        decay per value head."""
         return self.channels + 2 * self.value_heads
 
     @property
@@ -313,7 +313,7 @@ class MixtureSizes:
 
 
 def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
-    """Return the sizes in a config.json, `found`, under the keys `count`, `used` and `size`.
+    """Return the sizes of mixtures of experts in a config.json, `found`, under the keys `count`, `used` and `size`.
 
     Raises ValueError for impossible sizes, and NotComputed if the CPU engine does not compute such experts.
     """
@@ -329,7 +329,7 @@ def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, nor
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
-    """Return the sizes in the metadata of a GGUF file, under the family's keys in config.json: `count`, `used`, `size`.
+    """Return config.json's keys for experts (`count`, those `used`, their `size`) with the values from a GGUF file.
 
     Raises ValueError if a size is missing, or if more experts are used than there are.
     """

@@ -160,7 +160,7 @@ def _experts_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
-    """Return the rotation of layers without a window, from the divisors of the channels."""
+    """Return the `rope_parameters` of layers without a window, from the divisors in `rope_freqs.weight`."""
     factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
     rotated = [one for one in factors if one < _UNROTATED]
     unrotated = factors[len(rotated) :]

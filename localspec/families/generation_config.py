@@ -100,7 +100,7 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
 
 
 def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
-    """Return `found` with the file's values. The new `source` names the former source and the file."""
+    """Return `found` with the values `given` in generation_config.json. The new `source` names both origins."""
     top_p, min_p = _decimal(given.get("top_p", found.top_p)), _decimal(given.get("min_p", found.min_p))
     source = found.source
     if given and source != FILE:
