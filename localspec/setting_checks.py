@@ -64,7 +64,7 @@ def _object(text: str) -> object:
 
 
 def _of(description: str, allowed: Callable[[Any], bool], read: Callable[[str], object] = str, **more: str) -> Check:
-    """Return the check for a value for which `allowed` returns True."""
+    """Return the check of a setting that accepts a value if `allowed` returns True."""
 
     def check(value: object) -> object:
         if allowed(value):
@@ -113,7 +113,7 @@ def one_of(*words: str) -> Check:
 
 
 def parts(*known: str) -> Check:
-    """Return the check for a list of `known` parts of `ouroboros`. The check puts them in the order of `known`."""
+    """Return the check for the parts of the drafter `ouroboros` to use: some of `known`, returned in that order."""
 
     def check(value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):

@@ -80,7 +80,7 @@ class PasteFilter:
 
 
 def _marked(found: re.Match[str]) -> str:
-    """Return a run of letters as a bracketed paste, and Alt+Enter in the form that Textual expects."""
+    """Return the replacement of a match of _KEYS: pasted letters between paste marks, Alt+Enter as Textual reads it."""
     if found[1]:
         return f"{PASTE_BEGIN}{found[1]}{PASTE_END}"
     return ALT_ENTER if found[0] in ("\x1b\r", "\x1b\n") else found[0]

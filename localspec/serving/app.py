@@ -44,8 +44,8 @@ STATUSES: tuple[tuple[type[LocalspecError], int, str, str | None], ...] = (
 
 
 class Serving:
-    """The ASGI application, which passes requests to the engines' thread `room`. The model `first` answers a request
-    that names no model."""
+    """The ASGI application, which passes requests to `room`, the thread of the engines. The model `first` answers a
+    request that names no model."""
 
     def __init__(self, room: EngineRoom, first: TargetCard) -> None:
         self._room, self._first = room, first
@@ -130,8 +130,8 @@ class Serving:
     def _put(
         self, parsed: ClientRequest | OpenRequest | ReplyRequest, client: str, size: int, left: "asyncio.Future[None]"
     ) -> tuple[Ticket, Mailbox[Answer]]:
-        """Put a request in the queue. Return its ticket, and a mailbox that receives its answers until the future
-        `left` is done. Raises TooMany."""
+        """Put a request in the queue. Return its ticket, and the mailbox for its answers. The future `left` is done
+        when the client has disconnected. Raises TooMany."""
         box = Mailbox[Answer](left)
         ticket = Ticket(parsed, client, size, box.deliver)
         left.add_done_callback(lambda _: ticket.disconnected.set())  # even if the request itself is cancelled

@@ -231,7 +231,7 @@ def _stops(name: str, value: object) -> tuple[str, ...]:
 
 
 def _stream_options(name: str, value: object) -> bool:
-    """Return whether the last piece of the stream includes the usage."""
+    """Return whether a streamed reply ends with the numbers of tokens in prompt and reply (`include_usage`)."""
     options = _Fields(dict(value)) if isinstance(value, dict) else None
     if options is None:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)

@@ -102,7 +102,7 @@ def port_of_this_machine(port: int) -> socket.socket:
 def serve(
     app: ASGIApp, sockets: Sequence[socket.socket], started: Callable[[], None], *, websockets: bool = False
 ) -> None:
-    """Answer requests until SIGINT or SIGTERM, and also `websockets` if set. Call `started` when the server listens."""
+    """Answer HTTP, and WebSockets if set, until SIGINT or SIGTERM. Call `started` when the server listens."""
 
     class Ours(Connection):
         most = connections_of_others()

@@ -187,7 +187,7 @@ class LoadedModels:
         return self._first if name is None else model_named(name, self._first)
 
     def get(self, name: str | None) -> Loaded:
-        """Return the engine of this model. Load it if necessary; unload others if there is no room for all.
+        """Return the engine of the model `name`. Load the model if necessary; to make room, unload other models.
 
         Raises NotHere, and the errors of `Engine.open`.
         """
@@ -248,8 +248,8 @@ class LoadedModels:
         return self._loaded[card.name]
 
     def _unpark(self) -> None:
-        """Free the caches of parked conversations: they could change the device or packing chosen for the next
-        model."""
+        """Free the caches kept for earlier conversations, because their memory could change the device or packing
+        chosen for the next model."""
         for one in self._loaded.values():
             one.engine.forget_parked()
 

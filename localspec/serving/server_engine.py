@@ -190,7 +190,7 @@ class ServerEngine:
             yield from reply.events(self._wait(link, reply))
 
     def _wait(self, link: Link, reply: ServerReply) -> Iterator[Head | bytes | None]:
-        """Yield the arrivals of `link` until the reply is no longer wanted. Raises SilentServer after too long a wait.
+        """Yield what `link` receives until `wanted` returns False. Raises SilentServer after too long a wait.
 
         A comment in the stream only shows that the server is alive.
         """

@@ -80,7 +80,7 @@ class ServerReply:
         yield Done(self._piece.reason or "stop", statistics)
 
     def _contents(self, head: Head, arrivals: Iterator[Head | bytes | None]) -> Iterator[bytes | None]:
-        """Return the messages of an answer, and None for a silence. Raises LocalspecError for no reply."""
+        """Return an answer's messages, and None when none came for a while. Raises LocalspecError for other answers."""
         if head.status != OK:
             content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
             raise refusal(self._where, self._engine.model, head, content, self._engine.server.key)
@@ -91,7 +91,7 @@ class ServerReply:
         return forms[head.kind](one for one in arrivals if not isinstance(one, Head))
 
     def _texts(self, contents: Iterator[bytes | None]) -> Iterator[Event]:
-        """Yield the texts in the server's messages up to its end, or up to ours if it does not end."""
+        """Yield the texts in the server's messages until the server ends the reply or the reply is too long."""
         try:
             for content in filter(None, contents):
                 if content.strip() == END:
@@ -153,7 +153,7 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return a clause about the server if the reply is too long; empty if the length is normal."""
+        """Return "sends more than the 80 tokens that were requested" or the like; empty for a normal length."""
         written = len(self._tokens) or self._pieces
         if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"
@@ -162,7 +162,7 @@ class ServerReply:
         return ""
 
     def _take(self, piece: ServerPiece) -> None:
-        """Add a piece's reports to those before, and count its text."""
+        """Store the reason, usage and figures in a message of the server, and count the length of its text."""
         fields = piece.localspec_fields
         if self._engine.server.ours and fields:
             self._engine.reported.update({name: fields[name] for name in _REPORTED if name in fields})
@@ -183,7 +183,7 @@ class ServerReply:
             self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
 
     def _prefill(self) -> Iterator[Event]:
-        """Yield the end of the prompt, unless it was yielded before. It is certain only once there is a reply."""
+        """Yield the event that the server has read the prompt, once per reply. Only a text or the end proves it."""
         if not self._prefilled:
             self._prefilled = True
             yield Prefill(0, 0, self._dropped)

@@ -130,7 +130,7 @@ class SocketEngine:
         return self if self._here is None else self._here.exactness
 
     def label(self, rule: Rule) -> str:
-        """Return how exact the replies are."""
+        """Return how exact the replies are, in the server's words, such as "bitwise"."""
         return self._label
 
     def report(self, sampling: Any, load_seconds: float) -> Report:

@@ -85,7 +85,7 @@ _PIECE = 2**20  # bytes overwritten at a time
 
 
 def remove_copied(file: Path) -> bool:
-    """Overwrite and delete `file`, the last copied text. Return False if it does not exist. Raises LocalspecError."""
+    """Overwrite and delete `file`, the text copied last in a chat; return False if missing. Raises LocalspecError."""
     try:
         erase(file)
     except FileNotFoundError:

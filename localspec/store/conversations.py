@@ -188,7 +188,7 @@ def info_of(connection: sqlite3.Connection, conversation: int) -> ConversationIn
 
 
 def info_from(row: tuple[Any, ...]) -> ConversationInfo:
-    """Return a conversation without its turns, from the columns of INFO."""
+    """Return a conversation without its turns, from a `row` of the query INFO."""
     number, prompt, given, model, created, used, turns, origin, source = row
     title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
     branch_of = origin if isinstance(origin, int) else None

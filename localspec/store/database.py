@@ -222,7 +222,7 @@ class Database:
 
     @property
     def unfinished(self) -> str:
-        """A notice that the next start overwrites deleted text, because the file is large; empty without such text."""
+        """A notice that deleted text stays in a large file until the next start overwrites it; otherwise empty."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if cleaning.last_mark(self._connection) and self._is_large:
                 return f"{self._named} is large, so the deleted text in it is overwritten at the next start."

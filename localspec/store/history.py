@@ -219,7 +219,7 @@ class History:
         return self._tell_about(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
-        """Save the system prompt of a conversation, or remove it (None). Return False without such a conversation."""
+        """Save the system prompt of a conversation, or remove it (None). Return False if no row has this id."""
         return self._tell_about(conversation, "system", None if system is None else _storable(system))
 
     def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:

@@ -27,8 +27,8 @@ Notice: TypeAlias = Callable[[str], None]
 
 
 class Schema(NamedTuple):
-    """The tables of a database, made by `migrations`. The first sets the version of the file to `first`, others raise
-    it by one.
+    """The tables of a database, made by `migrations`. The first migration sets the file's version to `first`, later
+    migrations raise it by 1 each.
 
     The version is PRAGMA user_version. `probes` are quick queries that fail if a table is damaged. If a file turns out
     to be broken during a session, `carry_over` copies its readable part into a new file and returns a description. Then
@@ -131,7 +131,7 @@ def replace(
 
 
 def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
-    """Copy the readable part of the file at `path`, and return its description. Report a notice if that takes long."""
+    """Copy the readable part of the file at `path`; return a clause on what was copied. Report a long wait."""
     try:
         source = _connect(f"{path.as_uri()}?mode=ro", uri=True)
     except sqlite3.Error:

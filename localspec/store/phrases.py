@@ -73,7 +73,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 def make_pools(connection: sqlite3.Connection) -> None:
     """Make the tables of pools and phrases.
 
-    `served` is the number of replies in which a phrase was accepted, `conversation` the last that used the phrase.
+    `served` is the number of replies in which a phrase was accepted, `conversation` the id of the last that used it.
     """
     connection.execute(
         """CREATE TABLE pool (

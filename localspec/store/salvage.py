@@ -55,9 +55,9 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
 
 
 def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
-    """Return a clause about how much of a damaged file was copied; empty if nothing was copied.
+    """Return "3 of 4 conversations, 70 of 90 phrases and 5 measurements" that were copied; empty if nothing was.
 
-    An index of the damaged file still lists lost turns. `before` is the file's number of phrases; None if unknown.
+    Lost conversations are found in an index of the file. `before` is the file's number of phrases; None if unknown.
     """
     index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
     there = set(target.execute("SELECT conversation, id FROM turn").fetchall())

@@ -35,7 +35,7 @@ def all_in(wanted: Sequence[str], *texts: str) -> bool:
 
 
 def span(word: str, text: str) -> tuple[int, int] | None:
-    """Return the start and end of the word's first occurrence in the original text; None without one."""
+    """Return the start and end in `text` of the folded word's first occurrence; None if the word does not occur."""
     folded = fold(text)
     begin = folded.find(word)
     if begin < 0:

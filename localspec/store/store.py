@@ -167,7 +167,7 @@ class Store:
 
     @property
     def unfinished(self) -> str:
-        """A notice that the next start overwrites deleted text; empty without such text."""
+        """A notice that deleted text stays in a large file until the next start overwrites it; otherwise empty."""
         return self._database.unfinished
 
 
