@@ -104,7 +104,7 @@ def _with_flags(
 
 
 def _flag(name: str, help: str | tuple[str, str]) -> inspect.Parameter:  # noqa: A002
-    """Return the flag of a setting. An omitted flag has the value None. Other values are checked by the settings."""
+    """Return the flag of a setting. An omitted flag has the value None; `config.load` checks other values."""
     row, spelled = TABLE[name], f"--{name.replace('_', '-')}"
     values: Any = str | None
     shown, help = (row.check.metavar, help) if isinstance(help, str) else help  # noqa: A001

@@ -117,7 +117,7 @@ def export(model: Model = None) -> None:
 
 
 def _pools_of(store: Store | None, model: str | None) -> list[PoolInfo]:
-    """Return a model's pools (None: all pools), with present names of models. Raises NotHere if the model has none."""
+    """Return a model's pools (None: all pools), with its name after renaming. Raises NotHere if the model has none."""
     names = renamed()
     pools = [
         pool._replace(model=names.get(pool.model, pool.model)) for pool in (store.phrases.pools() if store else [])

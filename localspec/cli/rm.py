@@ -188,7 +188,7 @@ def _registration(file: Path) -> Header | None:
 
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
-    """Return the packed files of the removed models, and of repositories with only packed files here."""
+    """Return the packed files made from `removals`, or from `sources` of which only packed files are here."""
     found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
     found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
     return _without_others(sorted(found), [str(source) for source in sources])

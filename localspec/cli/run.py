@@ -194,7 +194,7 @@ def _prompt(argument: str | None, files: str) -> ComposedPrompt:
 
 
 def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
-    """Yield the known figures of the speed. A server may not report all of them."""
+    """Yield, in words, the speed, speedup, tokens per step, tokens, and seconds to the first token, where known."""
     timings = report["timings"]
     if timings["tokens_per_second"] is not None:
         yield short_pace(timings["tokens_per_second"])
@@ -210,7 +210,7 @@ def _speed(report: dict[str, Any], ratio: float | None) -> Iterator[str]:
 
 
 def _origin(report: dict[str, Any], exactness: str) -> Iterator[str]:
-    """Yield the proposers of the tokens, the backend, and how exact the reply is."""
+    """Yield, in words, the proposers of tokens, precision, exactness, memory, and why drafts are off."""
     sources = report["speculation"]["sources"] or {}
     yield share_words(sources) if len(sources) > 1 else ""
     precision = precision_in_words(report["dtype"] or "", report["quantize"] or "none", report["bits_per_weight"])

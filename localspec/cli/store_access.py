@@ -18,9 +18,9 @@ from localspec.text import one_line
 
 @contextmanager
 def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
-    """Yield the store of this user, to show or delete its `what`: "phrases" or "conversations".
+    """Yield this user's database, to show or delete `what` in it: "phrases" or "conversations".
 
-    Yield None if there is no store, because looking must not create one. Raises StoreTrouble if a store may exist but
+    Yield None if there is no database, because listing must not make a file. Raises StoreTrouble if it may exist but
     cannot be reached: an empty list would say that nothing is saved. With `raise_damage`, damage found after opening
     raises StoreTrouble, too.
     """

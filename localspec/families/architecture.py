@@ -60,7 +60,7 @@ class TransformerConfig:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "TransformerConfig":
-        """Return the transformer of a model's config.
+        """Return the settings of the transformer in a model's config.json.
 
         Raises LocalspecError for arithmetic that localspec does not compute.
         """

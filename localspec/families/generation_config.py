@@ -40,7 +40,7 @@ def read_generation_config(path: Path) -> Mapping[str, Any]:
 def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
     """Return the content of a generation_config.json; `file` is its name in errors.
 
-    Values with which no model can be sampled are left out; `LEFT_OUT` lists them. Raises the errors of
+    Values with which no model can be sampled are listed under the key LEFT_OUT instead. Raises the errors of
     `read_generation_config`.
     """
     try:

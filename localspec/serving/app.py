@@ -344,7 +344,7 @@ async def _pieces(
 
 
 def _piece(shape: ReplyForm, answer: Answer, usage: bool) -> tuple[bytes, bool]:
-    """Return the piece of the stream for an answer, and whether it is the last piece."""
+    """Return the bytes of the stream for a text, the end of a reply, or an error, and whether they are the last."""
     match answer:
         case Text():
             return shape.step(answer, usage), False

@@ -108,7 +108,7 @@ class SocketEngine:
         return engine
 
     def _take_form(self, sent: Mapping[str, Any]) -> None:
-        """Store what the server reports of its engine. Raises KeyError, TypeError and ValueError for invalid data."""
+        """Store device, precision and drafter from the server. Raises KeyError, TypeError, ValueError for bad data."""
         self.choice: Any = ServedForm(**sent["choice"])
         self._label = str(sent["label"])
         device, size = sent["held"]

@@ -303,7 +303,7 @@ class Database:
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
         """Continue with a new file that has the readable rows of the broken file, or else in memory.
 
-        The sentence about the damage goes to `report`, by default to the attribute `report_damage`.
+        `report`, by default the attribute `report_damage`, is called with a sentence about the damage.
         """
         if self.path is None:
             raise error

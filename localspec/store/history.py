@@ -262,7 +262,7 @@ class History:
         return self.database.at_once(find)
 
     def partings(self, pairs: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[Turn | None, Turn | None]]:
-        """Return for each pair the first turns in which its conversations differ, as `parting_of` does.
+        """Return, for each pair of ids, the first turns in which both conversations differ, as `parting_of` does.
 
         Pairs with a missing conversation are left out.
         """

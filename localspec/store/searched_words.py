@@ -97,8 +97,8 @@ class Hit(NamedTuple):
 def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
     """Return a hit in each message with all the words, the newest first.
 
-    As in the search of conversations, some words may be in a prompt and the others in its reply. The hit is then in the
-    message with the first word.
+    As in the search of conversations, some words may be in a prompt and the others in its reply. Then the message with
+    the first word has the hit.
     """
     wanted = folded_words(words)
     found: list[Hit] = []
