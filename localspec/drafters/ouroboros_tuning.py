@@ -67,8 +67,7 @@ class Replay:
 
     @property
     def sums(self) -> list[float]:
-        """Return the sums in the store's order: tokens, steps, nodes, seconds of drafting, verification and the
-        rest."""
+        """Return what is saved: tokens, steps, nodes, seconds of drafting and of verification, and 0."""
         return [float(self.tokens), float(self.steps), float(self.nodes), self.drafting, self.verifying, 0.0]
 
 
@@ -201,7 +200,7 @@ def replaying(drafter: Drafter, small: DraftModel | None, workload: Workload) ->
 
 
 def starting(costs: ForwardCostModel) -> Hyperparameters:
-    """Return the paper's recipe, with the widest window whose rows cost almost nothing by `costs`."""
+    """Return the paper's hyperparameters, with the widest window whose rows cost almost nothing by `costs`."""
     usual = Hyperparameters()
     widest = max(
         width for width in RANGES["window"] if _window_price(replace(usual, window=width), costs) <= NEARLY_FREE

@@ -253,7 +253,8 @@ class WithPhrases:
         """Group continuations of `path` by their token at index `at`. Return the chance of each token with its
         continuations.
 
-        The chance is calibrated by the token's share of the weight and by the length of the match.
+        The chance is calibrated by the share of the continuations' weight that this token has, and by the length of the
+        match before them.
         """
         total = sum(weight for weight, _ in followers) + _DOUBT
         groups: dict[int, Followers] = {}

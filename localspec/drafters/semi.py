@@ -85,7 +85,7 @@ class SemiOptions:
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 
     def settled(self, vocab_size: int) -> Self:
-        """Return these options with `vocabulary` -1 replaced by a count. Raises the errors of `draft_vocabulary`."""
+        """Return these options, with a number in place of `vocabulary` -1. Raises the errors of `draft_vocabulary`."""
         return replace(self, vocabulary=draft_vocabulary(self.vocabulary, vocab_size))
 
 

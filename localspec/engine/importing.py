@@ -270,7 +270,7 @@ def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], 
 
 
 def _holds_all(packed: PackedFile, model: "GgufModel") -> bool:
-    """Return whether a packed file or a registration has the model's text files as localspec reads them now."""
+    """Return whether a packed file or a registration holds the model's text files, such as the tokenizer, unchanged."""
     texts = packed.header.texts
     return all(name in texts and packed.text(name) == content for name, content in model.texts.items())
 

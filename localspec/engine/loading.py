@@ -52,7 +52,7 @@ def load_target(choice: LoadSpec, reporter: Reporter, share_with: Target | None 
 
 
 def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Exactness:
-    """Return how exactly this target computes trees of this choice: the saved result, or the result of a self-test now.
+    """Return how exactly this target computes draft trees: the saved result, or the result of a self-test now.
 
     The native engine is tested now only if `choice.exact` is set; otherwise the result is `unchecked`, and the test
     follows later. Torch needs the result to decide how rows are computed. Raises UsageMistake if `choice.exact` is

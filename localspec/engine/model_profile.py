@@ -112,8 +112,8 @@ def picks_after(target: Target, cache: Any, tokens: Sequence[int]) -> list[int]:
 def _smoothed(
     rows: Sequence[int], contexts: Sequence[int], timings: dict[tuple[int, int], list[float]]
 ) -> ForwardCosts:
-    """Return the median of each measurement, without its first value. Costs never fall with more rows or a longer
-    context.
+    """Return the median of the repetitions of each measurement, except the first repetition. Costs never fall with
+    more rows or a longer context.
 
     Disturbances only make a measurement longer, so of two contradictory measurements the shorter is right.
     """
@@ -142,7 +142,7 @@ class SpillWatch:
         self._costs = costs if device.startswith("cuda") else None
 
     def look(self, statistics: Statistics, tokens: int) -> None:
-        """Check a reply, after which the cache holds `tokens` tokens."""
+        """Warn if a reply's steps were too slow; after the reply the cache holds `tokens` tokens."""
         if self._costs is None or statistics.steps < LEAST_STEPS:
             return
         usual = self._costs.at(round(1 + statistics.drafted / statistics.steps), tokens)
@@ -229,7 +229,7 @@ class ModelProfile:
 
     @property
     def untimed(self) -> bool:
-        """Whether forwards should be timed now."""
+        """Whether no times of this model's forwards are saved."""
         return self.recall(COSTS) is None
 
     def timing(self, target: Target) -> Measuring[ForwardCosts]:
