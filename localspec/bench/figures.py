@@ -182,7 +182,7 @@ def _acceptance_length(replies: Sequence[Statistics]) -> float | None:
 
 
 def _acceptance_by_depth(replies: Sequence[Statistics]) -> list[float]:
-    """Return acceptance by depth over all replies.
+    """Return the acceptance rate at each depth of draft trees, averaged over all replies.
 
     The weight of a reply at a depth is its drafted nodes times its acceptance rates at all smaller depths.
     """
@@ -210,5 +210,5 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def rounded(value: float | None) -> float | None:
-    """Return the value to four decimals."""
+    """Return the value rounded to four decimals; None stays None."""
     return None if value is None else round(value, 4)

@@ -39,7 +39,7 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
     """Return the registration or packed file that an earlier pull made from the same commit of the GGUF file `part`,
-    with the same text files `texts`; None if there is none."""
+    with the same configuration and tokenizer files `texts`; None if there is none."""
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
@@ -52,7 +52,7 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def marked_fetched(part: Part, texts: Part) -> Part:
-    """Return `texts`, a model's text files, marked as already fetched if the installed model has these files."""
+    """Return `texts` (configuration and tokenizer files), marked as fetched if the installed model has the same."""
     made = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if made else texts
 
@@ -135,8 +135,8 @@ def register(
 ) -> Iterator[Installed | Packed]:
     """Register the GGUF file that `part` has fetched, under the name of its source. Pack it if the settings say so.
 
-    `texts` are the text files of the original model, if the GGUF file is fetched in its place; they replace the texts
-    in the file. `before` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
+    `texts` are the original model's configuration and tokenizer, if the GGUF file is fetched in its place; they replace
+    the file's. `before` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
     errors of `import_gguf`; given `texts`, also LocalspecError for weights of fewer bits than the file's name says.
     """
     from localspec.weights.checkpoint import read_texts  # numpy

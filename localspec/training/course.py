@@ -183,7 +183,7 @@ class Course(Clock):
 
     @property
     def plan(self) -> CoursePlan:
-        """The estimate from the beginning of the course."""
+        """The tokens of text, hours and bytes that the course was expected to need when it began."""
         return CoursePlan(**self._state.plan)
 
     @property

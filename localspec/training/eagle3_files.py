@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Target) -> Eagle3Options:
-    """Return the head's options from config.json and its tensors. Raises LocalspecError if it is not supported."""
+    """Return the options of a head, by config.json and tensors. Raises LocalspecError for an unsupported head."""
     newer = "speculators_model_type" in config
     layer = config.get("transformer_layer_config") if newer else config
     family = layer.get("model_type", "qwen3" if newer else "llama") if isinstance(layer, dict) else None

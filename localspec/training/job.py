@@ -323,7 +323,7 @@ class Job:
         return length
 
     def _options(self, target: Target) -> Mapping[str, Any]:
-        """Return the given options, or if there are none, the kind's proposal for this model and machine."""
+        """Return the drafter's options: the given ones, or options that suit this model and machine."""
         if self.request.options:
             return self.request.options
         proposed = self.proposed(target)
@@ -333,7 +333,7 @@ class Job:
         return proposed.options
 
     def proposed(self, target: Target | None = None, seconds: float = PROBE_SECONDS) -> Proposed | None:
-        """Return the kind's proposal for this model and machine.
+        """Return options of the drafter that suit this model and machine; None if its kind proposes nothing.
 
         Without the `target` of a training, the model is loaded as for replies. Measurements take about `seconds`.
         """

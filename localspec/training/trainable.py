@@ -220,8 +220,8 @@ class TrainableDrafter(nn.Module):
         return float(self.changes_target)
 
     def gradient_work(self, length: int) -> GradientWork:
-        """Return the work that needs gradients, per token of texts of this length, excluding the target's own
-        reading."""
+        """Return the work that needs gradients, per token of texts of `length` tokens, excluding the target's own
+        reading of the texts."""
         return GradientWork(float(self.depth))
 
     @property
@@ -313,7 +313,7 @@ class TrainableDrafter(nn.Module):
         return {name: tensor.detach() for name, tensor in state.items() if not name.startswith("adapters.")}
 
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `tensors`. Raises the errors of `check_tensors`."""
+        """Load the tensors that `tensors()` once returned. Raises the errors of `check_tensors`."""
         self.check_tensors(tensors)
         self.load_state_dict(dict(tensors), strict=False)  # a kind may have more than it saves
         self.copy_head_rows()

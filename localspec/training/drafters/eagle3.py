@@ -154,7 +154,7 @@ class Trainable(TrainableDrafter):
         return F.rms_norm(x, norm.shape, norm.to(x.dtype), self.sizes.rms_norm_eps)
 
     def _features(self, inner: torch.Tensor) -> torch.Tensor:
-        """Return features [texts, n, hidden_size] of the target's concatenated states."""
+        """Return the layer's input [texts, n, hidden_size] from several states of the target, concatenated."""
         if self.options.norms != "none":
             parts = inner.chunk(len(self.options.places) if self.options.norms == "each" else 1, -1)
             normed = [F.rms_norm(part, part.shape[-1:], eps=self.sizes.rms_norm_eps) for part in parts]

@@ -299,8 +299,8 @@ class Trainable(TrainableDrafter):
         return highest * math.sin(math.pi / 2 * (self.progress - options.warmup) / (1 - options.warmup))
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the groups of the heads, of their linear path, and of adapters, which do not learn during the
-        warm-up."""
+        """Return the optimiser's parameters in three groups: heads, linear maps, and adapters, which do not learn
+        during the warm-up."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
         path = list(self.path.parameters()) if self.options.linear else []
         apart = {id(parameter) for parameter in (*adapters, *path)}

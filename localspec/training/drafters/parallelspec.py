@@ -26,8 +26,8 @@ FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1  # of the two parts of EAGLE's loss
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one training text, [rows] each: first one row per token of the text, then the masks after some
-    anchors.
+    """The rows of one training text, [rows] each: first one row per token of the text, then masks after some
+    tokens, the anchors.
 
     A row of `depth` 0 is the token at the position `anchor`. A row of depth d > 0 is mask d after that token, at the
     position anchor + d (figure 3).
@@ -42,7 +42,7 @@ class Group:
 
     @property
     def mask(self) -> torch.Tensor:
-        """The mask, bool [rows, rows]: a row sees the text up to its anchor, and the masks of its group up to
+        """The attention mask, bool [rows, rows]: a row sees the text up to its anchor, and the masks of its group up to
         itself."""
         real, same = self.depth == 0, self.anchor[:, None] == self.anchor
         return torch.where(real, self.anchor[:, None] >= self.anchor, same & (self.depth[:, None] >= self.depth))

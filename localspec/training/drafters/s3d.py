@@ -155,7 +155,7 @@ class Trainable(TrainableDrafter):
         return self.options.full
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the group of the drafter, and the group of the target's layers with a low learning rate (appendix A).
+        """Return the optimiser's parameters: the drafter, and the target's layers at a low learning rate (appendix A).
 
         Adapters that are merged into packed layers also have the low rate.
         """
@@ -304,7 +304,7 @@ class Trainable(TrainableDrafter):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Load the result of `tensors`. Raises the errors of `check_tensors`."""
+        """Load the tensors that `tensors()` once returned. Raises the errors of `check_tensors`."""
         self.check_tensors(tensors)
         self.mask.copy_(tensors["mask"])
         if self.kept is not None:
