@@ -66,7 +66,7 @@ class Recorder:
     def record(
         self, function: Function, inputs: Sequence[torch.Tensor], results: tuple[torch.Tensor, ...] | None = None
     ) -> Recording | None:
-        """Record a function. Return None if that is impossible, or memory is short."""
+        """Record a function as a CUDA graph. Return None if CUDA cannot record it, or memory is short."""
         try:
             return Recording(function, inputs, results)
         except RuntimeError as error:
@@ -77,7 +77,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Studio:
-    """The stream and the memory with which a device records. Recordings share both, since only one runs at a time."""
+    """The stream and the memory of all CUDA graphs on a device. Graphs share both, since only one runs at a time."""
 
     device: torch.device
     stream: Any

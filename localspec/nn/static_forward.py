@@ -199,9 +199,9 @@ class StaticForward:
         function: Function,
         inputs: Sequence[torch.Tensor],
     ) -> Recording | None:
-        """Return the recording of a shape over this cache's slots.
+        """Return the CUDA graph that reads rows of this shape with this cache.
 
-        Make it if necessary; return None if that is impossible.
+        Record the graph if necessary; return None if that fails.
         """
         recordings: dict[StaticShape, tuple[Recording, object]] = cache.recordings
         if shape in recordings:

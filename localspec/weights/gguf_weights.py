@@ -33,7 +33,7 @@ _TYPES = {block.name: block for block in BLOCKS.values()}
 
 
 def rounded(header: Header) -> dict[str, str]:
-    """Return the block types of a registration that have no kernel, each with the type that replaces it."""
+    """Return the block types in a model's GGUF files that have no kernel, each with the type that replaces it."""
     packed = (parts for name, parts in header.blocks.items() if not name.endswith(NEVER_PACKED))
     wide = (part for parts in packed for part in parts if len(part.shape) > 1)
     return {part.type: stand_in(part.type, part.shape[1]) or FILED[0] for part in wide if part.type not in BLOCK_TYPES}

@@ -276,9 +276,9 @@ class PackedFile:
 
     @property
     def missing(self) -> Path | None:
-        """The first GGUF file of a registration that is missing or was replaced by another; None if all are unchanged.
+        """The first of the referenced GGUF files that is missing or was replaced by another; None if all are unchanged.
 
-        Samples of a file are compared only if the file is newer than the registration. Loading always compares samples.
+        Samples of a file are compared only if it is newer than this packed file. Loading always compares samples.
         """
         header = self.header
         with suppress(LocalspecError, OSError):  # loading reports a file that cannot be read
@@ -384,7 +384,7 @@ def forms(file: Path) -> dict[str, Path]:
 
 
 def _preference(one: PackedFile) -> tuple[bool, bool]:
-    """Return the key that sorts files of a packing: registrations first, but those without their GGUF files last."""
+    """Return the key that sorts files of a packing: those that refer to GGUF files first, or last if one is missing."""
     return one.missing is not None, not one.header.registered
 
 

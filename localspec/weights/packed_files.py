@@ -81,7 +81,7 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
 
 
 def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
-    """Return the packed files of a model, sorted from the oldest to the newest, with its registration last.
+    """Return the packed files of a model, from the oldest to the newest, then the file that refers to its GGUF files.
 
     A file is left out if another process has deleted it since its header was read.
     """
@@ -289,15 +289,15 @@ def made_from_gguf(files: Collection[str]) -> bool:
 
 
 def imports(paths: Paths) -> dict[str, PackedFile]:
-    """Return the imported models by name. If a model has several forms, return its registration, or else the newest
-    form."""
+    """Return the imported models by name. Of several packed files of a model return the file that refers to
+    GGUF files, or else the newest."""
     return {one.header.origin.name: one for one in ranked(_imported(paths))}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
     """Return the model that was imported with the present content of a file, under any path; None if there is none.
 
-    A registration is preferred to packed files. Raises LocalspecError for a file that cannot be read.
+    A packed file that refers to GGUF files is preferred. Raises LocalspecError for a file that cannot be read.
     """
     files = parts_of(path)
     if not all(file.is_file() for file in files):

@@ -90,7 +90,7 @@ def read_bytes(header: Header) -> tuple[int, int]:
 
 
 def _bytes_in_blocks(name: str, parts: Sequence[BlockPart]) -> int:
-    """Return the bytes that a parameter of a registration takes in memory if it stays in blocks."""
+    """Return the bytes that a parameter stored in GGUF files takes in memory if it stays in blocks."""
     inputs = parts[0].shape[1] if len(parts[0].shape) > 1 else None
     sections = Recipe(BLOCKS).sections(name, [(part.shape[0], part.type) for part in parts], inputs, 0)
     return sum(tensor.bytes for tensor in sections.values())
