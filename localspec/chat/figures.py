@@ -101,7 +101,7 @@ class LiveStats:
     """
 
     def __init__(self, engine: "Answerer", rule: Rule = "exact", used: int = 0, *, no_drafts: bool = False) -> None:
-        """Begin without a reply, in a conversation that has `used` tokens so far (0: unknown)."""
+        """Begin with empty figures, for a conversation that has `used` tokens so far (0: unknown)."""
         self._engine, self._rule, self._no_drafts = engine, rule, no_drafts
         self.sampling = ""  # the sampling of replies, in words
         self._free = -MEMORY_SECONDS, 0  # when it was queried, and the result

@@ -229,7 +229,7 @@ def visible(text: str) -> str:
 
 
 def about(trace: Trace, piece: Piece) -> Iterator[str]:
-    """Yield lines about a piece of a reply: its proposer, its step, and the refused drafts in its place."""
+    """Yield lines about a piece (one or a few tokens): its proposer, its step, and the refused drafts in its place."""
     place = trace.place(piece.first)
     total, several = len(trace.tokens), piece.after - piece.first > 1
     which = f"tokens {piece.first + 1}–{piece.after} together" if several else f"token {piece.first + 1}"

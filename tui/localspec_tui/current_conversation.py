@@ -127,7 +127,7 @@ class CurrentConversation:
     def _earlier_drafts(self, first: bool) -> tuple[list[str], str]:
         """Return this conversation's unsent prompts, and the title of another conversation that has unsent prompts.
 
-        All are from earlier chats. The title is empty if the list is not, or if the chat is not new (`first` is False).
+        Earlier chats left the prompts. The title is empty if this conversation has prompts, or if `first` is False.
         """
         store, server = self.store, self._first.elsewhere
         if store is None or self.place is None:

@@ -90,7 +90,7 @@ class GrowingDocument:
         return tail, reader
 
     def settle(self, tail: str, reader: BlockReader) -> None:
-        """Show the blocks of the tail, and count all but the last as settled: they no longer change."""
+        """Show the blocks of the tail, and count all but the last block as settled: they no longer change."""
         blocks = reader.blocks
         if blocks and self.settled:
             blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))
@@ -131,7 +131,7 @@ def _parser_of(_thread: int) -> MarkdownIt:
 
 
 def _flatten_deep_text(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Make one paragraph of too deeply nested text, which markdown-it would drop. Return whether the text was such."""
+    """Make one paragraph of text that is nested too deeply for markdown-it. Return whether the text is too deep."""
     if silent or state.level < DEEPEST:
         return False
     after = first

@@ -70,7 +70,7 @@ class FindLine(Horizontal):
     @dataclass
     class Searched(Message):
         """A request for a message with these words: the newest (`step` 0), the next older (1) or the next newer (-1).
-        With None, such messages are only counted."""
+        With None, matching messages are only counted."""
 
         words: str
         step: int | None

@@ -1,4 +1,4 @@
-"""The turns of a conversation that have widgets: the newest and those around found words. A line counts the others."""
+"""The turns of a conversation that have widgets: the newest, and those around found words. A line counts the others."""
 
 import asyncio
 from collections.abc import Mapping, Sequence

@@ -222,7 +222,7 @@ class XRayView(ScrollView, can_focus=True):
     # -- what is shown ------------------------------------------------------------------------------------------------
 
     def begin(self, trace: Trace, pieces: Pieces) -> None:
-        """Show another reply, whose `pieces` are already decoded. If the reply is growing, follow its end."""
+        """Show another reply, whose text (`pieces`) is already decoded. If the reply is growing, follow its end."""
         self._trace, self.pieces = trace, pieces
         self._layout = Layout(self._columns)
         self.cursor, self._step, self._follows = 0, range(1), not trace.ended
