@@ -97,15 +97,12 @@ def product_seconds(device: str, dtype: torch.dtype) -> float:
     """
     clock = time.thread_time if device == "cpu" else time.perf_counter  # a product outlasts a scheduler's time slice
     x, weight = (torch.ones(rows, WIDTH, device=device, dtype=dtype) for rows in (PRODUCT_ROWS, WIDTH))
-    taken: list[float] = []
-    began = time.perf_counter()
-    while time.perf_counter() - began < MEASURED_SECONDS or len(taken) < LEAST_PRODUCTS:
-        start = clock()
+    products, until, start = 0, time.perf_counter() + MEASURED_SECONDS, clock()
+    while time.perf_counter() < until or products < LEAST_PRODUCTS:
         x @ weight
         wait_for(device)
-        taken.append(clock() - start)
-    best = min(taken)  # other programs make it slower, never faster
-    return best / (PRODUCT_ROWS * WIDTH * WIDTH)
+        products += 1
+    return (clock() - start) / (products * PRODUCT_ROWS * WIDTH * WIDTH)
 
 
 def hours(drafter: TrainableDrafter, seconds: float, tokens: int, recomputed: bool = False) -> float:

@@ -89,14 +89,6 @@ def test_of_eagle3_all_that_its_steps_pass_is_counted_as_often_as_they_do(tiny):
 
 
 @pytest.mark.slow
-def test_what_a_product_takes_is_measured_by_its_quickest(monkeypatch):
-    now, ticks = iter([0.0, 0.1, 0.2, 0.3, 1.0]), iter([0.0, 0.3, 0.35, 0.37, 0.4, 0.49])
-    monkeypatch.setattr("time.perf_counter", lambda: next(now))
-    monkeypatch.setattr("time.thread_time", lambda: next(ticks))
-    assert product_seconds("cpu", torch.float32) == pytest.approx(0.02 / (PRODUCT_ROWS * WIDTH * WIDTH))
-
-
-@pytest.mark.slow
 def test_the_time_of_other_programs_is_not_that_of_a_product(monkeypatch):
     monkeypatch.setattr(estimate, "wait_for", lambda device: time.sleep(2))
     monkeypatch.setattr(estimate, "LEAST_PRODUCTS", 1)
