@@ -39,7 +39,7 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
     """Return the registration or packed file that an earlier pull made from the same commit of the GGUF file `part`,
-    with the same configuration and tokenizer files `texts`; None if there is none."""
+    with the same tokenizer files and settings in `texts`, except config.json; None if there is none."""
     found = packed_sources(Paths(home())).get(str(part.source))
     if found is None or found.header.origin.commit != part.commit:
         return None
@@ -52,7 +52,7 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def marked_fetched(part: Part, texts: Part) -> Part:
-    """Return `texts` (configuration and tokenizer files), marked as fetched if the installed model has the same."""
+    """Return `texts` (configuration and tokenizer files), marked as fetched if `made_before` finds a model."""
     made = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if made else texts
 
