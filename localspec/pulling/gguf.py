@@ -52,7 +52,7 @@ def made_before(part: Part, texts: Part | None) -> PackedFile | None:
 
 
 def marked_fetched(part: Part, texts: Part) -> Part:
-    """Return `texts` (configuration and tokenizer files), marked as fetched if `made_before` finds a model."""
+    """Return `texts` (configuration and tokenizer files), marked as fetched if the installed model has them."""
     made = made_before(part, texts) is not None
     return replace(texts, here=frozenset(file.name for file in texts.files)) if made else texts
 
