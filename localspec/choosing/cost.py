@@ -121,7 +121,7 @@ def step_seconds(drafting: float, forward: float, nodes: int) -> float:
 
 
 def linear(points: Sequence[float], values: Sequence[float], at: float) -> float:
-    """Return the value at `at` of the polygonal line through these points.
+    """Return the value at `at` of the polygonal line through (point, value) pairs.
 
     Beyond the last point the last segment is extrapolated. Before the first point the value is constant.
     """

@@ -142,7 +142,7 @@ def fit(
     chosen: Recommendation | None = None,
     named: bool = False,
 ) -> tuple[bool | None, str]:
-    """Return whether a model with this shape and these bytes of weights fits this machine, and a clause with details.
+    """Return whether a model with `weights` bytes of weights fits this machine, and a clause with details.
 
     The settings decide how the model is loaded, as far as a device allows. `drafter_bytes` is the size of a drafter
     that is fetched too. `chosen` is the recommendation of `pull_set` for the same model; the clause then leaves out the

@@ -62,11 +62,11 @@ class ReplyStats:
 
     @property
     def trust(self) -> float:
-        """The weight of these figures in a mean with a prediction, from 0 to 1."""
+        """The weight, from 0 to 1, of measured replies in a mean with a prediction; it grows with their tokens."""
         return 1 / (1 + EXPECTATION / self.tokens)
 
     def speed(self, costs: ForwardCostModel) -> float:
-        """Return the tokens/s if forwards have these costs."""
+        """Return the tokens/s that the measured replies would reach if forwards cost as in `costs`."""
         return self.length / (costs.at(round(1 + self.nodes), CONTEXT) * (1 + self.drafting + self.rest))
 
 

@@ -204,7 +204,7 @@ def _in_default_packing(plans: list[RunPlan], model: Model) -> list[RunPlan]:
 
 
 def _in_one_packing(plans: list[RunPlan], model: Model, measurements: MeasurementSource) -> list[RunPlan]:
-    """Return the plans. If both int8 and int4 are possible on a CPU, leave one of them out.
+    """Return the plans without int8 or without int4, if both packings are possible on a CPU.
 
     int4 loses more of a model's quality, so int8 is preferred. int4 is taken if it fits, and int8 does not fit or is
     slower than a comfortable speed.

@@ -162,7 +162,7 @@ def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None
 
 
 def discard_gguf(cached: CachedGguf) -> None:
-    """Delete these files, and directories that become empty. Raises LocalspecError if that fails."""
+    """Delete the files of `cached`, and directories that become empty. Raises LocalspecError if a deletion fails."""
     commits = cached.path.parent
     names = {file.name for file in cached.files}
     try:
@@ -178,7 +178,7 @@ def discard_gguf(cached: CachedGguf) -> None:
 
 
 def tidy(source: Source, commit: str, names: list[str]) -> None:
-    """Delete the directories that held files with these names, if they are empty."""
+    """Delete the empty directories in which a commit's files `names` were, up to the repository's directory."""
     place = repository(source)
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents} - {"."}
     inside = [f"snapshots/{commit}/{folder}" for folder in sorted(folders, key=len, reverse=True)]

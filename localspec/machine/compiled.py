@@ -73,7 +73,7 @@ def instruction_set() -> str:
 
 
 def read_seconds(address: int, count: int, threads: int) -> float:
-    """Return the seconds in which the library reads `count` bytes once with this many threads.
+    """Return the seconds that the library takes to read `count` bytes once with `threads` threads.
 
     The library must exist.
     """

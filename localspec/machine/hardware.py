@@ -62,7 +62,7 @@ class _Allowed:
 
 
 def limit_cores(count: int | None, shown: str = "") -> None:
-    """Let this process compute with at most this many cores from now on; None means all.
+    """Let this process compute with at most `count` cores from now on; None means all.
 
     Call it before a model is loaded. Raises UsageMistake if there are fewer cores. `shown` is the setting and its
     value for the message, such as "--threads 8".
@@ -252,7 +252,7 @@ def memory_bandwidth(device: str = "cpu") -> float:
 
 
 def _read_of_memory(size: int) -> Callable[[], float]:
-    """Return a function that reads this many bytes of main memory with all cores, and returns the seconds."""
+    """Return a function that reads `size` bytes of main memory and returns the seconds; numpy uses only one core."""
     import numpy as np
 
     buffer = np.ones(size // 8, np.uint64)  # ones, because untouched pages are not read from memory

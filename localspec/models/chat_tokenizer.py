@@ -265,7 +265,7 @@ class ChatTokenizer:
         return self.switch.is_on(self._switched, system) if self.switch and self.heeds_switch(system) else None
 
     def _switched(self, messages: Sequence[Message], switches: Mapping[str, bool]) -> str:
-        """Return the template's text of a conversation, with these variables set; empty if the template fails."""
+        """Return the template's text of a conversation, with the variables `switches`; "" if the template fails."""
         try:
             return self._templated(messages, waits=True, switches=switches)
         except LocalspecError:
@@ -313,7 +313,7 @@ class ChatTokenizer:
         return "".join(sorted(one for one in here if not self._spelled[one]))
 
     def _spells(self, characters: str) -> bool:
-        """Return whether the vocabulary can represent all of these characters.
+        """Return whether the vocabulary can represent every character of a text.
 
         Results for single characters are cached.
         """

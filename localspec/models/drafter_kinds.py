@@ -96,7 +96,7 @@ class DraftCost:
 
 
 def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
-    """Return how many tokens a drafter with these options may propose. Impossible numbers stand for all tokens.
+    """Return how many tokens a drafter may propose: `vocabulary` in its `options`, or all if missing or invalid.
 
     The options are read from a file. Impossible options are refused when the drafter is loaded.
     """
@@ -285,7 +285,7 @@ def _assistant_seconds(cost: DraftCost, nodes: int) -> float:
 
 
 def _ouroboros_searched(parts: Collection[str]) -> Sequence[str]:
-    """Return the names of the hyperparameters that are searched if these parts of Ouroboros are switched on."""
+    """Return the names of the hyperparameters that are searched if `parts` of Ouroboros are switched on."""
     names = ["draft"]
     names += ["window"] if "accelerating" in parts else []
     names += ["phrase", "phrases"] if {"accelerating", "lengthening"} & {*parts} else []

@@ -111,7 +111,7 @@ def _text(value: object) -> bool:
 
 
 def _digests(digits: int) -> Callable[[object], bool]:
-    """Return a check for lists of digests with this many digits each."""
+    """Return a function that checks whether a value is a list of hexadecimal digests with `digits` digits each."""
 
     def check(value: object) -> bool:
         return isinstance(value, list) and all(isinstance(one, str) and pattern.fullmatch(one) for one in value)

@@ -103,10 +103,9 @@ def _listed_imports(
 
 
 def listed_as(digests: Collection[str], paths: Paths) -> str:
-    """Return the name of the entry that lists these GGUF files; empty if no entry does, or if the entry's model is
-    here.
+    """Return the name of the entry that lists the GGUF files with these digests; "" if no entry lists all of them.
 
-    `digests` is a result of `file_digests`.
+    The result is also "" if the entry's model is here. `digests` is a result of `file_digests`.
     """
     for name, card in cards(paths).items():
         if card.entry and digests and set(digests) <= {*card.entry.sha256, *card.entry.fingerprints}:

@@ -201,7 +201,7 @@ class Shape:
         return 1.0 if self.experts is None else 1 - (1 - self.experts.used / self.experts.count) ** rows
 
     def read(self, rows: int) -> int:
-        """Return how many weights a decode step of this many rows reads, including experts that any row chooses."""
+        """Return how many weights a decode step of `rows` rows reads, including experts that any row chooses."""
         return self.matrices - round(self.in_experts * (1 - self.chosen(rows)))
 
     @property

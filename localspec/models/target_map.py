@@ -31,7 +31,7 @@ class TargetMap:
     parameters: int
 
     def for_target(self, num_layers: int, hidden_size: int) -> tuple[int, ...]:
-        """Return `layers` as non-negative indices, for a target with this many layers and channels.
+        """Return `layers` as non-negative indices, for a target with `num_layers` layers and `hidden_size` channels.
 
         Raises UsageMistake if the map is for another target.
         """

@@ -42,7 +42,7 @@ _AROUND = ("<response>", "</response>")  # Granite 3.3
 
 
 def marks_of(template: str, tokens: Sequence[str]) -> Marks | None:
-    """Return the marks of the model with this template and these added tokens; None if no marks are known."""
+    """Return the known marks that a chat template or a model's added tokens contain; None if there are none."""
     for marks in KNOWN:
         if any(mark in template or mark in tokens for mark in marks[:2]):
             return marks._replace(around=_AROUND if all(mark in template for mark in _AROUND) else None)

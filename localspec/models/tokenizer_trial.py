@@ -69,7 +69,7 @@ class Trial:
 
 
 def try_out(files: Mapping[str, str], path: Path) -> Trial:
-    """Try these text files of a model, unless they were tried before.
+    """Try `files`, a model's tokenizer files by name, unless they were tried before.
 
     Digests of harmless files are remembered, so that they are not tried again. Raises LocalspecError if the tokenizer
     fails, takes too long, or ends the child process.
@@ -94,7 +94,7 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
 
 
 def forget(files: Mapping[str, bytes]) -> None:
-    """Delete the records of these text files. The files are tried again if they are still needed."""
+    """Delete the record that `files`, a model's tokenizer files by name, were tried; the next use tries them again."""
     with suppress(OSError):
         (Paths(home()).tokenizers / _mark(files)).unlink()
 

@@ -128,7 +128,7 @@ def _try_template(tokenizer: Tokenizer) -> None:
 
 
 def _runs(steps: dict[str, Any]) -> list[str]:
-    """Return texts of repeated words from the tokenizer's regular expressions. Some expressions never end on them."""
+    """Return long texts that repeat a word of the tokenizer's regular expressions, which may never end on them."""
     words: dict[str, None] = {}
     left = [steps["normalizer"], steps["pre_tokenizer"]]
     while left:
@@ -143,7 +143,7 @@ def _runs(steps: dict[str, Any]) -> list[str]:
 
 
 def _limit_computing(seconds: float) -> None:
-    """Let the system end this process after this many seconds of CPU time; 0 means no limit."""
+    """Let the system end this process after `seconds` seconds of CPU time; 0 means no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
