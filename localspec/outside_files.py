@@ -34,14 +34,14 @@ def read_bytes(file: Path, limit: int = TEXT_LIMIT, *, pipe: bool = False) -> by
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(file))
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
         parts, left = [], limit + 1
         # `read` reserves as many bytes as requested, so request the file's size rather than the limit.
         while left and (part := stream.read(min(left, max(size + 1, 2**16)))):
             parts.append(part)
             left -= len(part)
     if not left:
-        raise OSError(errno.EFBIG, f"it is longer than {limit / MIB:g} MiB", str(file))
+        raise OSError(errno.EFBIG, f"the file is longer than {limit / MIB:g} MiB", str(file))
     return b"".join(parts)
 
 
@@ -67,7 +67,7 @@ def parse_json(content: bytes | str, pairs: Callable[[list[tuple[str, Any]]], di
     try:
         return json.loads(content, parse_int=_integer, object_pairs_hook=pairs)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("arrays or objects are nested too deeply") from None
 
 
 def parse_toml(source: bytes) -> dict[str, Any]:

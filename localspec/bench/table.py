@@ -242,7 +242,7 @@ def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     more = len(categories) - MOST_CATEGORIES
     return [
         *columns(["kind of text", *map(_name, drafting)], lines, width),
-        *([f"and {more} more kinds, in --json"] if more > 0 else []),
+        *([f"and {more} more kinds of text, in --json"] if more > 0 else []),
         *wrapped("speed against plain decoding (1 is as fast), and tokens per step", width),
         "",
     ]

@@ -197,8 +197,8 @@ class Conversation:
 
     @property
     def unsaved_words(self) -> str:
-        """Return the unsaved turns in words, such as "its last turn"; empty if all turns are saved."""
-        return "" if not self.unsaved else "its last turn" if self.unsaved == 1 else f"its last {self.unsaved} turns"
+        """Return the unsaved turns in words, such as "the last turn"; empty if all turns are saved."""
+        return "" if not self.unsaved else "the last turn" if self.unsaved == 1 else f"the last {self.unsaved} turns"
 
     @property
     def trouble(self) -> str:

@@ -206,7 +206,7 @@ def _item_to_fetch(one: Recommendation) -> Choosable | None:
         download = weights + " with its drafter" * needed.drafter
     if one.plan is not None and not one.fits:
         return Choosable(card, "too large", title, (_too_large(one),), usable=False, gated=one.gated)
-    fits = () if one.plan is not None else ("it is unknown whether it fits",)
+    fits = () if one.plan is not None else ("it is unknown whether the model fits",)
     about = (download, *fits, *_pace(one, False), *_sentences(card.license), *_sentences(card.description))
     return Choosable(card, "elsewhere", title, about, gated=one.gated)
 

@@ -224,7 +224,7 @@ def why_empty(turn: Turn, settings: Settings, model: "Answerer", system: str | N
         return None
     if not (turn.reasoning or turn.figures.get("reasoning_tokens")):  # a mark of thinking counts as thought
         tokens = turn.figures.get("completion_tokens") or 0
-        why = f"wrote {counted(tokens, 'token')} and no text" if tokens else "ended it at once"
+        why = f"wrote {counted(tokens, 'token')} and no text" if tokens else "ended the reply at once"
         return f"The reply is empty: the model {why}."
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
     if turn.reason == "repetition":

@@ -481,7 +481,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     if named:
         return sentence
     why = "memory is short" if plan.rule == "memory" else "memory is plentiful"
-    why = "drafter_rule says so" if plan.rule_named else why
+    why = "the setting drafter_rule says so" if plan.rule_named else why
     by = "M" if plan.rule == "memory" else "speed"
     return f"{sentence}; chosen by {by}, since {why}{_others(plan, ranked)}"
 

@@ -195,7 +195,7 @@ def recommendations(
         try:
             model = model_of(card, cards)
             if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
-                one = Recommendation(card, None, "it has no tokenizer, so you cannot chat with it")
+                one = Recommendation(card, None, "the model has no tokenizer, so you cannot chat with it")
             else:
                 one = replace(recommend(model, machine, measurements, here, rule=rule), passed_over=model.passed_over)
         except LocalspecError as trouble:

@@ -316,7 +316,8 @@ def _machine(survey: _Survey) -> Iterator[str]:
         path = shlex.quote(str(one.path))
         yield f"{one.program} has {one.name}, {size(one.bytes)}. Use it: localspec import {path}"
     if (rest := len(survey.found) - MOST_FOUND) > 0:
-        yield f"There {'is 1 more such model' if rest == 1 else f'are {rest} more such models'}; --json lists all."
+        there = "There is 1 more such model" if rest == 1 else f"There are {rest} more such models"
+        yield f"{there}; --json lists all."
 
 
 def _download(one: Recommendation) -> str:

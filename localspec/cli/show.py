@@ -210,7 +210,7 @@ def _drafter_in_words(drafter: PublishedDrafter) -> str:
         f"{drafter.source}, by {drafter.publisher or 'unknown'}" if drafter.source else "a small model of its family"
     )
     if drafter.source is None and drafter.kind in kinds("published"):
-        where = "part of the model's files, if they include it"
+        where = "part of the model's files, if they include the layer"
     if drafter.source is None and drafter.kind in kinds("weights"):
         where = f"nobody publishes one; `localspec train {drafter.kind}` makes it"
     accepted = f", {drafter.accepted.length} tokens/step ({drafter.accepted.source})" if drafter.accepted else ""
@@ -226,7 +226,7 @@ def _shown(key: str, value: object) -> str:
             return "none"
         return "; ".join(value) if any(", " in one for one in value) else ", ".join(value)
     if key == "verified":  # in JSON a word for programs; people would think of `localspec verify`
-        return "its source is known to work" if value else "its source was never tried"
+        return "the source is known to work" if value else "the source was never tried"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -142,7 +142,7 @@ def uninstall(
         raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
     for root in filter(Path.is_dir, dict.fromkeys(one.root for one in found)):
-        why = "because it has files that localspec did not write" if os.listdir(root) else "and is empty"
+        why = "because the directory has files that localspec did not write" if os.listdir(root) else "and is empty"
         typer.echo(one_line(f"{root} stays, {why}."))
     if removals and not delete_fetched:
         typer.echo(
@@ -216,7 +216,7 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.pulled, "records of what was fetched"),
         OwnedPath(paths.socket, "the socket of `localspec serve`"),
         OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
-        OwnedPath(paths.last_notice, "when a notice was shown last"),
+        OwnedPath(paths.last_notice, "the time of the last notice"),
         OwnedPath(paths.logs, "logs", True),
         OwnedPath(paths.packed, "packed models", names=_PACKED),
         OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),

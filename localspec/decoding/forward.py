@@ -160,7 +160,7 @@ class ForwardModel(Protocol[CacheT]):
 
 def nan_words(name: str, model: ForwardModel[Any]) -> str:
     """Return the error message "`name` computes NaN in int8; …" for a `model` whose logits have NaN."""
-    again = f"delete {model.file}, which is made again; if that does not help, " if model.file else ""
+    again = f"delete {model.file}, which localspec makes again; if that does not help, " if model.file else ""
     form = "the blocks of its GGUF files" if model.precision == "blocks" else model.precision
     return (
         f"{name} computes NaN in {form}; its weights are damaged, or too large for this format: {again}"

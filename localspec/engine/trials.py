@@ -121,7 +121,7 @@ def settle_kernels(device: str, cache: MeasurementCache) -> None:
         try:
             why = kernel_checks.tried(card)
         except MemoryError:
-            return TrialResult(LIBRARIES, "there is no memory to try them now", passing=True)
+            return TrialResult(LIBRARIES, "there is no memory to try the kernels now", passing=True)
         return TrialResult(OWN) if why is None else TrialResult(LIBRARIES, why)
 
     if kernel_checks.not_for(card) is None:
@@ -161,7 +161,7 @@ def _find(target: Target) -> TrialResult:
     try:
         return TrialResult(*find_step_form(target))
     except MemoryError:
-        return TrialResult("eager", "there is no memory for it now", passing=True)
+        return TrialResult("eager", "there is no memory to record steps now", passing=True)
 
 
 class RecordingWatch:
@@ -178,14 +178,14 @@ class RecordingWatch:
     def look(self) -> None:
         """Check the recordings after a reply. The text of the reply does not depend on them."""
         steps, drafts = recording_troubles(self._target) if self._watches else (None, None)
-        if steps is not None and self._report_once("steps are", steps):
+        if steps is not None and self._report_once("steps", steps):
             self._cache.remember(STEP_FORM, self._subject, TrialResult("static", steps))
         if drafts is not None:
-            self._report_once("what the drafter computes is", drafts)
+            self._report_once("the drafter's computations", drafts)
 
     def _report_once(self, what: str, why: str) -> bool:
         if what in self._reported:
             return False
         self._reported.add(what)
-        self._cache.reporter.notice(f"{what} no longer recorded, and therefore slower: {why}.")
+        self._cache.reporter.notice(f"{what} are no longer recorded, and therefore slower: {why}.")
         return True

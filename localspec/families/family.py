@@ -335,7 +335,7 @@ def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any
     """
     found = {key: file.number(key) for key in KEYS_IN_GGUF}
     if missing := next((key for key, value in found.items() if value is None), None):
-        raise ValueError(f"it has no value for {missing}")
+        raise ValueError(f"the file has no value for {missing}")
     every, some = found["expert_count"], found["expert_used_count"]
     if some > every:
         raise ValueError(f"expert_used_count = {some} is more than expert_count = {every}")

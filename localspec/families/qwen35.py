@@ -70,7 +70,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     types = [LINEAR if one else "full_attention" for one in recurrent] or [*by_pattern(layers, every, LINEAR)]
     sizes = {ours: file.number(f"ssm.{theirs}") for ours, theirs in zip(_SIZES, _SIZES_IN_GGUF, strict=True)}
     if missing := next((key for key, value in sizes.items() if not value), None):
-        raise ValueError(f"it has no value for {missing}")
+        raise ValueError(f"the file has no value for {missing}")
     heads, inner = sizes["linear_num_value_heads"], sizes["linear_value_head_dim"]
     if inner % heads:
         raise ValueError(f"ssm.inner_size = {inner} is not a multiple of ssm.time_step_rank = {heads}")
@@ -169,7 +169,7 @@ def _read_moe(found: Mapping[str, Any]) -> dict[str, Any]:
 def _moe_from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     sizes = from_gguf(file, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
     if not (shared := file.number(_SHARED)):
-        raise ValueError("it lacks the width of its shared expert")
+        raise ValueError("the file lacks the width of the shared expert")
     assert QWEN35.gguf is not None
     return {**QWEN35.gguf.config(content, file), **sizes, "intermediate_size": shared,
             "shared_expert_intermediate_size": shared}  # fmt: skip

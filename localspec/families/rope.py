@@ -58,7 +58,9 @@ class Rope:
         of_local = replace(config, head_dim=heads[0]) if heads else config
         local = cls._by(of_local, config.local_rope_parameters, context)
         if local.rotary_dim != whole.rotary_dim and not heads:
-            raise _impossible(f"{whole.rotary_dim} channels rotate in some layers, {local.rotary_dim} in others")
+            raise _impossible(
+                f"{whole.rotary_dim} channels of a head rotate in some layers, {local.rotary_dim} in others"
+            )
         return replace(whole, local=local)
 
     @classmethod
@@ -76,11 +78,13 @@ class Rope:
             what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise _impossible(what) from None
         if not np.isfinite(inv_freq).all():
-            raise _impossible("not all frequencies are finite")
+            raise _impossible("not all rotary frequencies are finite")
         if not 0 < attention_scaling < 1e6:
-            raise _impossible(f"attention is scaled by {attention_scaling:g}")
+            raise _impossible(f"attention is scaled by the impossible factor {attention_scaling:g}")
         if not 0 < 2 * len(inv_freq) <= config.head_dim:
-            raise _impossible(f"{2 * len(inv_freq)} channels rotate in heads that have {config.head_dim}")
+            raise _impossible(
+                f"{2 * len(inv_freq)} channels of each head rotate, but heads have {config.head_dim} channels"
+            )
         return cls(inv_freq.astype(np.float32), float(attention_scaling))
 
 

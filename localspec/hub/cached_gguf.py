@@ -85,11 +85,11 @@ def _choose(source: Source, there: dict[str, list[ExpectedFile]]) -> str:
     read = {name: files for name, files in there.items() if not _UNREAD.fullmatch(name)}
     others = ", ".join(name for name in there if name not in read)
     if not read:
-        return f"it has only types that localspec does not read: {others}."
+        return f"the repository has only types that localspec does not read: {others}."
     listed = ", ".join(f"{name} ({size(_bytes(files))})" for name, files in read.items())
     likely = next((name for name in ("Q4_K_M", "Q8_0") if name in read), next(iter(read)))
     whole = Source(source.repo, source.revision, likely)
-    unread = f"; it does not read {others}" if others else ""
+    unread = f"; localspec does not read {others}" if others else ""
     return f"choose a type, as in `localspec pull {whole}`, from {listed}{unread}."
 
 

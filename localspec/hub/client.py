@@ -276,7 +276,7 @@ def _first_line(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):
-        return "its answer is not a hub's"
+        return "the answer is not a hub's"
     if lacking := re.search(r"missing the '([\w-]+)' header", str(error)):
-        return f"its answer lacks the header {lacking[1]}"
+        return f"the answer lacks the header {lacking[1]}"
     return shortened(first_line(error), _LONGEST)

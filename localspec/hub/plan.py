@@ -159,7 +159,7 @@ def _part(source: Source) -> Part:
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
     """Return the planned download of `files`. Raises ValueError for an invalid file, LocalspecError for a huge file."""
     if odd := next((file for file in files if not is_valid(file)), None):
-        raise ValueError(f"no length or digest of {odd.name}")
+        raise ValueError(f"the answer has no length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
         raise LocalspecError(
             f"{server()} announces more than a million GiB for {endless.name} of {source}, which is impossible; "

@@ -70,7 +70,7 @@ def _compiled(template: str) -> Template:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 SECONDS = 5.0  # a template takes milliseconds
-TOO_SLOW = f"it takes longer than {SECONDS:.0f} seconds"
+TOO_SLOW = f"the template takes longer than {SECONDS:.0f} seconds"
 CHARACTERS = 2**28  # of all texts in one rendering
 _ITEM = 32  # characters that an item of a new list counts as
 _VISIT = 256  # of an item whose text is counted, which takes time
@@ -80,8 +80,8 @@ _GROWING = frozenset((
     "slice", "string", "to_bytes", "tojson", "translate", "wordwrap", "xmlattr", "zfill",
 ))  # fmt: skip
 _MOST_BITS = 4096  # of the result of a power or a product
-_TOO_MUCH = f"it makes more than {CHARACTERS // 10**6} million characters"
-_TOO_LARGE = f"it makes a number of more than {_MOST_BITS:,} bits"
+_TOO_MUCH = f"the template makes more than {CHARACTERS // 10**6} million characters"
+_TOO_LARGE = f"the template makes a number of more than {_MOST_BITS:,} bits"
 # Formats with a large width, or with one that comes from another argument.
 _BOUNDLESS = re.compile(r"\d{5}|%[^%a-zA-Z]*\*|\{[^{}]*\{")
 _left = threading.local()  # `characters` that the rendering on this thread may still create

@@ -180,15 +180,18 @@ class ChatTokenizer:
             self._stopped = TOO_SLOW  # a template that never ends is not run again
             return {"error": TOO_SLOW, "limit": True}
         except MemoryError as error:
-            return {"error": f"{error}" or "it takes more memory than there is", "limit": True}
+            return {"error": f"{error}" or "the template takes more memory than there is", "limit": True}
         except Unwanted:
             raise
         except Exception as error:  # noqa: BLE001  # a template fails as any program can
             return {"error": f"{error}" or type(error).__name__}
         if len(text) > (most := _FRAME + 4 * length(messages)):
-            return {"error": f"it makes a text of {len(text):,} characters, and {most:,} are the most", "limit": True}
+            return {
+                "error": f"the template makes a text of {len(text):,} characters, and {most:,} are the most",
+                "limit": True,
+            }
         if _halves(text) - _halves("".join("".join(message.values()) for message in messages)):
-            return {"error": "it produces halves of surrogate pairs, which are not characters"}
+            return {"error": "the template produces halves of surrogate pairs, which are not characters"}
         return {"text": text}
 
     def _included_systems(

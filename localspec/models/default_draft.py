@@ -195,7 +195,7 @@ def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
         if not tokens or not all(type(index) is int for index in tokens):
             raise ValueError
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise _unreadable(path, "it lists no tokens") from None
+        raise _unreadable(path, "the file lists no tokens") from None
     return tokens, special
 
 

@@ -219,7 +219,7 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
             yield content.get("kind"), _read(path)
             continue
         why = "the bench after its training found that it does not pay"
-        why = why if "bench" in content else "its bench has not run yet"
+        why = why if "bench" in content else "the bench after its training has not run yet"
         yield (
             content.get("kind"),
             NotHere(
@@ -352,7 +352,7 @@ def mtp_layer(path: Path, target: str = "") -> DrafterCard:
             entries |= {name: one for name, one in tensor_headers(file).items() if name.startswith(PREFIX)}
         layers, apart = config.get("mtp_num_hidden_layers", 1), config.get("mtp_use_dedicated_embeddings")
         if entries and (layers != 1 or apart):
-            what = "its own embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
+            what = "a separate embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
             raise LocalspecError(
                 f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single "
                 "layer that uses the model's embedding; use another drafter."

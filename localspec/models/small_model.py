@@ -77,7 +77,7 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
             raise ValueError("recurrent layers do not draft by mask tokens")
         rope = Rope.of(config, min(context, config.max_position_embeddings))
         if sizes.num_heads % sizes.num_kv_heads:
-            raise ValueError(f"{sizes.num_heads} heads cannot share {sizes.num_kv_heads} key heads")
+            raise ValueError(f"{sizes.num_heads} attention heads cannot share {sizes.num_kv_heads} key heads")
         if sizes.head_dim % 2:
             raise ValueError(f"head_dim = {sizes.head_dim}")
         return sizes, rope, int(content[token]) if token else -1

@@ -266,7 +266,7 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
     if isinstance(template, dict):
         template = template["default"]
     if template is not None and not isinstance(template, str):
-        raise TypeError("its chat_template is not text")
+        raise TypeError("the chat_template is not text")
     return template
 
 

@@ -17,7 +17,7 @@ from localspec.environment import home
 from localspec.errors import LocalspecError, first_line
 from localspec.paths import Paths, private_directory
 
-TOO_LONG = "it takes too long"
+TOO_LONG = "the trial takes too long"
 _PATIENCE = 180.0  # seconds of time, if the system cannot count those of a process
 _OWN = Path(__file__).parents[1]  # files that come with localspec are trusted
 _START = "import sys; sys.path[:] = sys.argv[1:]; from localspec.models.trial_child import child; child()"
@@ -129,7 +129,7 @@ def _child_results(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]
     sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])
     with _at_hand.pop() if _at_hand else _started() as child:
         try:
-            output, why = child.communicate(sent, _PATIENCE)[0], "it crashed its process, with {}"
+            output, why = child.communicate(sent, _PATIENCE)[0], "the trial crashed its process, with the code {}"
         except subprocess.TimeoutExpired:
             child.kill()
             output, why = child.communicate()[0], TOO_LONG

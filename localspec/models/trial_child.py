@@ -54,7 +54,7 @@ def child() -> None:
         except TimeoutError:
             result = {"error": TOO_LONG if tokenizer is None else TOO_SLOW}
         except MemoryError as error:
-            result = {"error": f"{error}" or f"it takes more than {_MEMORY // 2**30} GiB of memory"}
+            result = {"error": f"{error}" or f"the trial takes more than {_MEMORY // 2**30} GiB of memory"}
         except BaseException as error:  # noqa: BLE001  # the panic of a library in Rust is no Exception
             panic = "" if isinstance(error, Exception) else f"{type(error).__name__}: "
             result = {"error": f"{panic}{error}" or type(error).__name__}

@@ -81,7 +81,7 @@ def why_none() -> str:
     """Return the reason why `wanted_target` returns None."""
     if os.environ.get("BUILD_NATIVE_FOR") == "none":
         return "BUILD_NATIVE_FOR is none."
-    return f"it is not made for {this_machine()}, only for {', '.join(TARGETS)}."
+    return f"the library is not made for {this_machine()}, only for {', '.join(TARGETS)}."
 
 
 @dataclass(frozen=True)

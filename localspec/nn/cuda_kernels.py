@@ -29,12 +29,15 @@ class Module:
 
     def __init__(self, binary: bytes, device: torch.device) -> None:
         self.device, self._handle = device, ctypes.c_void_p()
-        _driven(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "it cannot be loaded")
+        _driven(_driver().cuModuleLoadData(ctypes.byref(self._handle), binary), "the compiled code cannot be loaded")
 
     def function(self, name: str) -> ctypes.c_void_p:
         """Return a function of the module. Raises RuntimeError if there is none with this name."""
         found = ctypes.c_void_p()
-        _driven(_driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()), f"it has no {name}")
+        _driven(
+            _driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()),
+            f"the compiled code has no {name}",
+        )
         return found
 
 
@@ -54,7 +57,7 @@ class Kernel:
         with torch.cuda.device(self._device):  # a model may be on another GPU than the current one
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
             code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
-        _driven(code, "it cannot be started")
+        _driven(code, "the compiled code cannot be started")
 
 
 def _passed(argument: Argument) -> Any:
@@ -113,9 +116,9 @@ def binary_of(text: str, flags: Sequence[str]) -> bytes:
 
 def _content(program: ctypes.c_void_p, what: str) -> bytes:
     size = ctypes.c_size_t()
-    _succeeds(getattr(_compiler(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "it has no size")
+    _succeeds(getattr(_compiler(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "the compiled code has no size")
     content = ctypes.create_string_buffer(size.value)
-    _succeeds(getattr(_compiler(), f"nvrtcGet{what}")(program, content), "it cannot be read")
+    _succeeds(getattr(_compiler(), f"nvrtcGet{what}")(program, content), "the compiled code cannot be read")
     return content.raw
 
 

@@ -37,15 +37,15 @@ def trouble(device: torch.device) -> str | None:
     try:
         return not_for(device) or tried(device)
     except MemoryError:
-        return "there is no memory to try them"
+        return "there is no memory to try the kernels"
 
 
 def not_for(device: torch.device) -> str | None:
     """Return the reason why the kernels are not meant for a device; None for GPUs that they are meant for."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
-        return "they need an NVIDIA GPU"
+        return "the kernels need an NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
-        return "they need a GPU of compute capability 8.0 or more"
+        return "the kernels need a GPU of compute capability 8.0 or more"
     return None
 
 

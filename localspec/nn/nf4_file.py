@@ -91,11 +91,11 @@ def damage(file: Path) -> str | None:
         stored: Any = safe_open(file, "pt")
         names, about = stored.keys(), stored.metadata() or {}
         if about.get("localspec") != FORMAT:
-            return "another version wrote it"
+            return "another version of localspec wrote the file"
         same = _digest((name, stored.get_tensor(name)) for name in sorted(names)) == about.get(DIGEST)
     except (SafetensorError, OSError) as error:
-        return f"it cannot be read ({first_line(error)})"
-    return None if same else "its weights do not agree with their digest"
+        return f"the file cannot be read ({first_line(error)})"
+    return None if same else "the weights do not agree with their digest"
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:
@@ -164,7 +164,7 @@ def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
         _keep(target, file, made_of, choice, reporter)
         if stamps(weight_files(choice.target.path)) != before:
             file.unlink(missing_ok=True)
-            raise LocalspecError("its weights changed meanwhile.")
+            raise LocalspecError("the model's weights changed meanwhile.")
     except (LocalspecError, OSError, MemoryError, RuntimeError) as trouble:
         reporter.notice(f"The packed model cannot be saved: {_reason(trouble)}.")
     return target
@@ -188,7 +188,7 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
     remove_abandoned(file.parent)
     if (needed := target.nbytes) > shutil.disk_usage(file.parent).free or needed > free_memory() // 2:
         raise LocalspecError(
-            f"it takes {size(needed)} of the disk, and the same amount of main memory while it is written."
+            f"the file takes {size(needed)} of the disk, and the same amount of main memory while it is written."
         )
     reporter.progress(f"saving the packed weights of {choice.target.name}, once")
     try:
@@ -208,6 +208,6 @@ def _keep(target: "Target", file: Path, made_of: str, choice: LoadSpec, reporter
 
 def _reason(trouble: Exception) -> str:
     if out_of_memory(trouble):
-        return "there is no memory to write it"
+        return "there is no memory to write the file"
     reason = trouble.strerror if isinstance(trouble, OSError) and trouble.strerror else str(trouble)
     return reason.rstrip(".")

@@ -83,7 +83,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         )
     packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
     if "tokenizer.json" not in {file.name for file in model.files}:
-        trouble = "it has no tokenizer.json"
+        trouble = "the repository has no tokenizer.json"
     from localspec.families.architecture import TransformerConfig
     from localspec.families.rope import Rope  # numpy
 
@@ -97,7 +97,7 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         trouble = str(error).rstrip(".")
     shape = Shape.of(model.config)
     if missing := compiled.missing():
-        trouble = f"the CPU engine would read it, and {missing}"
+        trouble = f"the CPU engine would read the packed file, and {missing}"
     if trouble:
         raise LocalspecError(f"{model.source} cannot be kept only packed: {trouble}; leave --packed-only out.")
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)

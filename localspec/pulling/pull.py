@@ -205,7 +205,7 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
     Raises UsageMistake for options that have no effect, and the errors of `sources_of`.
     """
     if not sources_of(name):
-        return AlreadyHere("it needs no download")
+        return AlreadyHere("this model needs no download")
     if options.drafter is not None and name not in cards():
         raise UsageMistake(
             f"--drafter {options.drafter} has no effect with a repository; leave it out, or pull a registered model."

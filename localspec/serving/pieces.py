@@ -50,15 +50,15 @@ def read_piece(content: bytes) -> ServerPiece:
     try:
         value = parse_json(content)
     except ValueError:
-        raise Broken(f"it sent {shown(content)} instead of JSON") from None
+        raise Broken(f"the server sent {shown(content)} instead of JSON") from None
     if not isinstance(value, dict):
-        raise Broken(f"it sent {shown(content)} instead of a JSON object")
+        raise Broken(f"the server sent {shown(content)} instead of a JSON object")
     if value.get("error"):
-        raise GaveUp(words_of(value) or "it sent no details.")
+        raise GaveUp(words_of(value) or "the server sent no details.")
     choices = value.get("choices")
     choices = [] if choices is None else choices
     if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
-        raise Broken(f"it sent {shown(content)} instead of a piece of a reply")
+        raise Broken(f"the server sent {shown(content)} instead of a piece of a reply")
     # One reply was requested: one with another number does not belong to it.
     first: Mapping[str, Any] = next((one for one in choices if one.get("index") in (0, None)), {})
     said = mapping(first.get("delta")) or mapping(first.get("message"))
@@ -176,7 +176,7 @@ def _content(value: object, content: bytes) -> str:
         return _text(value)
     parts = [part.get("text") if isinstance(part, dict) else None for part in value] if isinstance(value, list) else []
     if not isinstance(value, list) or not all(isinstance(part, str) for part in parts):
-        raise Broken(f"it sent {shown(content)}, whose content is not text")
+        raise Broken(f"the server sent {shown(content)}, whose content is not text")
     return safe("".join(map(str, parts)))
 
 

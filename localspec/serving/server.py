@@ -118,7 +118,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
             "give that address."
         )
     if status in (401, 403):
-        wanted = "another key than the one given" if key else "a key, but none is set"
+        wanted = "another key than the one given" if key else "a key, but you have set none"
         return NotAllowed(f"{url} wants {wanted}{said}; put the right key into LOCALSPEC_SERVER_KEY.")
     error = value.get("error") if isinstance(value, dict) else None
     report = f"{error if isinstance(error, dict) else ''} {words}".lower()

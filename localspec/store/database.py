@@ -37,14 +37,14 @@ from localspec.store.opening import (
 )
 
 NO_ROOM = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
-_MAKE_ROOM = "make room on its disk to change it"
+_MAKE_ROOM = "make room on the file's disk to change it"
 _REMEDIES = {  # by the reason why a database cannot be written; the first match counts
     "locked": "wait until other programs no longer use it",
     "full": _MAKE_ROOM,
     "No space": _MAKE_ROOM,
     "quota": _MAKE_ROOM,
-    "I/O": "check whether its disk is full",
-    "": "make it and its directory writable to change it",
+    "I/O": "check whether the file's disk is full",
+    "": "make the file and its directory writable to change it",
 }
 
 
@@ -290,7 +290,7 @@ class Database:
             with self._lock, _patience(self._connection, wait):
                 while self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
                     if time.monotonic() > deadline:
-                        return "another process is using it"
+                        return "another process is using the file"
                     time.sleep(0.01)  # SQLite waits for readers and writers, but not for another process's checkpoint
             return ""
         except sqlite3.DatabaseError as error:
@@ -332,7 +332,7 @@ class Database:
 def _make_directory(path: Path) -> None:
     """Make the directory for a database. Raises OSError, also if `path` is something other than a file."""
     if path.exists() and not path.is_file():
-        raise OSError("it is not a file")
+        raise OSError("the path is not a file")
     private_directory(path.parent)
 
 
@@ -355,5 +355,5 @@ def _remedy(error: sqlite3.DatabaseError) -> str:
     if code in NO_ROOM:
         return "could not be read or written, so nothing more is saved: check whether the disk is full"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return "may not be written, so nothing more is saved: make it and its directory writable"
+        return "may not be written, so nothing more is saved: make the file and its directory writable"
     return "cannot be used now, so nothing more is saved"

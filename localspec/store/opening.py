@@ -90,11 +90,11 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
                 if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
                     raise
                 if aside:
-                    raise OSError(f"it {unfit} again") from error
+                    raise OSError(f"the file {unfit} again") from error
                 try:
                     notice(replace(path, unfit, connection, notice, schema)[1])
                 except (OSError, sqlite3.Error) as trouble:
-                    raise OSError(f"it {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
+                    raise OSError(f"the file {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
                 aside = True
             finally:
                 connection.close()
@@ -206,7 +206,7 @@ def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema:
     if version > newest:
         raise Unfit("newer", f"was written by a newer localspec (version {version}, this one knows {newest})")
     if version < 0:
-        raise Unfit("broken", f"is broken (its version number is {version})", damaged=True)
+        raise Unfit("broken", f"is broken (the version number is {version})", damaged=True)
     if 0 < version < schema.first:
         raise Unfit("old", f"was written before the first release (version {version}, this one knows {newest})")
     if version == 0 and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -235,7 +235,7 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     connection = _made(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise OSError("its content cannot be merged with this session's data")
+            raise OSError("the file's content cannot be merged with this session's data")
         connection.execute("PRAGMA journal_mode = WAL").fetchone()
         memory.backup(connection)
         _tune(connection)
@@ -252,7 +252,7 @@ class _Connection(sqlite3.Connection):
         try:
             return super().execute(*given)
         except UnicodeDecodeError as error:
-            damage = sqlite3.DatabaseError("its schema is not UTF-8")
+            damage = sqlite3.DatabaseError("the schema is not UTF-8")
             damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise damage from error
 

@@ -56,11 +56,11 @@ def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
     """Return the options in config.json. Raises UsageMistake for options that are impossible or another target's."""
     text, backbone = config.get("text_config"), config.get("backbone_hidden_size")
     if not isinstance(text, dict):
-        raise UsageMistake("its config.json has no text_config; fetch the drafter again.")
+        raise UsageMistake("config.json has no text_config; fetch the drafter again.")
     if backbone != hidden_size:
         raise UsageMistake(
-            f"it was made for a model of {backbone!r} channels, but this model has {hidden_size}; name the model that "
-            "it was made for."
+            f"the assistant was made for a model of {backbone!r} channels, but this model has {hidden_size}; name "
+            "the model that it was made for."
         )
     ordered = config.get("use_ordered_embeddings", False) is True
     said = {

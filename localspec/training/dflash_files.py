@@ -88,8 +88,8 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
     own = target.transformer.config.num_layers
     if layers is not None and layers != own:
         raise UsageMistake(
-            f"it was made for a model of {layers!r} layers, but this model has {own}; name the model that it was made "
-            "for."
+            f"the drafter was made for a model of {layers!r} layers, but this model has {own}; name the model "
+            "that it was made for."
         )
     least = -1 if kind == DSPARK else 0  # the embedding
     if not isinstance(places, list) or not all(type(place) is int and place >= least for place in places):

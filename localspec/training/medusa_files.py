@@ -111,11 +111,11 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
     linears = _linears(tensors, file, heads)
     for linear in linears:
         if linear.shape != (shape.vocab_size, shape.hidden_size):
-            what = "are of another model"
+            what = f"The heads in {file} are of another model"
             if _TOKEN_MAP in tensors and len(linear) == len(tensors[_TOKEN_MAP]):
-                what = "have a truncated vocabulary (token_map), which localspec does not read"
+                what = f"The heads in {file} have a truncated vocabulary (token_map), which localspec does not read"
             raise LocalspecError(
-                f"The heads in {file} {what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
+                f"{what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(torch.equal(linear.to(vocabulary.dtype), vocabulary) for linear in linears)

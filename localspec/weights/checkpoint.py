@@ -211,7 +211,7 @@ def moved(header: packed_file.Header, missing: Path) -> str:
                 f"`localspec import {missing}` imports the file that is there now"
             )
     else:
-        what, back = "is not there", "put it back, or run `localspec import` with its new path"
+        what, back = "is not there", "put the file back, or run `localspec import` with its new path"
         back = again(origin) if origin.repo else back
     return f"{origin.name} is read from {missing}, which {what}; {back}."
 

@@ -67,7 +67,7 @@ def config(
     hidden, heads = number("embedding_length"), number("attention.head_count")
     if hidden is None or heads is None:
         key = "embedding_length" if hidden is None else "attention.head_count"
-        raise ValueError(f"it has no value for {form.architecture}.{key}")
+        raise ValueError(f"the file has no value for {form.architecture}.{key}")
     head_dim = number("attention.key_length") or hidden // heads
     if (values := number("attention.value_length")) not in (None, head_dim):
         raise ValueError(f"keys have {head_dim} channels but values {values}, and only equal sizes are supported")
@@ -104,7 +104,7 @@ _NEEDED = ("intermediate_size", "num_hidden_layers", "vocab_size", "max_position
 def _need(content: Mapping[str, Any], keys: Sequence[str]) -> None:
     """Raise ValueError for a key whose value is missing. Its message is a clause."""
     if missing := next((key for key in keys if content[key] is None), None):
-        raise ValueError(f"it has no value for {missing}")
+        raise ValueError(f"the file has no value for {missing}")
 
 
 def _rotation(
@@ -157,7 +157,7 @@ def _rotation(
             "long_factor": divided("rope_factors_long.weight"), "short_factor": divided("rope_factors_short.weight"),
         }  # fmt: skip
     if by_channel:
-        raise ValueError(f"it has {by_channel[0]!r} but lacks its counterpart")
+        raise ValueError(f"the file has {by_channel[0]!r} but lacks the counterpart of this tensor")
     if scaling != 1:
         each = [factor] * (rotated // 2)
         return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,

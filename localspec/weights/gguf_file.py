@@ -154,18 +154,18 @@ class _Reader:
 
     def file(self) -> GgufFile:
         if self._bytes(4) != b"GGUF":
-            raise ValueError("it does not begin like a GGUF file")
+            raise ValueError("the file does not begin like a GGUF file")
         version = self._number("<I")
         if version not in (2, 3):
             big = version in (2 << 24, 3 << 24)
             raise ValueError(
-                "it is big-endian, but localspec reads only little-endian files"
+                "the file is big-endian, but localspec reads only little-endian files"
                 if big
-                else f"its version is {version} instead of 2 or 3"
+                else f"the GGUF version is {version} instead of 2 or 3"
             )
         count, keys = self._number("<Q"), self._number("<Q")
         if count > _MOST_TENSORS or keys > _MOST_KEYS:
-            raise ValueError(f"its header claims {count} tensors and {keys} keys, which is too many")
+            raise ValueError(f"the header claims {count} tensors and {keys} keys, which is too many")
         metadata: dict[str, Value] = {}
         for _ in range(keys):
             key = self._text(_LONGEST_NAME)
@@ -227,7 +227,7 @@ class _Reader:
         kind, count = self._number("<I"), self._number("<Q")
         if kind == _TEXT:
             if count > min((self._most - self._at) // _LENGTH.size, self._texts_left):
-                raise ValueError(f"it has an array of {count} texts, which is too long")
+                raise ValueError(f"the header has an array of {count} texts, which is too long")
             self._texts_left -= count
             return self._texts(count)
         return self._numbers(kind, count)
@@ -251,7 +251,9 @@ class _Reader:
     def _numbers(self, kind: int, count: int) -> npt.NDArray[Any]:
         if kind not in _NUMBERS:
             raise ValueError(
-                "it has an array of arrays" if kind == _ARRAY else f"it has a value of the unknown type {kind}"
+                "the header has an array of arrays"
+                if kind == _ARRAY
+                else f"the header has a value of the unknown type {kind}"
             )
         dtype = np.dtype(_NUMBERS[kind])
         content = self._bytes(count * dtype.itemsize)
@@ -261,7 +263,7 @@ class _Reader:
         """Read a text. Bytes that are not UTF-8 become lone surrogates, and matter only if the text is used."""
         length = self._number("<Q")
         if length > longest:
-            raise ValueError(f"it has a name of {length} bytes, which is too long")
+            raise ValueError(f"the header has a name of {length} bytes, which is too long")
         return self._bytes(length).decode("utf-8", "surrogateescape")
 
     def _number(self, form: str) -> int:
@@ -278,12 +280,12 @@ class _Reader:
     def _fetch(self, at: int, count: int) -> int:
         """Read until the `count` bytes from byte `at` on are in memory. Return how many bytes are then in memory."""
         if count > self._most - at:
-            raise ValueError(f"it claims {count} bytes where at most {self._most - at} can follow")
+            raise ValueError(f"the header claims {count} bytes where at most {self._most - at} can follow")
         while len(self._content) < at + count:
             piece = self._stream.read(
                 min(max(_PIECE, at + count - len(self._content)), self._most - len(self._content))
             )
             if not piece:
-                raise ValueError("it became shorter while it was read")
+                raise ValueError("the file became shorter while it was read")
             self._content += piece
         return len(self._content)

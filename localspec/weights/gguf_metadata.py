@@ -62,17 +62,17 @@ USED: Mapping[str, Callable[[Any], bool]] = {
     "tensor_data_layout": lambda value: value in ("reference", "Meta AI original pth"),
 }
 _EXPERTS = (
-    "without experts it changes nothing; with experts their family or OFF_WITH_EXPERTS has it, or tensors show it"
+    "without experts the key changes nothing; with experts their family or OFF_WITH_EXPERTS has it, or tensors show it"
 )
 _RMS = "every norm of these architectures divides by the root of the mean square"
-_CLASSES = "it is for models that return embeddings or classes, not text"
+_CLASSES = "the key is for models that return embeddings or classes, not text"
 # Keys that are ignored, and the reason.
 NEUTRAL: Mapping[str, str] = {
     "vocab_size": "the rows of the embedding are counted",
     "attention.layer_norm_epsilon": _RMS,
     "attention.group_norm_epsilon": _RMS,
     "attention.group_norm_groups": _RMS,
-    "rope.scaling.finetuned": "it says how the model was made",
+    "rope.scaling.finetuned": "the key says how the model was made",
     "pooling_type": _CLASSES,
     "classifier.output_labels": _CLASSES,
     "classifier.pooling_type": _CLASSES,

@@ -161,12 +161,12 @@ class GgufModel:
         parts = tuple(read(file) for file in files)
         count = parts[0].metadata.get("split.count", 1)
         if type(count) is not int or count not in (0, len(parts)):
-            raise damaged(path, f"it is one of {in_short(count)} parts, but its name does not say which")
+            raise damaged(path, f"the file is one of {in_short(count)} parts, but its name does not say which")
         found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
         if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
-            raise damaged(path, f"its parts have {len(found.places)} tensors instead of {in_short(tensors)}")
+            raise damaged(path, f"the parts have {len(found.places)} tensors instead of {in_short(tensors)}")
         if len(found.places) != sum(len(part.tensors) for part in parts):
-            raise damaged(path, "two of its parts have the same tensor")
+            raise damaged(path, "two parts of the model have the same tensor")
         return found
 
     @property
@@ -249,7 +249,7 @@ class GgufModel:
         content, tied = parse_json(texts["config.json"]), from_metadata["tie_word_embeddings"]
         theirs = ModelConfig.of(content)
         if other := differences(ModelConfig.of(from_metadata), theirs):
-            raise ValueError(f"it comes from another model than the other texts: {other}")
+            raise ValueError(f"the file comes from another model than the publisher's texts: {other}")
         # Private entries describe how this file stores weights.
         stored = {name: value for name, value in from_metadata.items() if name.startswith("_")}
         if theirs.tie_word_embeddings == tied and not stored:
@@ -382,7 +382,7 @@ class GgufModel:
     ) -> GgufTensor:
         """Return the tensor `name` in this shape, in which the rows of all experts are stacked."""
         if name not in self.places:
-            raise damaged(self.path, f"it lacks {name!r}")
+            raise damaged(self.path, f"the file lacks {name!r}")
         (file, place), stored = self.places[name], shape
         if "_exps." in name and sizes is not None and sizes.experts is not None:  # a number, vector or matrix of each
             count = sizes.experts.count

@@ -176,24 +176,24 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     """
     kind, count = metadata.text("tokenizer.ggml.model"), metadata.count("tokenizer.ggml.tokens")
     if not kind or not count:
-        raise ValueError("it has no tokenizer")
+        raise ValueError("the file has no tokenizer")
     if count > min(vocab_size, _MOST_TOKENS):
-        raise ValueError(f"its tokenizer has {count} tokens where the model has {vocab_size}")
+        raise ValueError(f"the tokenizer has {count} tokens where the model has {vocab_size}")
     if (merges := metadata.count("tokenizer.ggml.merges")) > _MOST_MERGES:
-        raise ValueError(f"its tokenizer has {merges:,} merges, but at most {_MOST_MERGES:,} are allowed")
+        raise ValueError(f"the tokenizer has {merges:,} merges, but at most {_MOST_MERGES:,} are allowed")
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     if not is_utf8("".join(tokens)):
         odd = next(index for index, token in enumerate(tokens) if not is_utf8(token))
         raise ValueError(f"token {odd} in tokenizer.ggml.tokens is not UTF-8")
     if (longest := max(map(len, tokens))) > _LONGEST:
-        raise ValueError(f"a token of its tokenizer has {longest:,} characters, but at most {_LONGEST:,} are allowed")
+        raise ValueError(f"a token of the tokenizer has {longest:,} characters, but at most {_LONGEST:,} are allowed")
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
-        raise ValueError(f"it has {len(tokens)} tokens, but types for {len(types)}")
+        raise ValueError(f"the tokenizer has {len(tokens)} tokens, but types for {len(types)}")
     used = [token for token, of in zip(tokens, types, strict=True) if token and of != _UNUSED]
     if len(set(used)) < len(used):
         twice = next(token for token, count in Counter(used).items() if count > 1)
-        raise ValueError(f"its tokenizer has the token {twice[:80]!r} twice")
+        raise ValueError(f"the tokenizer has the token {twice[:80]!r} twice")
     if kind not in (*_MERGING, "llama"):
         raise LocalspecError(
             f"The tokenizer of the {metadata.file} is of the kind {kind[:40]!r}, but localspec reads only gpt2, "
@@ -216,7 +216,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     if template := metadata.text("tokenizer.chat_template"):
         if len(template) > _LONGEST_TEMPLATE:
             raise ValueError(
-                f"its chat template has {len(template):,} characters, but at most {_LONGEST_TEMPLATE:,} are allowed"
+                f"the chat template has {len(template):,} characters, but at most {_LONGEST_TEMPLATE:,} are allowed"
             )
         files["chat_template.jinja"] = template
     return files
@@ -293,7 +293,7 @@ def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], sp
         try:
             made_by[one[left], one[right]] = one[left + right]
         except KeyError:
-            what = f"its tokenizer merges {shown(merge)[:80]!r}, which is not a pair that makes a token"
+            what = f"the tokenizer merges {shown(merge)[:80]!r}, which is not a pair that makes a token"
             raise ValueError(what) from None
     vocabulary = _vocabulary(tokens, types)
     unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
@@ -344,7 +344,7 @@ def _pieces(
     """Return SentencePiece's BPE model, with scores. Unknown characters are spelled in bytes."""
     scores = metadata.numbers("tokenizer.ggml.scores")
     if scores is None or len(scores) != len(tokens):
-        raise ValueError(f"its tokenizer has {len(tokens)} tokens but {len(scores or [])} scores")
+        raise ValueError(f"the tokenizer has {len(tokens)} tokens but {len(scores or [])} scores")
     if odd := next((score for score in scores if not abs(score) < math.inf), None):
         raise ValueError(f"tokenizer.ggml.scores has {in_short(odd)}")
     vocabulary = _vocabulary(tokens, types)
@@ -376,7 +376,7 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
     normal = [index for index, kind in enumerate(types) if kind == _NORMAL and tokens[index]]
     if long := next((tokens[index] for index in normal if len(tokens[index]) > _LONGEST_PIECE), None):
         raise ValueError(
-            f"a piece of its tokenizer has {len(long)} characters, but at most {_LONGEST_PIECE} are allowed"
+            f"a piece of the tokenizer has {len(long)} characters, but at most {_LONGEST_PIECE} are allowed"
         )
     costs = -np.array(scores, np.float64)[normal]
     order = np.argsort(costs, kind="stable")
@@ -384,7 +384,7 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
     encoded = [piece.encode() for piece in pieces]
     lengths, cuts = int32([*map(len, encoded)]), np.zeros(len(pieces), np.int32)
     if (ways := int(np.square(lengths, dtype=np.int64).sum())) > _MOST_WAYS:
-        raise ValueError(f"the pieces of its tokenizer are too long: their squared lengths add up to {ways:,}")
+        raise ValueError(f"the pieces of the tokenizer are too long: their squared lengths add up to {ways:,}")
     if compiled.library() is None:
         known = dict(zip(encoded, costs.tolist(), strict=True))
         cuts[:] = [_cut(piece, known) for piece in pieces]

@@ -52,7 +52,9 @@ def gguf_source(model: GgufModel) -> PackingSource:
     """Return a model as the packer reads it, from headers only. Raises LocalspecError for an unsupported model."""
     config = model.config
     if least_parameters(config) > model.parameters:
-        raise damaged(model.path, f"it claims {config.num_hidden_layers} layers, but has {model.parameters} weights")
+        raise damaged(
+            model.path, f"the file claims {config.num_hidden_layers} layers, but has {model.parameters} weights"
+        )
     sizes = TransformerConfig.of(config)
     Rope.of(config, config.contexts[0])
     files = [part.path for part in model.parts]

@@ -146,7 +146,7 @@ class PackedModel:
         try:
             return ModelConfig.of(parse_json(self.texts["config.json"]))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise self._unusable(f"cannot be used ({first_line(error)})") from None
+            raise self._unusable(first_line(error)) from None
 
     @cached_property
     def sizes(self) -> TransformerConfig:
@@ -162,14 +162,15 @@ class PackedModel:
             del wanted["lm_head.weight"]
         for name, parts in wanted.items():
             if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
-                raise self._unusable(f"has no {name}, although its config.json declares it")
+                raise self._unusable(f"the file has no {name}, although its config.json declares it")
         if unknown := next((name for name in there if name not in wanted), None):
-            raise self._unusable(f"has a tensor {unknown!r} that its config.json does not mention")
+            raise self._unusable(f"the file has a tensor {unknown!r} that its config.json does not mention")
         return sizes
 
     def _unusable(self, why: str) -> LocalspecError:
         return LocalspecError(
-            f"The packed file of {self.header.origin.name} {why}; delete that file, and localspec makes it again."
+            f"The packed file of {self.header.origin.name} cannot be used ({why}); delete that file, and localspec "
+            "makes it again."
         )
 
     @cached_property

@@ -324,7 +324,7 @@ class PackedFile:
 def undamaged(content: bytes, section: Section, what: str) -> bytes:
     """Return the content of a section. Raises DamagedFile if the content differs from its digest."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
-        raise DamagedFile(f"{what} is damaged; it must be made again.")
+        raise DamagedFile(f"{what} is damaged; localspec must make the file again.")
     return content
 
 
@@ -340,7 +340,7 @@ def read(file: Path) -> PackedFile:
     """
     found, size = peek(file)
     if size != found.start + found.header.section_bytes:
-        raise _damaged(file, f"it has {size} bytes instead of {found.start + found.header.section_bytes}")
+        raise _damaged(file, f"the file has {size} bytes instead of {found.start + found.header.section_bytes}")
     return found
 
 
@@ -353,25 +353,25 @@ def peek(file: Path) -> tuple[PackedFile, int]:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
             if len(begin) < 48 or begin[:8] != _MAGIC:
-                raise _damaged(file, "it does not begin like a GGUF file")
+                raise _damaged(file, "the file does not begin like a GGUF file")
             (length,) = struct.unpack("<Q", begin[8:16])
             if not 2 <= length <= min(size - 48, _HEADER_LIMIT):
-                raise _damaged(file, f"its header does not fit in {size} bytes")
+                raise _damaged(file, f"the header does not fit in {size} bytes")
             text = stream.read(length)
     except FileNotFoundError:
         raise _replaced(file) from None
     except OSError as error:
         raise CannotRead(f"{file} cannot be read ({error.strerror}).") from None
     if hashlib.sha256(text).digest() != begin[16:]:
-        raise _damaged(file, "its header has changed")
+        raise _damaged(file, "the header has changed")
     try:
         header = _parsed(text)
     except UnreadableFormat as error:
         raise UnreadableFormat(f"{file} is {error}.") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-        raise _damaged(file, "its header is invalid") from None
+        raise _damaged(file, "the header is invalid") from None
     if any(section.bytes > TEXT_LIMIT for section in header.texts.values()):
-        raise _damaged(file, "a text in it is larger than the text of any model")
+        raise _damaged(file, "a text in the file is larger than the text of any model")
     return PackedFile(file, header, aligned(48 + length)), size
 
 
@@ -420,7 +420,7 @@ def _replaced(file: Path) -> CannotRead:
 
 
 def _damaged(file: Path, what: str) -> DamagedFile:
-    return DamagedFile(f"The packed file {file} is damaged ({what}); it must be made again.")
+    return DamagedFile(f"The packed file {file} is damaged ({what}); localspec must make the file again.")
 
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly

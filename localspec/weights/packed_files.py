@@ -380,7 +380,9 @@ def incomplete_below(folder: Path) -> dict[Path, str]:
         parts = parts_of(path)
         here, lacking = ([one for one in parts if one.is_file() is there] for there in (True, False))
         if not path.exists():
-            found[path] = f"it is a link to {os.readlink(path)}, which is not there; restore that, or delete the link."
+            found[path] = (
+                f"the file is a link to {os.readlink(path)}, which is not there; restore that file, or delete the link."
+            )
         elif lacking and path == here[0]:
             found[path] = f"{lacking[0].name} is missing; put it into the same folder."
     return found

@@ -43,7 +43,7 @@ class StoredTensor:
                 while into:
                     count = stream.readinto(into)
                     if not count:
-                        raise damaged(self.file, "it ends too early")
+                        raise damaged(self.file, "the file ends too early")
                     into = into[count:]
         except OSError as error:
             raise cannot_read(self.file, error) from error

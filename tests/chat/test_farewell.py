@@ -31,7 +31,8 @@ def test_a_conversation_only_in_memory_is_not_saved(tmp_path):
         assert farewell(conversation, conversation.title) is None
         talk(conversation, Engine("Yes."), "hello")
         assert conversation.id is not None and conversation.unsaved == 1
-        why = f"{tmp_path / 'file' / 'localspec.db'} cannot be used (File exists): make it and its directory writable"
+        file = tmp_path / "file" / "localspec.db"
+        why = f"{file} cannot be used (File exists): make the file and its directory writable"
         assert farewell(conversation, conversation.title) == wording("hello_kept_change", why=why)
         with pytest.raises(StoreTrouble, match=matching("cannot_be_used")):
             store.drafts.keep("half")
@@ -58,10 +59,10 @@ def test_what_is_not_kept(tmp_path, monkeypatch):
         assert farewell(conversation, "Sorting", "It is full.") == f"“Sorting” is saved, but not {typed}{how}"
         monkeypatch.setattr(store.history, "say", no_room)
         talk(conversation, Engine("Yes."), "again")
-        assert farewell(conversation, "Sorting") == f"“Sorting” is saved, but not its last turn{how}"
+        assert farewell(conversation, "Sorting") == f"“Sorting” is saved, but not the last turn{how}"
         talk(conversation, Engine("Yes."), "again")
         assert farewell(conversation, "Sorting", "It is full.") == (
-            f"“Sorting” is saved, but not its last 2 turns nor {typed}{how}"
+            f"“Sorting” is saved, but not the last 2 turns nor {typed}{how}"
         )
         told: list[str] = []
         new = Conversation(store.history, "demo", notice=told.append)

@@ -309,7 +309,7 @@ def test_a_damaged_file_is_named_where_the_model_computes_nan(mixture: Path, fre
     with pytest.raises(LocalspecError) as trouble:
         prefill_step(target, target.cache(0), Autoregressive(), TOKENS, Sampling(), last=True)
     assert str(trouble.value).startswith("The model computes NaN in the blocks of its GGUF files; ")
-    assert f"delete {made.path}, which is made again" in str(trouble.value)
+    assert f"delete {made.path}, which localspec makes again" in str(trouble.value)
     made.path.unlink()
     assert logits_of(path, []) == first
 

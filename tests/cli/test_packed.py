@@ -296,7 +296,7 @@ def test_without_the_library_it_is_refused_before_the_download(home, hub: Hub, m
     assert result.returncode == 1 and wording("no_compiled_library") in result.stderr
     assert not list(common_cache(home).rglob("blobs/*"))
     result = at(home, hub, "pull", "demo", "--packed-only")
-    assert result.returncode == 0 and wording("demo_is_here_already") in result.stdout, "it needs no download"
+    assert result.returncode == 0 and wording("demo_is_here_already") in result.stdout, "this model needs no download"
 
 
 # -- what a model that is here only packed can do ----------------------------------------------------------------------

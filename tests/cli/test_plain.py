@@ -1036,7 +1036,7 @@ def test_an_unsaved_reply_is_reported_each_time_and_when_another_continues(home,
 
     monkeypatch.setattr(History, "say", say)
     result = talk("one", "two", "three", "/new", "four")
-    assert re.findall(r"not saved: (.*)\)", result.err) == [wording("its_last_turn"), "its last 2 turns"]
+    assert re.findall(r"not saved: (.*)\)", result.err) == [wording("its_last_turn"), "the last 2 turns"]
     assert wording("what_said_now_kept_disk_full_2") in result.err
     assert wording("one_left_without_last_2_turns") in result.err
     monkeypatch.undo()

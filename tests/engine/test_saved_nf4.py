@@ -117,7 +117,7 @@ def test_it_is_listed_and_verified(here: Callable[[str], Here]) -> None:
     whole = file.read_bytes()
     for harm, told in (
         (whole[:-1] + bytes([whole[-1] ^ 1]), wording("weights_do_agree_their_digest")),
-        (whole[:-1], "it cannot be read (Error while deserializing header"),
+        (whole[:-1], "the file cannot be read (Error while deserializing header"),
         (whole.replace(b'"localspec":"2"', b'"localspec":"1"'), wording("another_version_wrote_it")),
     ):
         file.write_bytes(harm)

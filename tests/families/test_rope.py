@@ -112,7 +112,7 @@ def test_a_family_that_rotates_whole_heads_does_so_whatever_its_file_says():
         ({"rope_type": "longrope", "short_factor": [0.0] * 4, "long_factor": [0.0] * 4}, "finite"),
         ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "a"}, "rope_parameters"),
         ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, "zero"),
-        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": float("nan")}, "scaled by nan"),
+        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": float("nan")}, "impossible factor nan"),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 2.0}, matching("n16_channels_heads_8")),
         ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.1}, "0 channels"),
     ],

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("served")
 def served(cuda: str) -> None:
     """Skip on a card that is too old for the kernels; fail if they are wrong."""
     if torch.cuda.get_device_capability() < kernel_checks.LEAST_CAPABILITY:
-        pytest.skip("they need a GPU of compute capability 8.0 or more")
+        pytest.skip("the kernels need a GPU of compute capability 8.0 or more")
     assert kernel_checks.trouble(torch.device("cuda", torch.cuda.current_device())) is None
 
 

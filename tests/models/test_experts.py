@@ -109,7 +109,7 @@ def test_a_gguf_file_that_does_not_say_a_size_of_its_experts_is_refused(missing:
         "num_experts": 8, "top_k": 2, "width": 64,
     }  # fmt: skip
     del known[missing]
-    with pytest.raises(ValueError, match=f"it has no value for {missing}$"):
+    with pytest.raises(ValueError, match=f"the file has no value for {missing}$"):
         from_gguf(SimpleNamespace(number=known.get), "num_experts", "top_k", "width")  # type: ignore[arg-type]
 
 

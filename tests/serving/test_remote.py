@@ -230,7 +230,7 @@ HOSTILE = {
     "a page": (answer(b"<html>log in</html>", kind="text/html"), 1, "answers with text/html"),
     "a compressed answer": (answer(b"\x1f\x8b", Content_Encoding="gzip"), 1, "compressed"),
     "another address": (answer(b"", "307 See there", Location="http://evil.example/"), 1, "does not follow"),
-    "no key": (answer({"error": {"message": "Bad key"}}, "401 No"), 5, "wants a key, but none is set: Bad key"),
+    "no key": (answer({"error": {"message": "Bad key"}}, "401 No"), 5, "wants a key, but you have set none: Bad key"),
     "only an end": (stream(DONE), 1, wording("no_reply_before_it")),
     "a tool that nobody offered": (stream(CALL, ended("tool_calls"), DONE), 1, "calls a tool 'look"),
     "a tool without a name": (stream(ended("tool_calls"), DONE), 1, wording("calls_tool_which_nobody_offered")),

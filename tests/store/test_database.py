@@ -414,7 +414,7 @@ def test_room_is_what_a_full_disk_needs(path: Path, error: Exception) -> None:
     def full(*_: object) -> None:
         raise error
 
-    said = r" was not changed: make room on its disk to change it\.$"
+    said = r" was not changed: make room on the file's disk to change it\.$"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("localspec.store.database.open_writable", full)
         with opened(path, []) as database, pytest.raises(StoreTrouble, match=said):

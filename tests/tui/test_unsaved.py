@@ -44,7 +44,7 @@ async def test_it_is_shown_until_everything_is_saved(chat, full):
         await talked(talk, pilot, "three")
         assert line(talk) == wording("kept_last_2_turns_each_prompt")
         assert talk.thread.farewell("") == (
-            "“one” is saved, but not its last 2 turns; continue with: localspec chat --conversation 1"
+            "“one” is saved, but not the last 2 turns; continue with: localspec chat --conversation 1"
         )
         full(False)
         await talked(talk, pilot, "four")
@@ -64,7 +64,7 @@ def test_a_draft_that_cannot_be_saved_is_reported_too(chat, full):
     async def story(pilot):
         full(True)
         await pilot.press(*"half")
-        await until(pilot, lambda: line(talk) == "✗ not saved: what is typed · The disk is full.")
+        await until(pilot, lambda: line(talk) == "✗ not saved: the typed text · The disk is full.")
         await pilot.press(*["backspace"] * 4)
         await until(pilot, lambda: line(talk) == "")
         await pilot.press(*"more")
@@ -94,7 +94,7 @@ async def test_starting_another_conversation_says_what_is_lost_of_this_one(chat,
         await talked(talk, pilot, "two")
         await until(pilot, lambda: line(talk))
         await pilot.press("ctrl+n")
-        sentence = "“one” loses its last turn, which could not be saved: The disk is full."
+        sentence = "“one” loses the last turn, which could not be saved: The disk is full."
         await until(pilot, lambda: sentence in " ".join(talk.screen_text().split()))
         assert line(talk) == ""
 
@@ -113,7 +113,7 @@ async def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there)
 
     monkeypatch.setattr("localspec.store.database.open_writable", no_room)
     monkeypatch.setattr("localspec.store.database.moved", no_room)
-    last = "“before” is saved, but not its last turn; continue with: localspec chat --conversation 1"
+    last = "“before” is saved, but not the last turn; continue with: localspec chat --conversation 1"
     async with talk.playing(size=(80, 24)) as pilot:
         await talked(talk, pilot, "one")
         await until(pilot, lambda: line(talk) == wording("kept_last_turn_each_prompt_tries"))

@@ -255,7 +255,7 @@ def test_what_is_used_changes_the_model_or_is_refused(named, name):
     ],
 )
 def test_what_is_needed_and_missing_is_named(name):
-    with pytest.raises(ValueError, match="it has no value for"):
+    with pytest.raises(ValueError, match="the file has no value for"):
         config(metadata("qwen3", {name: None}), SHAPES, lambda _: [])
 
 

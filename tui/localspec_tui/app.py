@@ -125,7 +125,7 @@ class ChatApp(StoppableApp):
             self.bell()
             super().panic(*renderables)
         elif terminal.is_there():
-            raise RuntimeError("keys can no longer be read")
+            raise RuntimeError("the chat can no longer read keys from the terminal")
         else:
             self.leave(terminal.HANGUP)
 

@@ -92,7 +92,7 @@ class FetchThread(threading.Thread):
                         for sentence in notices:
                             self._post(messages.Noticed(sentence))
                     case NotConverted(heads, model):
-                        which = f"{model}, which is not here" if model else "a model that they do not name"
+                        which = f"{model}, which is not here" if model else "a model that the heads do not name"
                         self._post(messages.Noticed(f"The heads of {heads} are for {which}."))
                 self._go_on()
         return f"{self.model} is here: /model {self.model} lets it answer."

@@ -49,10 +49,12 @@ class DownloadLine(Widget):
         """Ask the hub for the size of a model, ask the user, and fetch the model."""
         if self._thread is not None:
             name, stopping = self._thread.model, self._thread.given_up
-            state = (
-                "is just being stopped: try again in a moment" if stopping else "is running; only one runs at a time"
+            self.notify(
+                f"The download of {one_line(name)} is just being stopped: try again in a moment."
+                if stopping
+                else f"The download of {one_line(name)} is running; only one download runs at a time.",
+                markup=False,
             )
-            self.notify(f"The download of {one_line(name)} {state}.", markup=False)
             return
         from localspec_tui.fetch_thread import FetchThread
 

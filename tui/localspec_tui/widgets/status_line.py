@@ -121,8 +121,8 @@ class UnsavedLine(Widget):
         self.refresh()
 
     def render(self) -> Content:
-        what = " and ".join(filter(None, (self._turns, "what is typed" if self._typed else "")))
-        again = "each prompt will try again" if self._turns else self._typed
+        what = " and ".join(filter(None, (self._turns, "the typed text" if self._typed else "")))
+        again = "each prompt retries saving" if self._turns else self._typed
         return Content(fitting((f"✗ not saved: {what}", again), self.size.width))
 
 
