@@ -107,7 +107,7 @@ OBJECTIONS = {
     "need more, `doctor` chooses a smaller model.",
     "GPU 10 GB, GPU 12 GB half taken, GPU 4 GB with 32 GB": "From 20 tokens/s on only quality counts, and a "
     "mixture of 30B is the better model. So the processor answers with 20.6 tokens/s, although the card would "
-    "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). With `--prefer speed` the card answers. The 20.6 "
+    "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). With `-m qwen3-8b` the card answers. The 20.6 "
     "are only [a prediction](experts.md#predicted-speed). Other programs "
     "compute a part of such a model on the card and the rest on the processor; localspec cannot.",
     "GPU 12 GB, two GPUs": "Qwen3-14B would be usual, and only 0.2 GiB are missing: with a context of 3,000 tokens (`--context`) it "
@@ -169,7 +169,7 @@ def of_cards() -> None:
     print("\n## Phi-3 mini and Mistral 7B with each drafter\n")
     print(
         "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
-        "`mistral-7b-medusa`, on the cards above. (That with 6 GB has faster memory than that with 8 GB.)\nThe columns `none` "
+        "`mistral-7b-medusa`, on the cards above. (The 6 GB card has faster memory than the 8 GB card.)\nThe columns `none` "
         "(no drafts) to `s3d` have the predicted tokens/s, memory and M. The drafters of `medusa` and `s3d` are assumed to be "
         "trained already (`localspec train`).\nS3D's share of right guesses is by the formula of its paper. Medusa's is a "
         "guess, a little below what Spec-Bench measured for a 7B.\n"

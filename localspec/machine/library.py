@@ -51,7 +51,7 @@ class Packing(ctypes.Structure):
 
 
 class BlocksPacking(ctypes.Structure):
-    """ls_blocks_packing: rows of a GGUF file, which packing transposes."""
+    """ls_blocks_packing: the argument of the function that packs (and so transposes) rows of a GGUF file."""
 
     _fields_ = (
         ("rows", c_void_p), ("bytes", c_int64), ("type", c_int32), ("out", c_int32), ("inputs", c_int32),

@@ -167,7 +167,7 @@ class Saved(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A search result: a conversation, its newest turn with all the words, and a safe line of text around a word."""
+    """A search result: a conversation, its newest turn with all the words, and a line around a word, safe to print."""
 
     info: ConversationInfo
     turn: int

@@ -209,9 +209,9 @@ class TrainableDrafter(nn.Module):
         return self.target.transformer.head_of(ids)[0], ids, columns
 
     def fit(self, parts: Iterable[Places]) -> None:
-        """Set weights that need no gradients from `parts`, the target's outputs for batches, before the first step.
+        """Compute weights directly, without gradients, from the target's outputs `parts`, one for each batch.
 
-        This method is called only if the target reads texts once.
+        This is called before the first step, and only if the target's outputs are saved and not computed in each pass.
         """
 
     @property

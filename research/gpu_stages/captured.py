@@ -148,5 +148,5 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
             Aim(f"{name} in {precision}: time of an eager step of one row ÷ time of a captured one", gain, 1.0)
         )
     same = shares(not one["differing"] for name, one in good.items() if not name.endswith(EAGER))
-    found.append(Aim("share of the other forms whose results equal the eager one's bit for bit", same, 1.0))
+    found.append(Aim("share of static and captured forms whose results equal the eager one's bit for bit", same, 1.0))
     return found

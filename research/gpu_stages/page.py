@@ -42,7 +42,7 @@ def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
     missing = [stage for stage, one in zip(sorted(MODULES), found, strict=True) if not one["figures"]]
     absent = f" Not run: {', '.join(missing)}." if missing else ""
     said = (
-        "For readers of [gpu.md](../gpu.md), which explains the words and says what these figures show. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command."
+        "For readers of [gpu.md](../gpu.md#what-the-h200-showed), which explains the words and what follows from these figures; this page has only the records. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command."
         f"{absent} In an *eager* step Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
         "have random weights."
     )

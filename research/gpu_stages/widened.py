@@ -241,12 +241,12 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
             name: ratios(one, plain) for name, one in of.items() if plain and not failure(plain) and not failure(one)
         }
         worth = max((worth for _, worth in good.values()), default=None)
-        told = f"{precision}: best speedup of {', '.join(METHODS)} over recorded plain decoding, with at most {LEAN} of its memory"
+        told = f"{precision}: best speedup of {', '.join(METHODS)} over recorded plain decoding, with at most {LEAN} times its memory"
         recorded = plain is not None and plain.get("form") == "captured"
         found.append(Aim(told, best_lean(good) if recorded else None, FASTER))
         found.append(
             Aim(
-                f"{precision}: best M of a drafter; wanted is S3D's in table 1 of its paper",
+                f"{precision}: best *M over all* of a drafter (wanted: that of S3D in table 1 of its paper)",
                 worth,
                 S3D_OVER_ALL,
             )
