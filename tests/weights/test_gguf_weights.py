@@ -477,7 +477,7 @@ def test_a_file_that_changed_or_is_missing_is_reported(directory, tmp_path, path
         with pytest.raises(NotHere, match="has changed since it was imported; restore the earlier file"):
             open_blocks(found, 1)
     file.unlink()
-    with pytest.raises(NotHere, match=r"tiny\.gguf, which is not there; put it back"):
+    with pytest.raises(NotHere, match=r"tiny\.gguf, which is not there; put the file back"):
         open_blocks(found, 1)
 
 
