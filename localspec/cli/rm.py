@@ -3,7 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from localspec.errors import LocalspecError, NotHere, UsageMistake
 from localspec.hub.cache import Removal, forget_deleted, removable, remove
 from localspec.hub.cached_gguf import CachedGguf, cached_gguf, discard_gguf
 from localspec.hub.sources import Source
-from localspec.models.drafter_cards import trained_drafters
+from localspec.models.drafter_cards import SHIPPED, drafter_directories
 from localspec.models.entries import Entry
 from localspec.models.names import repository_of, sources_of
 from localspec.models.present import is_here
@@ -69,10 +69,12 @@ def rm(
     deletion = _of_sources(name, sources, paths) if sources else _of_packed(name, paths)
     for line in deletion.lines:
         typer.echo(one_line(line))
+    derived = _DerivedData.of(deletion.names, deletion.packed)
+    for line in derived.lines():
+        typer.echo(one_line(line))
     freed = deletion.bytes
     if not may_delete(f"{deletion.what} ({size(freed)})", yes):
         return
-    derived = _DerivedData.of(deletion.names, deletion.packed)
     deletion.run(paths)
     typer.echo(f"Deleted; {size(freed)} freed.")
     derived.delete(yes, phrases)
@@ -264,8 +266,8 @@ class _DerivedData:
         for name in names:
             with suppress(LocalspecError):
                 card = resolve(name)
-                own = (one.path for one in trained_drafters(card) if not one.shipped)
-                drafters |= {path for path in own if not path.is_relative_to(card.path)}
+                trained = (path for path, _ in drafter_directories(card))
+                drafters |= {path for path in trained if not path.is_relative_to(card.path)}
         pools, conversations, places = list[PoolInfo](), 0, {str(file) for file in files}
         with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
             if store is not None:
@@ -274,7 +276,21 @@ class _DerivedData:
                     sum(info.model in names | places for info in store.history.conversations()),
                 )
         answers = [one for name in names for one in Paths(home()).answers_of(name)]
-        return cls(names, {name: now[name] for name in names & now.keys()}, drafters, answers, pools, conversations)
+        former = {name: now[name] for name in names & now.keys()}
+        return cls(
+            names, former, {path for path in drafters if SHIPPED not in path.parents}, answers, pools, conversations
+        )
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for the saved answers, which are deleted too, and for each trained drafter, which stays."""
+        if self.answers:
+            held = size(sum(map(_bytes_below, self.answers)))
+            yield (
+                f"The model's saved answers for trainings, {held}, are deleted too, unless the model is here in "
+                "another form."
+            )
+        for drafter in sorted(self.drafters):
+            yield f"A drafter trained for the model stays: {drafter}."
 
     def delete(self, yes: bool, phrases: bool) -> None:
         """Delete the answers that the model wrote for trainings, and its phrases if the user agrees; print what stays.
@@ -287,7 +303,7 @@ class _DerivedData:
             with suppress(OSError):  # only the former name is lost
                 save_former_names(self.former, Paths(home()))
         for place in self.answers:
-            held = sum(file.stat().st_size for file in place.rglob("*"))
+            held = _bytes_below(place)
             shutil.rmtree(place)
             typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
         self._delete_phrases(yes, phrases)
@@ -297,8 +313,6 @@ class _DerivedData:
                 f"{counted(self.conversations, 'conversation')} with the model {stay} until you run `localspec history "
                 "rm`."
             )
-        for drafter in sorted(self.drafters):
-            typer.echo(one_line(f"A drafter trained for the model stays: {drafter}."))
 
     def _delete_phrases(self, yes: bool, phrases: bool) -> None:
         pools = [pool for pool in self.pools if pool.phrases]
@@ -315,6 +329,10 @@ class _DerivedData:
             commands = (f"`localspec pool clear {self.former.get(pool.model, pool.model)}`" for pool in pools)
             clear = " and ".join(dict.fromkeys(commands))
             typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model stay until you run {clear}."))
+
+
+def _bytes_below(place: Path) -> int:
+    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
 
 
 def forget_tokenizer(path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from command import called
@@ -65,11 +64,13 @@ def test_a_script_says_whether_they_go(home: Path) -> None:
 
 @pytest.mark.slow
 def test_a_drafter_that_the_user_trained_elsewhere_stays_and_is_named(home: Path, monkeypatch) -> None:
-    trained = [SimpleNamespace(shipped=False, path=home / "elsewhere"), SimpleNamespace(shipped=True, path=home)]
-    monkeypatch.setattr(rm, "trained_drafters", lambda card: trained)
-    result = called(home, "rm", "gone", "--yes")
-    assert result.returncode == 0 and f"A drafter trained for the model stays: {home / 'elsewhere'}." in result.stdout
+    trained = [(home / "elsewhere", {"kept": False}), (rm.SHIPPED / "one", {})]
+    monkeypatch.setattr(rm, "drafter_directories", lambda card: trained)
+    result = called(home, "rm", "gone")  # named before the question, which nobody answers
+    assert result.returncode == 2 and f"A drafter trained for the model stays: {home / 'elsewhere'}." in result.stdout
     assert result.stdout.count("A drafter trained") == 1
+    result = called(home, "rm", "gone", "--yes")
+    assert result.returncode == 0 and result.stdout.count("A drafter trained") == 1
 
 
 def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, questions: list[str]) -> None:
@@ -96,6 +97,8 @@ def test_answers_for_trainings_go_with_their_model(home: Path) -> None:
     for place in kept:
         (place / "readings").mkdir(parents=True)
         (place / "readings" / "readings.bin").write_bytes(bytes(2 * 2**20))
+    result = called(home, "rm", "gone")
+    assert result.returncode == 2 and wording("saved_answers_deleted_too") in result.stdout and kept[0].exists()
     result = called(home, "rm", "gone", "--yes")
     assert result.returncode == 0 and wording("deleted_answers_trainings") in result.stdout
     assert [place.exists() for place in kept] == [False, True, True]
