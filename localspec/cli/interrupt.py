@@ -14,9 +14,10 @@ class Interrupt:
     """A context that handles Ctrl+C. The first Ctrl+C stops the reply after the current step, so that the text has
     all tokens of the step. The second stops it at once.
 
-    With `ends_too`, each SIGTERM or SIGHUP acts like the first Ctrl+C, because a logout sends both. After the context
-    the signal ends the process, so that the parent process sees the signal. `waits` is called when the first Ctrl+C has
-    to wait for a step. `waits` runs in another thread, because the signal may have interrupted code that prints.
+    With `ends_too`, the first SIGTERM and the first SIGHUP act like the first Ctrl+C, because a logout sends both.
+    After the context the signal ends the process, so that the parent process sees the signal. The same signal again
+    ends the process at once. `waits` is called when the first signal has to wait for a step. `waits` runs in another
+    thread, because the signal may have interrupted code that prints.
     """
 
     def __init__(self, ends_too: bool = False, waits: Callable[[], object] | None = None) -> None:
@@ -45,11 +46,12 @@ class Interrupt:
     def _ask(self, number: int, _: object) -> None:
         if ends := number in self._ends:
             self._ended = self._ended or number
+            signal.signal(number, signal.SIG_DFL)  # so that the next one ends the process, even in compiled code
         # It is stored, because a library may swallow the exception.
         first, self.requested = not self.requested, True
         if not (self.wait_for_step if first else ends):
             raise KeyboardInterrupt
-        if first and not ends and self._waits:
+        if first and self._waits:
             _thread.start_new_thread(self._waits, ())
 
 

@@ -261,19 +261,16 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
     try:
         if not course.propose() and console.at_a_terminal() and not typer.confirm("Train it anyway?", default=False):
             return None
-        interrupt.wait_for_step = True
         expected = course.plan.tokens
-        for seen in course.answer(lambda: interrupt.requested):
+        for seen in course.answer():
+            if interrupt.requested:  # a library may have swallowed the exception
+                raise KeyboardInterrupt
             if seen.done >= STEADY and not expected / NOTABLE <= seen.expected <= expected * NOTABLE:
                 expected = seen.expected
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
             progress.show(
                 f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens:,} of {seen.expected:,} tokens"
             )
-        interrupt.wait_for_step = False
-        if course.stopped:
-            progress.notice("stopped; the answers so far are saved; repeat the command to continue.")
-            return None
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
                 return None

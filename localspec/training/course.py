@@ -13,7 +13,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -138,7 +138,7 @@ class Course(Clock):
         reporter: Reporter,
         began: float | None = None,
     ) -> None:
-        self.request, self.options, self.stopped = request, options, False
+        self.request, self.options = request, options
         self._settings, self._lock, self._store, self._reporter = settings, lock, store, reporter
         self.directory = request.directory
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -387,10 +387,10 @@ class Course(Clock):
 
     # -- answers ------------------------------------------------------------------------------------------------------
 
-    def answer(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Answered]:
+    def answer(self) -> Iterator[Answered]:
         """Let the target answer until there is enough text or time is up. Yield the number of answers after each batch.
 
-        Answering also stops when `stop` returns true; `stopped` is then true.
+        An interruption loses at most the batch in progress.
         """
         if self._state.training or self._trained:
             return
@@ -399,9 +399,9 @@ class Course(Clock):
             private_directory(self._answers.parent)
             if self._answers.parent != self.directory:
                 lock.take()
-            yield from self._answer(stop)
+            yield from self._answer()
 
-    def _answer(self, stop: Callable[[], bool]) -> Iterator[Answered]:
+    def _answer(self) -> Iterator[Answered]:
         file = self._answers
         self._reporter.progress(f"loading {self.request.card.name}")
         model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
@@ -422,9 +422,6 @@ class Course(Clock):
                 yield Answered(replies, tokens, self._share(replies, tokens, each), self._expected_tokens(tokens, each))
                 if self._enough(replies, tokens, each):
                     break
-                if stop():
-                    self.stopped = True
-                    return
         del model
         _free_memory()
 

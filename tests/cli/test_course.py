@@ -231,7 +231,7 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
 
     monkeypatch.setattr(distill, "append", interrupted)
     code, text, errors = train()
-    assert (code, text) == (130, "") and wording("stopped_answers_far_kept") in errors
+    assert (code, text) == (130, "") and wording("what_done_kept_same_command_goes") in errors
     assert len(lines(place)) == 1 and not (place / "checkpoint").exists()
 
     running = Job.run
@@ -260,6 +260,16 @@ def test_ctrl_c_while_it_answers_or_trains_or_benches(train, place, monkeypatch)
     code, text, errors = train("--json")
     assert code == 0, errors
     assert json.loads(text)["kept"] is True and json.loads(text)["steps"] == 2 and lines(place) == answered
+
+
+def test_ctrl_c_waits_for_no_answer(train, monkeypatch):
+    def answer(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("the answers went on")
+
+    monkeypatch.setattr(answering.Native, "answer", answer)
+    code, text, errors = train()
+    assert (code, text) == (130, "") and wording("what_done_kept_same_command_goes") in errors
 
 
 def test_a_stop_is_one_sentence_and_all_its_time_counts(train, place, monkeypatch):

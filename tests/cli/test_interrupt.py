@@ -116,6 +116,39 @@ def test_what_ends_a_program_stops_it_once_as_ctrl_c_does(monkeypatch):
         signal.signal(signal.SIGHUP, before[1])
 
 
+@posix
+@each("number", ["SIGTERM", "SIGHUP"])
+def test_the_same_signal_again_ends_the_process_at_once(tmp_path, number):
+    code = """
+import signal, sys
+from localspec.cli.interrupt import Interrupt
+number = signal.Signals[sys.argv[1]]
+with Interrupt(ends_too=True) as inside:
+    inside.wait_for_step = True
+    signal.raise_signal(number)
+    print(inside.requested, flush=True)
+    signal.raise_signal(number)
+    print("the step goes on")
+"""
+    result = ended(tmp_path, code, number)
+    assert (result.returncode, result.stdout) == (-signal.Signals[number], "True\n"), result.stderr
+
+
+@posix
+def test_a_signal_that_waits_for_a_step_says_so():
+    before, said = signal.signal(signal.SIGTERM, signal.SIG_DFL), SimpleQueue[int]()
+    try:
+        with pytest.MonkeyPatch.context() as patch, Interrupt(ends_too=True, waits=lambda: said.put(0)) as inside:
+            inside.wait_for_step = True
+            signal.raise_signal(signal.SIGTERM)
+            assert said.get(timeout=PATIENCE) == 0
+            patch.setattr(signal, "raise_signal", lambda _: None)
+            inside.__exit__()
+            inside._ended = None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_the_handler_before_is_the_handler_after():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
