@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -94,7 +95,7 @@ def list_models(
     for file, why in unreadable(paths).items():
         if file not in named:
             again = ", and import its GGUF file again" if f"-{BLOCKS}-" in file.name else ""
-            say(f"{file.name} is left out: {why} Delete it with `localspec rm {file}`{again}.")
+            say(f"{file.name} is left out: {why} Delete it with `localspec rm {shlex.quote(str(file))}`{again}.")
     used = files_in_use(paths).keys()
     for one in cached_gguf():
         if str(one.source) not in packed_sources(paths) and not one.places & used:

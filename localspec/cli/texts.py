@@ -1,6 +1,7 @@
 """The texts given to commands: as arguments, in files, through pipes, or line by line."""
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ def checked_prompt(argument: str) -> str:
 
     prompt = valid_text(argument)
     if "\0" not in prompt and len(prompt) < 4096 and is_gguf(Path(prompt).expanduser()):
-        raise UsageMistake(f"{prompt} is a GGUF file, not a question; to chat with it give -m {prompt}.")
+        raise UsageMistake(f"{prompt} is a GGUF file, not a question; to chat with it give -m {shlex.quote(prompt)}.")
     return prompt
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -172,7 +173,7 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
             )
         raise NotHere(
             f"There is no drafter '{name}' for {card.name} here; train one with `localspec train {name} -m "
-            f"{card.name if card.entry else card.path}`."
+            f"{card.name if card.entry else shlex.quote(str(card.path))}`."
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))), card)
     if named.revision and not (identity := Identity(card.path)).owns(named.weights, named.revision):
@@ -223,7 +224,8 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         yield (
             content.get("kind"),
             NotHere(
-                f"The drafter in {path} is not used unless you name it, because {why}; give --drafter {path} to use it."
+                f"The drafter in {path} is not used unless you name it, because {why}; give --drafter "
+                f"{shlex.quote(str(path))} to use it."
             ),
         )
     for one in card.entry.drafters if card.entry else ():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -226,7 +227,7 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
         if is_gguf(card.path):
             raise NotHere(
                 f"{name} has the path {card.path}, but a GGUF file must be imported: `localspec import "
-                f"{card.path}`; then it needs no entry."
+                f"{shlex.quote(str(card.path))}`; then it needs no entry."
             )
         if not card.here:
             refuse_damaged(name, paths)
@@ -276,7 +277,8 @@ def _at_path(name: str, paths: Paths) -> TargetCard | None:
     if is_gguf(path):
         if (imported := import_of(path, paths)) is None:
             raise NotHere(
-                f"{name} is a GGUF file that changed, or was never imported; import it with `localspec import {name}`."
+                f"{name} is a GGUF file that changed, or was never imported; import it with `localspec import "
+                f"{shlex.quote(name)}`."
             )
         origin = imported.header.origin
         card = find(origin.name, paths)
@@ -287,7 +289,8 @@ def _at_path(name: str, paths: Paths) -> TargetCard | None:
         return None
     if begins_as_gguf(path):
         raise NotHere(
-            f"{name} is a GGUF file, although its name does not say so; import it with `localspec import {name}`."
+            f"{name} is a GGUF file, although its name does not say so; import it with `localspec import "
+            f"{shlex.quote(name)}`."
         )
     if not path.is_file() and path.exists():
         raise not_regular(path)
@@ -298,8 +301,8 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
     """Raise LocalspecError if a damaged packed file may be the model of this name."""
     if file := damaged_of(name, paths or Paths(home())):
         raise LocalspecError(
-            f"{name} is not here, or is the damaged file {file}; delete the file with `localspec rm {file}`, then "
-            "import its GGUF file or pull the model again."
+            f"{name} is not here, or is the damaged file {file}; delete the file with `localspec rm "
+            f"{shlex.quote(str(file))}`, then import its GGUF file or pull the model again."
         )
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shlex
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -184,7 +185,9 @@ def damaged(path: Path, error: LocalspecError) -> LocalspecError:
     try:
         origin = packed_file.peek(path)[0].header.origin
     except LocalspecError:
-        return LocalspecError(f"{str(error).partition(';')[0]}; delete it with `localspec rm {path}`.")
+        return LocalspecError(
+            f"{str(error).partition(';')[0]}; delete it with `localspec rm {shlex.quote(str(path))}`."
+        )
     if not origin.repo and not any(map(os.path.isabs, origin.files)):
         return error
     return LocalspecError(
@@ -197,7 +200,8 @@ def again(origin: packed_file.Origin) -> str:
     """Return a clause that says how to get a pulled or imported model again."""
     if origin.repo:
         return f"fetch it again with `localspec pull {origin.repo}`"
-    return f"import it again with `localspec import {next(iter(origin.files), 'FILE')}`"
+    file = shlex.quote(next(iter(origin.files), "FILE"))
+    return f"import it again with `localspec import {file}`"
 
 
 def moved(header: packed_file.Header, missing: Path) -> str:
@@ -208,7 +212,7 @@ def moved(header: packed_file.Header, missing: Path) -> str:
         if not origin.repo:  # an import is a model by another name
             back = (
                 f"restore the earlier file, or delete {origin.name} with `localspec rm {origin.name}`; "
-                f"`localspec import {missing}` imports the file that is there now"
+                f"`localspec import {shlex.quote(str(missing))}` imports the file that is there now"
             )
     else:
         what, back = "is not there", "put the file back, or run `localspec import` with its new path"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -188,7 +189,7 @@ def test_a_file_that_changed_is_another_model(tmp_path, gguf, directory, same_si
         gguf.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     else:
         write_model(gguf, directory, "F16")
-    assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {gguf.name}`.\n")
+    assert sentence(called(tmp_path, "show", gguf.name)).endswith(f"`localspec import {shlex.quote(gguf.name)}`.\n")
     refused = called(tmp_path, "run", "-m", str(before["name"]), "--no-log", "Hi")
     assert refused.returncode == 3
     assert wording("changed_since_imported_put_back", file=gguf) in sentence(refused)
@@ -473,11 +474,25 @@ def test_a_file_with_another_name_and_a_missing_file_are_reported_as_such(tmp_pa
     for name, said in (
         ("noext", "noext is a GGUF file, although its name does not say so; import it with `localspec import noext`"),
         ("nosuch.gguf", "There is no file 'nosuch.gguf'"),
-        ("mine", wording("gguf_file_imported_first", gguf=gguf)),
+        ("mine", wording("gguf_file_imported_first", gguf=shlex.quote(str(gguf)))),
     ):
         result = called(tmp_path, "run", "-m", name, "Hi")
         assert result.returncode == 3 and said in sentence(result)
         assert "qwen3" not in result.stderr
+
+
+@pytest.mark.slow
+def test_commands_in_messages_quote_file_names(tmp_path: Path, gguf: Path) -> None:
+    odd = gguf.rename(tmp_path / '$(touch x) `y` "q".gguf')
+    imported(tmp_path, odd)
+    with odd.open("ab") as stream:
+        stream.write(b"x")
+    quoted = shlex.quote(str(odd))
+    assert f"`localspec import {quoted}` imports" in called(tmp_path, "list").stderr
+    assert f"`localspec import {quoted}`" in sentence(called(tmp_path, "show", str(odd)))
+    assert f"give -m {quoted}." in sentence(called(tmp_path, "run", str(odd)))
+    noext = odd.rename(tmp_path / "no ending")
+    assert f"`localspec import {shlex.quote(str(noext))}`" in sentence(called(tmp_path, "show", str(noext)))
 
 
 @pytest.mark.slow
@@ -649,7 +664,7 @@ def test_a_file_in_place_of_a_question_gets_the_advice_to_name_it_as_a_model(
     tmp_path: Path, gguf: Path, command: Any
 ) -> None:
     result = called(tmp_path, *command, gguf.name)
-    assert result.returncode == 2 and f"-m {gguf.name}" in sentence(result)
+    assert result.returncode == 2 and f"-m {shlex.quote(gguf.name)}" in sentence(result)
     assert (
         "not a question" not in called(tmp_path, *command, "nothing.gguf", "--no-log", "-n", "1", "-m", "demo").stderr
     )
