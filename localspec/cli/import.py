@@ -42,7 +42,7 @@ def import_file(
     if as_json:
         print_json(_json(done))
         return 0
-    _tell(done, file)
+    _tell(done)
     typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}"))
     measure_new(done.name, settings, progress)
     return 0
@@ -65,7 +65,7 @@ def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
             say(f"{model.name} is left out: {trouble}")
             continue
         if not as_json:
-            _tell(done[-1], model.path)
+            _tell(done[-1])
     if as_json:
         print_json([_json(one) for one in done])
     elif done:
@@ -86,12 +86,12 @@ def _json(done: Imported) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tell(done: Imported, file: Path) -> None:
+def _tell(done: Imported) -> None:
     weights = precision_in_words("", done.packing, done.bits) if done.packing == BLOCKS else f"packed in {done.packing}"
     known = "" if done.new else " It was imported before."
     typer.echo(
         one_line(
             f"{done.name} is ready: {amount(done.parameters)} parameters, {weights}, {size(done.bytes)}, read from "
-            f"{must_stay(file)}.{known}"
+            f"{must_stay(done.read_from)}.{known}"
         )
     )

@@ -46,11 +46,12 @@ class Imported:
     """The result of an import: the name of the model in a GGUF file. `new` says whether it was registered only now.
 
     `path` is the registration of the model, or its packed file if a packing was requested; `bytes` is the size of its
-    weights.
+    weights. `read_from` is the GGUF file that the model is read from, or its first part.
     """
 
     name: str
     path: Path
+    read_from: Path
     packing: str
     parameters: int
     stored_weights: int
@@ -97,9 +98,10 @@ def import_gguf(
         path = known or pack_gguf(gguf_source(model), packing, origin, this_machine().cores, reporter, paths)
         held = path.stat().st_size
     card = registry.find(origin.name)
+    read_from = file if os.path.abspath(file) in origin.files else Path(next(iter(origin.files)))
     return Imported(
-        card.name if card else origin.name, path, packing, found.header.parameters, found.header.stored_weights, held,
-        origin.license, model.size, model.types, new, time.perf_counter() - began,
+        card.name if card else origin.name, path, read_from, packing, found.header.parameters,
+        found.header.stored_weights, held, origin.license, model.size, model.types, new, time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def _register(
             )
     if former and same and known and not former.missing and former.header.origin.files != marked:
         there = next(iter(former.header.origin.files))
-        reporter.notice(f"{origin.name} is still read from {there}, because {file} has the same content.")
+        reporter.notice(f"{origin.name} is still read from {there}, because sampled parts of {file} are the same.")
         chat.tokenizer.hand_on()
         return former, model, False
     if not (same and known):

@@ -430,6 +430,8 @@ def test_a_copy_leaves_the_model_where_it_is(tmp_path: Path, gguf: Path) -> None
     copy = Path(shutil.copy(gguf, tmp_path / "copy.gguf"))
     again = called(tmp_path, "import", str(copy))
     assert again.returncode == 0 and wording("is_still_read_from_there") in again.stderr, again.stderr
+    assert f"sampled parts of {copy} are the same" in again.stderr
+    assert wording("read_from_must_stay", file=gguf) in again.stdout
     copy.unlink()
     assert called(tmp_path, "run", "-m", "Tiny-Chat.Q8_0", "-n", "1", "--no-log", "Hi").returncode == 0
 
