@@ -210,7 +210,7 @@ class Instead:
             near = f"{kind} is the form for which the publisher trained the model"
         return (
             f"instead of {self.original}{about}, which would be packed in {self.packing}; {near}. A GPU, "
-            "training and other precisions need the original, which --original fetches"
+            "other precisions, and training that changes the weights need the original, which --original fetches"
         )
 
 
