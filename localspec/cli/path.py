@@ -26,13 +26,17 @@ def path(
         "config": paths.config_file,
         "models": paths.user_models_file,
         "database": paths.database,
+        "choice": paths.choice,
+        "former_names": paths.former_names,
         "copied": paths.copied,
         "drafters": paths.drafters,
+        "answers": paths.answers,
         "pulled": paths.pulled,
         "imports": paths.imports,
         "packed": paths.packed,
         "tokenizers": paths.tokenizers,
         "kernels": paths.kernels,
+        "last_notice": paths.last_notice,
         "logs": paths.logs,
         "socket": paths.socket,
         "key": paths.serving_key,
@@ -40,5 +44,6 @@ def path(
     if as_json:
         print(json.dumps({name: str(place) for name, place in places.items()}, indent=2))
         return
+    names = max(map(len, places))
     for name, place in places.items():
-        print(f"{name:10} {one_line(str(place))}")
+        print(f"{name:{names}} {one_line(str(place))}")

@@ -8,7 +8,8 @@ from localspec.paths import Paths
 def test_json_and_lines(tmp_path):
     paths = Paths(tmp_path)
     folders = {f"{name}_dir": str(tmp_path / name) for name in ("config", "data", "state", "cache")}
-    files = ["database", "copied", "drafters", "pulled", "imports", "packed", "tokenizers", "kernels", "logs", "socket"]
+    files = ["database", "choice", "former_names", "copied", "drafters", "answers", "pulled", "imports"]
+    files += ["packed", "tokenizers", "kernels", "last_notice", "logs", "socket"]
     named = {"config": paths.config_file, "models": paths.user_models_file, "key": paths.serving_key}
     wanted = folders | {name: str(place) for name, place in named.items()}
     wanted |= {name: str(getattr(paths, name)) for name in files}
