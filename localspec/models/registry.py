@@ -299,7 +299,7 @@ def _at_path(name: str, paths: Paths) -> TargetCard | None:
 
 def refuse_damaged(name: str, paths: Paths | None = None) -> None:
     """Raise LocalspecError if a damaged packed file may be the model of this name."""
-    if file := damaged_of(name, paths or Paths(home())):
+    if name and (file := damaged_of(name, paths or Paths(home()))):
         raise LocalspecError(
             f"{name} is not here, or is the damaged file {file}; delete the file with `localspec rm "
             f"{shlex.quote(str(file))}`, then import its GGUF file or pull the model again."

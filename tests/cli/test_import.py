@@ -772,5 +772,8 @@ def test_a_damaged_import_is_named_and_deleted(tmp_path: Path, gguf: Path) -> No
         assert result.returncode == 1 and wording("is_damaged_rm_and_import", file=path) in sentence(result), command
     said = called(tmp_path, "list").stderr
     assert wording("rm_file_and_import_its_gguf", file=path) in said and said.count("is left out") == 1
+    path.write_bytes(b"")  # it may be any model, but none without a name
+    unnamed = called(tmp_path, "rm", "")
+    assert unnamed.returncode == 3 and wording("there_is_no_model", typed="") in sentence(unnamed)
     assert called(tmp_path, "rm", str(path), "--yes").returncode == 0 and not path.exists()
     assert imported(tmp_path, gguf)["new"] is True
