@@ -19,7 +19,7 @@ app = typer.Typer()
 def config(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of lines.")] = False,
 ) -> None:
-    """Show the settings and where each value comes from. A dash means that the model decides."""
+    """Show the settings and where each value comes from. A dash means that a setting is not set."""
     settings = load()
     if settings.origins["theme"] != "default" or settings.keymap:
         from localspec_tui import keymap, themes  # slow to import

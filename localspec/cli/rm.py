@@ -207,7 +207,7 @@ def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
 def _packed_line(file: Path) -> str:
     of = other_source(file, [])
     if header := _registration(file):
-        return f"The registration of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
+        return f"The configuration and tokenizer of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
     return f"Packed{f', of {of}' if of else ''}, {size(file.stat().st_size)}, in {file}"
 
 

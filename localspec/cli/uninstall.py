@@ -198,7 +198,7 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
     """Return the files and directories that localspec writes, by parent. `uninstall` deletes nothing else there."""
     database, what = paths.database.name, "conversations, phrases and measurements"
     data = [
-        OwnedPath(file, what if file.name == database else "a file of the database", True, True)
+        OwnedPath(file, what if file.name == database else "a file of localspec's database", True, True)
         for file in sorted(paths.data_dir.glob(f"{database}*"))
         if _DATABASE.fullmatch(file.name.removeprefix(database))
     ]
@@ -215,9 +215,9 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.answers, "answers of models, as training data for drafters"),
         OwnedPath(paths.pulled, "records of what was fetched"),
         OwnedPath(paths.socket, "the socket of `localspec serve`"),
-        OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "its lock"),
+        OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "the lock of `localspec serve`"),
         OwnedPath(paths.last_notice, "the time of the last notice"),
-        OwnedPath(paths.logs, "logs", True),
+        OwnedPath(paths.logs, "logs of localspec", True),
         OwnedPath(paths.packed, "packed models", names=_PACKED),
         OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),
         OwnedPath(paths.kernels, "compiled kernels"),
