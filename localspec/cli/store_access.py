@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
-
 from localspec import environment
+from localspec.cli.console import say
 from localspec.paths import Paths
 from localspec.store.database import StoreTrouble
 from localspec.store.opening import PARTS
 from localspec.store.store import Store, user_store
-from localspec.text import one_line
 
 
 @contextmanager
@@ -26,7 +24,7 @@ def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]
     """
     if why := _out_of_reach(database := Paths(environment.home()).database):
         raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} cannot be shown or deleted.")
-    with user_store(lambda sentence: typer.echo(one_line(sentence), err=True), create=False) as store:
+    with user_store(say, create=False) as store:
         if store is not None and store.path is None:
             raise StoreTrouble(f"{database} cannot be used, so its {what} cannot be shown or deleted.")
         if store is not None and raise_damage:
@@ -56,7 +54,4 @@ def report_files_set_aside(what: str) -> None:
             continue  # it is reported with its database
         parts = " and ".join(part for part in PARTS if f"{name}{part}" in files)
         which = f"this file and its {parts}" if parts else "this file"
-        sentence = (
-            f"localspec: {file} is damaged and was set aside; to remove the {what} that it may hold, delete {which}."
-        )
-        typer.echo(one_line(sentence), err=True)
+        say(f"{file} is damaged and was set aside; to remove the {what} that it may hold, delete {which}.")

@@ -556,3 +556,10 @@ def test_what_cannot_be_reached_is_not_said_to_be_empty(database, command, lost,
     said = capsys.readouterr()
     assert said.out == "" and said.err == (wording("localspec_cannot_reached_link", database=database, place=place))
     assert not list(disk.iterdir())
+
+
+def test_notices_about_the_database_begin_like_all_messages(database: Path) -> None:
+    database.parent.mkdir(parents=True)
+    database.touch()
+    result = CliRunner().invoke(history_module.app, ["list"], catch_exceptions=False)
+    assert result.stderr.startswith(f"localspec: {database} has 0 bytes")
