@@ -13,6 +13,7 @@ from localspec.paths import Paths
 from localspec.text import one_line
 
 app = typer.Typer()
+VALUES = 24  # columns for a value
 
 
 @app.command()
@@ -40,8 +41,11 @@ def config(
         values["model"], origins["model"] = present
     for name, value in values.items():
         shown = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        line = f"{name:{names}} {one_line(shown):24} {one_line(origins[name])}"
-        print("\n".join(folded(line, width(), indent=names + 1)))
+        row, origin = f"{name:{names}} {one_line(shown):{VALUES}}", one_line(origins[name])
+        if len(row) > names + 1 + VALUES:  # the origin keeps its column
+            print("\n".join(folded(row, width(), indent=names + 1)))
+            row = " " * (names + 1 + VALUES)
+        print("\n".join(folded(f"{row} {origin}", width(), indent=names + 1)))
     file = Paths(environment.home()).config_file
     print(
         "\n".join(

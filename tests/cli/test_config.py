@@ -51,6 +51,8 @@ def test_lines(tmp_path):
     lines = called(tmp_path, "config", LOCALSPEC_SYSTEM="red \x1b[31m").stdout.splitlines()
     assert ["temperature", "-", "default"] in [line.split() for line in lines]
     assert "system         red ␛[31m                LOCALSPEC_SYSTEM" in lines
+    values = [line for line in lines[:-1] if "default" in line]
+    assert len(values) > 20 and {line.index("default") for line in values} == {40}, "in one column, after a long value too"
     file = tmp_path / "config" / "config.toml"
     assert lines[-1] == wording("change_them_one_command_localspec", file=file)
 
@@ -63,7 +65,8 @@ def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, cap
     assert main(["config"]) == 0
     shown = capsys.readouterr().out
     assert (
-        "system         Answer in few words, and in verse where that\n               is possible. LOCALSPEC_SYSTEM\n"
+        "system         Answer in few words, and in verse where that\n               is possible.\n"
+        "                                        LOCALSPEC_SYSTEM\n"
         in shown
     )
     assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 60
