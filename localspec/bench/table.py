@@ -241,15 +241,16 @@ def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
         lines.append([name, *gains])
     more = len(categories) - MOST_CATEGORIES
     return [
+        *wrapped("Speedup over plain decoding (1: as fast), with tokens per step in brackets:", width),
         *columns(["kind of text", *map(_name, drafting)], lines, width),
         *([f"and {more} more kinds of text, in --json"] if more > 0 else []),
-        *wrapped("speed against plain decoding (1 is as fast), and tokens per step", width),
         "",
     ]
 
 
 def _gain(figures: dict[str, Any], mark: str) -> str:
-    return f"{number(figures['speedup'])}{mark} {number(figures['acceptance_length'], 1).rjust(4)}"
+    accepted = f"({number(figures['acceptance_length'], 1)})"
+    return f"{number(figures['speedup'])}{mark} {accepted.rjust(6)}"
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -282,8 +282,10 @@ def _sentence_about_experts(one: Recommendation) -> str:
 
 def _speed(one: Recommendation) -> str:
     assert one.plan is not None
-    faster = f", {speedup(one.speedup)} with {one.plan.candidate.name}" if one.drafts and one.speedup else ""
-    pace = expected_pace(one.plan.speed, one.plan.measured)
+    pace, gain = expected_pace(one.plan.speed, one.plan.measured), speedup(one.speedup or 1.0)
+    if one.drafts and gain == "as fast":
+        return f"{pace}; drafts are not expected to help"
+    faster = f", {gain} with {one.plan.candidate.name}" if one.drafts else ""
     return f"{pace}{faster}, {m_words(one.plan.cost_effectiveness, one.plan.rule)}"
 
 
@@ -303,10 +305,9 @@ def _machine(survey: _Survey) -> Iterator[str]:
             f"conversations may take up to {_gib(plan.parked)}"
         )
     if _busy(survey):
-        yield (
-            f"Measured while other programs used {survey.others:.1f} of {survey.machine.cores} cores; it will be "
-            "faster when idle."
-        )
+        yield f"Other programs used {survey.others:.1f} of {survey.machine.cores} cores; this machine is faster when idle."
+        if not all(device.bandwidth for device in survey.machine.devices):
+            yield "They disturb a measurement of the memory's speed, so it is assumed."
     if trouble := torch_trouble():
         yield trouble
     if survey.packed:

@@ -24,6 +24,7 @@ from localspec import Done, Engine, Text
 from localspec.bench import proof
 from localspec.choosing import choose as selection
 from localspec.choosing import survey
+from localspec.cli import doctor as cli_doctor
 from localspec.cli.main import main
 from localspec.models import registry
 from localspec.store.store import Store
@@ -268,7 +269,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
     )
     assert f", license {registry.known()[best].license}: " in take
     assert fetch == wording("fetch_it_with_localspec_pull", best=best) and re.search(
-        r" tokens/s, .*M \d\.\d\d, chosen by \w+; \d+\.\d GiB .*to download\.$", take
+        r" tokens/s; drafts are not expected to help; \d+\.\d GiB .*to download\.$", take
     )
     assert until.startswith(wording("until_then_demo_answers_which")) and empty == ""
     assert lines[1] == wording("mps_memory_16_0_gib_free_12_0_gib")
@@ -309,6 +310,16 @@ def test_a_busy_machine_is_reported(doctor, invented, monkeypatch, others, warne
     code, page, _ = doctor()
     assert code == 0 and (wording("measured_while_other_programs") in page) is warned
     assert (wording("these_speeds_taken_while_other") in page) is warned
+    assert ("They disturb a measurement of the memory's speed, so it is assumed.\n" in page) is warned
+
+
+@pytest.mark.parametrize(("ratio", "words"), [(1.2, ", 1.2× faster with phrases, M 1.00, chosen by M"), (1.0, "; drafts are not expected to help")])
+def test_drafts_without_a_gain_are_said_to_be_no_help(ratio, words):
+    """It was "as fast with phrases, M 1.00, chosen by M"."""
+    plan = SimpleNamespace(
+        speed=20.0, measured=True, candidate=SimpleNamespace(name="phrases"), cost_effectiveness=1.0, rule="memory"
+    )
+    assert cli_doctor._speed(SimpleNamespace(plan=plan, speedup=ratio, drafts=True)) == f"20.0 tokens/s{words}"
 
 
 def test_verbose_shows_m_and_reasons(doctor, invented):
@@ -388,6 +399,7 @@ def test_what_this_machine_has_as_json(doctor, invented):
 RUN = """
 import sys
 from localspec.cli import console
+from localspec.cli import doctor as cli_doctor
 from localspec.cli.main import main
 console.WAIT_SECONDS = 600  # a busy machine names waits
 sys.exit(main())
