@@ -253,16 +253,14 @@ class TrainedDrafter(ABC):
     @classmethod
     def parse_options(cls, options: Mapping[str, Any]) -> Any:
         """Return these options as `Options`. Raises UsageMistake for an unknown name or an impossible value."""
-        types = {option.name: type(option.default) for option in fields(cls.Options)}
+        defaults = {option.name: option.default for option in fields(cls.Options)}
         for name, value in options.items():
-            if name not in types:
+            if name not in defaults:
                 raise UsageMistake(
-                    f"{cls.kind} has no option {name!r}{nearest(name, types)}; it has {', '.join(types)}."
+                    f"{cls.kind} has no option {name!r}{nearest(name, defaults)}; it has {', '.join(defaults)}."
                 )
-            if not _fits_type(value, types[name]):
-                raise UsageMistake(
-                    f"{name} = {shortened(value)} of {cls.kind} must be of type {types[name].__name__}; correct it."
-                )
+            if not _fits_type(value, type(defaults[name])):
+                raise UsageMistake(f"{name} = {shortened(value)} of {cls.kind} must be {_possible(defaults[name])}.")
         return cls.Options(**options)
 
 
@@ -273,6 +271,18 @@ class OfModel(ABC):
     @abstractmethod
     def from_model(cls, path: Path, target: DraftableModel[Any], depth: int | None = None) -> Self:
         """Return the drafter of a model's files; `depth` is the requested number of tokens of a draft."""
+
+
+def _possible(default: object) -> str:
+    """Return in words what an option with this default may be: `a whole number, such as 4`."""
+    match default:
+        case bool():
+            return "true or false"
+        case int():
+            return f"a whole number, such as {default}"
+        case float():
+            return f"a number, such as {default}"
+    return f"text, such as {default!r}" if default else "text"
 
 
 def _fits_type(value: object, type_: type) -> bool:

@@ -267,8 +267,9 @@ class Job:
             held = "blocks of a GGUF file" if packed_file.read(request.card.path).header.registered else "packed ones"
             changing = next(name for name in CHANGING if request.options.get(name))
             raise UsageMistake(
-                f"`-O {changing}={request.options[changing]}` changes the weights of {request.card.name}, but only "
-                f"{held} are here; leave it out, or name a model's directory in the Hugging Face layout."
+                f"`-O {changing}={str(request.options[changing]).lower()}` needs the original weights of "
+                f"{request.card.name}, but only {held} are here; leave it out, or name a model's directory in the "
+                "Hugging Face layout. For a registered model `localspec pull NAME --original` fetches them."
             )
         # in the precision that answers, because the drafter will read its states
         if shadow.uses_readings and not self.divided:
