@@ -90,7 +90,12 @@ class Settings:
     stop: tuple[str, ...] = _row((), checks.texts, "Text that ends the reply; repeatable.")
     context: int | None = _row(None, checks.integer(1), "Tokens of prompt and reply together.", loads=True)
     drafter: str = _row(
-        "auto", checks.name, "What drafts: auto, none, phrases, KIND[+KIND][+phrases], or a directory.", loads=True
+        "auto",
+        checks.name,
+        "What drafts: auto, none, a directory, or kinds joined by +: phrases, lookahead, layers, medusa, semi, "
+        "parallelspec, s3d, eagle3, dflash, dspark, assistant, mtp, draft_model, ouroboros; `draft_model:MODEL` names "
+        "the small model.",
+        loads=True,
     )
     draft_max: int | Literal["auto"] = _row(
         "auto", checks.draft_max, "Drafted tokens per step (nodes of the draft tree), or auto.", loads=True
@@ -106,7 +111,7 @@ class Settings:
     accept: Literal["exact", "rejection", "typical"] = _row(
         "exact",
         checks.one_of("exact", "rejection", "typical"),
-        "How drafts are accepted; rejection keeps the probabilities but not a seed's text, typical is not lossless.",
+        "How drafts are accepted; rejection keeps the probabilities but not a seed's text, typical changes the text.",
         loads=True,
     )
     pool: Literal["user", "readonly", "off"] = _row(

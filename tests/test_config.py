@@ -1,12 +1,14 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 from each import each
 from golden import wording
 
-from localspec.config import NAMES, Settings, load
+from localspec.config import NAMES, TABLE, Settings, load
 from localspec.errors import UsageMistake
+from localspec.models.drafter_kinds import kinds
 from localspec.paths import Paths
 
 
@@ -18,6 +20,12 @@ def paths(tmp_path):
 
 def write(paths: Paths, text: str) -> None:
     paths.config_file.write_text(text, encoding="utf-8")
+
+
+def test_the_help_of_drafter_names_every_kind():
+    """It had only the word KIND."""
+    words = set(re.findall(r"\w+", TABLE["drafter"].help))
+    assert {*kinds()} <= words and "MODEL" in words
 
 
 def mistake(paths: Paths, environ=None, flags=None) -> str:

@@ -65,7 +65,10 @@ def doctor(
     verbose: Annotated[bool, typer.Option("--verbose", help="Also show cost-effectiveness M and the reasons.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of text.")] = False,
 ) -> int:
-    """Show what this machine has, what fits, and what would be chosen and why; --prove MODEL shows losslessness."""
+    """Show what this machine has, what fits, and what would be chosen and why.
+
+    --prove MODEL compares replies with and without drafts.
+    """
     given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
     prefer, rule = given.pop("prefer", None), given.pop("drafter_rule", None)
     if server is not None:

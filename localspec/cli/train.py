@@ -93,7 +93,12 @@ def train(
     ] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of this kind of drafter; repeatable."),
+        typer.Option(
+            "--option",
+            "-O",
+            metavar="NAME=VALUE",
+            help="An option of this kind of drafter; repeatable. docs/train.md lists them.",
+        ),
     ] = None,
     steps: Annotated[int | None, whole_number(most=MOST, help="At most this many steps.")] = None,
     hours: Annotated[
