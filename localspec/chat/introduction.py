@@ -99,7 +99,7 @@ UNSEEN = dict.fromkeys((0x200B, 0x2060, 0xFEFF))  # characters without width tha
 def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | None:
     """Return a line that says what is saved, how to continue, and what is lost; None if there is nothing to say.
 
-    `unsent` is the reason why an unsent draft is lost; empty if no draft is lost.
+    `unsent` is the reason why an unsent prompt is lost; empty if none is lost.
     """
     called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
     typed = "what was typed and not sent"
@@ -109,4 +109,4 @@ def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | 
         return one_line(f"{called} is saved{but}; continue with: localspec chat --conversation {conversation.id}")
     if conversation.unsaved:
         return one_line(f"{called} is not saved{f', nor is {typed}' if unsent else ''}: {conversation.trouble}")
-    return one_line(f"Your unsent draft is not saved: {unsent}") if unsent else None
+    return one_line(f"Your unsent prompt is not saved: {unsent}") if unsent else None

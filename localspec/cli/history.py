@@ -176,7 +176,7 @@ def rm(
 
 def _counts(conversations: int, drafts: int) -> str:
     counts = [counted(conversations, "conversation")] if conversations or not drafts else []
-    counts += [counted(drafts, "unsent draft")] if drafts else []
+    counts += [counted(drafts, "unsent prompt")] if drafts else []
     return " and ".join(counts)
 
 

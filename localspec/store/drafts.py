@@ -80,7 +80,7 @@ class Drafts:
         Return their number. Raises StoreTrouble.
         """
         removed = len(self._database.delete(lambda connection: _remove(connection, lambda _: True)))
-        self._database.overwrite_deleted("The unsent drafts were removed")
+        self._database.overwrite_deleted("The unsent prompts were removed")
         return removed
 
 

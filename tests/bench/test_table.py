@@ -32,7 +32,9 @@ def test_without_details_it_is_a_sentence_a_chart_and_one_table(two):
     heads = next(line for line in lines if line.startswith("kind of text"))
     rows = [line.split() for line in lines[lines.index(heads) + 1 : lines.index(heads) + 4]]
     assert rows == [["all", "2.25", "(2.0)"], ["code", "2.00", "(2.0)"], ["chat", "2.50", "(2.0)"]]
-    assert lines[lines.index(heads) - 1].startswith("Speedup over plain decoding"), "what the two figures are comes first"
+    assert lines[lines.index(heads) - 1].startswith("Speedup over plain decoding"), (
+        "what the two figures are comes first"
+    )
     text = "\n".join(lines)
     assert "acceptance rate" not in text and "2.12–2.38" not in text and "`--details`" in lines[-1]
     assert len(lines) <= 14

@@ -52,7 +52,9 @@ def test_lines(tmp_path):
     assert ["temperature", "-", "default"] in [line.split() for line in lines]
     assert "system         red ␛[31m                LOCALSPEC_SYSTEM" in lines
     values = [line for line in lines[:-1] if "default" in line]
-    assert len(values) > 20 and {line.index("default") for line in values} == {40}, "in one column, after a long value too"
+    assert len(values) > 20 and {line.index("default") for line in values} == {40}, (
+        "in one column, after a long value too"
+    )
     file = tmp_path / "config" / "config.toml"
     assert lines[-1] == wording("change_them_one_command_localspec", file=file)
 
@@ -66,8 +68,7 @@ def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, cap
     shown = capsys.readouterr().out
     assert (
         "system         Answer in few words, and in verse where that\n               is possible.\n"
-        "                                        LOCALSPEC_SYSTEM\n"
-        in shown
+        "                                        LOCALSPEC_SYSTEM\n" in shown
     )
     assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 60
 

@@ -313,7 +313,10 @@ def test_a_busy_machine_is_reported(doctor, invented, monkeypatch, others, warne
     assert ("They disturb a measurement of the memory's speed, so it is assumed.\n" in page) is warned
 
 
-@pytest.mark.parametrize(("ratio", "words"), [(1.2, ", 1.2× faster with phrases, M 1.00, chosen by M"), (1.0, "; drafts are not expected to help")])
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [(1.2, ", 1.2× faster with phrases, M 1.00, chosen by M"), (1.0, "; drafts are not expected to help")],
+)
 def test_drafts_without_a_gain_are_said_to_be_no_help(ratio, words):
     """It was "as fast with phrases, M 1.00, chosen by M"."""
     plan = SimpleNamespace(

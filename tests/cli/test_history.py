@@ -349,10 +349,10 @@ def test_rm_of_everything_deletes_what_was_typed_and_never_sent(database: Path) 
     with pytest.raises(UsageMistake, match=matching("deleting_2_conversations_and_1_unsent")):
         run("rm", "--all")
     assert run("rm", str(one), "--yes") == "Deleted 1 conversation.\n"
-    assert run("rm", "--all", "--yes") == "Deleted 1 conversation and 1 unsent draft.\n"
+    assert run("rm", "--all", "--yes") == "Deleted 1 conversation and 1 unsent prompt.\n"
     assert b"zanzibar" not in b"".join(file.read_bytes() for file in database.parent.iterdir())
     subprocess.run([sys.executable, "-c", code, str(database)], check=False)
-    assert run("rm", "--all", "--yes") == "Deleted 1 unsent draft.\n"
+    assert run("rm", "--all", "--yes") == "Deleted 1 unsent prompt.\n"
     assert run("rm", "--all", "--yes") == wording("there_conversations_delete")
 
 

@@ -141,7 +141,9 @@ def test_a_draft_belongs_to_the_conversation_in_which_it_was_typed(chat, another
     talk = chat(["Second."])
 
     async def story(pilot):
-        await until(pilot, lambda: "Your unsent draft waits in “one” (ctrl+r)." in " ".join(talk.screen_text().split()))
+        await until(
+            pilot, lambda: "Your unsent prompt waits in “one” (ctrl+r)." in " ".join(talk.screen_text().split())
+        )
         assert talk.typed == ""
         await say(pilot, "/resume 1")
         await until(pilot, lambda: talk.typed == "half" and wording("restored_your_unsent_draft") in talk.screen_text())

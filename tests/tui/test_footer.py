@@ -46,7 +46,7 @@ OPENED = {
         "⏎ Resume  esc Back  f2 Rename  ^d Delete  f1 Keys",
         "⏎ Resume  esc Back  f2 Rename  ^d Delete  ^s Export  f8 Delete older  f1 Keys",
     ),
-    "renaming": (["ctrl+r", "f2"], *["⏎ Take it  esc Leave it  f1 Keys"] * 2),
+    "renaming": (["ctrl+r", "f2"], *["⏎ Save  esc Cancel  f1 Keys"] * 2),
     "deleting": (["ctrl+r", "ctrl+d"], *["y Yes  n No  f1 Keys"] * 2),
     "models": (["ctrl+o"], *["⏎ Choose  esc Back  f1 Keys"] * 2),
     "phrases": (

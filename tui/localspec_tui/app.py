@@ -82,7 +82,7 @@ class ChatApp(StoppableApp):
             self.exit(return_code=self._left)
 
     def keep_unsent(self) -> None:
-        """Save the unsent draft for the next chat. Call this after the application has ended, whatever the reason."""
+        """Save the unsent prompt for the next chat. Call this after the application has ended, whatever the reason."""
         self._chat.draft.save_now()
 
     @property

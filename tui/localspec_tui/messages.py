@@ -47,7 +47,7 @@ class ConversationShown(Message):
     title: str
     last: "ConversationInfo | None" = None  # the previous one, if this one is new
     number: int | None = None  # the id of this one in the history
-    left: Sequence[str] = ()  # unsent drafts of earlier chats in this conversation
+    left: Sequence[str] = ()  # unsent prompts of earlier chats in this conversation
     waiting: str = ""  # the title of another conversation with a draft of an earlier chat
 
 

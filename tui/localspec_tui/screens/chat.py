@@ -213,10 +213,10 @@ class ChatScreen(StableLayout, Screen[None]):
         if left := [*shown.left, *filter(None, [self.draft.take_aside(shown.number)])]:
             self.prompt.put("\n\n".join(filter(None, (*left, self.prompt.text))))
             self.first.offer_none()
-            await self.view.tell("Restored your unsent draft.")
+            await self.view.tell("Restored your unsent prompt.")
         elif shown.waiting:
             where = f"“{shown.waiting}” ({self._key('chat.resume')})"
-            await self.view.tell(f"Your unsent draft waits in {where}.")
+            await self.view.tell(f"Your unsent prompt waits in {where}.")
         if self.outbox.files and not self.outbox.waiting:
             await self.view.tell("The text of the files goes before the next prompt.")
         if self.outbox.model_loaded:

@@ -151,8 +151,8 @@ class AskingScreen(SearchedScreen[Result]):
 
 class _AnswerField(OneLine):
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "submit", "Take it", id="asking.take"),
-        Binding("escape", "screen.leave_question", "Leave it", id="asking.leave"),
+        Binding("enter", "submit", "Save", id="asking.take"),
+        Binding("escape", "screen.leave_question", "Cancel", id="asking.leave"),
     ]
 
 
