@@ -308,7 +308,8 @@ def _machine(survey: _Survey) -> Iterator[str]:
             f"conversations may take up to {_gib(plan.parked)}"
         )
     if _busy(survey):
-        yield f"Other programs used {survey.others:.1f} of {survey.machine.cores} cores; this machine is faster when idle."
+        cores = f"{survey.others:.1f} of {survey.machine.cores} cores"
+        yield f"Other programs used {cores}; this machine is faster when idle."
         if not all(device.bandwidth for device in survey.machine.devices):
             yield "They disturb a measurement of the memory's speed, so it is assumed."
     if trouble := torch_trouble():

@@ -38,7 +38,8 @@ COMMANDS = {
     "rm": "Delete a model.",
     "verify": "Check a fetched model against its digests.",
     "serve": "Serve OpenAI's API on this machine and keep models loaded.",
-    "doctor": "Show what this machine has, what fits and what would be chosen; --prove MODEL compares replies with and without drafts.",
+    "doctor": "Show what this machine has, what fits and what would be chosen; --prove MODEL compares "
+    "replies with and without drafts.",
     "bench": "Compare the speed of plain and speculative decoding.",
     "race": "Watch one prompt being answered with and without drafts.",
     "distill": "Let a model answer prompts, as training data for drafters.",
