@@ -53,6 +53,7 @@ HISTORY: Literal["history"] = "history"
 SPARK = 16  # of the last losses, in the line of progress
 STEADY, STEADY_SECONDS = 0.1, 5.0  # share or seconds of a training after its first step, from which its pace is known
 LONGEST_START = 60.0  # seconds that the start of Python may take
+FEW_STEPS = 5  # fewer are no training
 FEW = 1000  # tokens below which a share is known only to about two percent
 
 
@@ -214,6 +215,11 @@ def train(
                     course.close()
                     return 130
                 report, verdict = found
+                if hours and not (steps or epochs) and report["steps"] < FEW_STEPS:
+                    progress.notice(
+                        f"--hours {hours} was too short for the training, which made only "
+                        f"{counted(report['steps'], 'step')}; give more hours."
+                    )
                 used = f"\n{_used(report, reference)}" if verdict.kept else ""
                 summary = f"{_drawn(report)}{_summary(report)}\n{_verdict(verdict, report['directory'])}{used}"
                 print(json.dumps(report) if as_json else summary, flush=True)

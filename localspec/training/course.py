@@ -217,7 +217,8 @@ class Course(Clock):
         """
         speed = self._speed * at_once(self._choice)
         each, tail = self._token_seconds(1 / speed), self._tail
-        least = LEAST * REPLY / speed
+        # Reading an answer takes about as long as generating it.
+        least = LEAST * REPLY / speed * (2 if self._job.shadow.uses_readings else 1)
         busy = " while other programs are running" if self.slowdown >= NOTABLE else ""
         if self.options.hours and least + tail > MOST_ANSWERING * self._total:
             raise UsageMistake(
@@ -306,7 +307,7 @@ class Course(Clock):
         return LOADING / 2 + seconds_of(prompts + 1, self._speed)
 
     def _least_hours(self, least: float) -> float:
-        """Return the smallest number of hours in which `least` seconds of answers fit, rounded up to two digits."""
+        """Return the fewest hours in which `least` seconds of answers and reading fit, rounded up to two digits."""
         total = math.inf
         for _ in range(16):  # the tail grows by at most 0.2 of the total, so this converges to the fewest hours
             total = (least + self._tail_of(total)) / MOST_ANSWERING

@@ -95,7 +95,8 @@ class Clock:
         return None
 
     def measuring(self) -> float:
-        """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them."""
+        """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
+        0 if nothing may be measured."""
         return SECONDS
 
 
@@ -368,10 +369,11 @@ class Job:
             **({"perplexity": rounded(self.perplexity)} if self.changes_target else {}),
         }
         generated: dict[str, Any] = {}
-        if self.main and not self.divided:  # a single process cannot decode with a divided target
+        seconds = self.clock.measuring()
+        if self.main and not self.divided and seconds > 0:  # a single process cannot decode with a divided target
             decoding = self._decoding()
             held_out = training.corpus.held_out
-            generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, self.clock.measuring())
+            generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, seconds)
         if self.main:
             measured_length = next(
                 (generated[name]["length"] for name in reversed(ACCEPTANCE) if name in generated), None

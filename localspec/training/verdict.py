@@ -57,20 +57,21 @@ class Verdict:
     without: str
     against: float
     prompts: int
+    max_tokens: int
     rows: Sequence[Mapping[str, Any]]
     kept: bool
 
     @classmethod
     def read(cls, card: Mapping[str, Any]) -> Self:
         """Return the verdict in a drafter.json."""
-        names = ("drafter", "speedup", "without", "against", "prompts", "rows")
+        names = ("drafter", "speedup", "without", "against", "prompts", "max_tokens", "rows")
         return cls(**{name: card["bench"][name] for name in names}, kept=card["kept"])
 
     def as_json(self) -> dict[str, Any]:
         """Return the verdict in the form of drafter.json and of `train --json`."""
         return {
             "drafter": self.drafter, "speedup": self.speedup, "without": self.without, "against": self.against,
-            "prompts": self.prompts, "max_tokens": TOKENS, "rows": list(self.rows),
+            "prompts": self.prompts, "max_tokens": self.max_tokens, "rows": list(self.rows),
         }  # fmt: skip
 
 
@@ -90,7 +91,8 @@ def judge(
 ) -> Verdict:
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
-    After the first `FEWEST` prompts, the bench ends when the next prompt would take it beyond `seconds`. Costs and
+    After the first `FEWEST` prompts, the bench ends when the next prompt would take it beyond `seconds`. Replies are
+    shorter if these prompts would take longer. Costs and
     replies are saved in `store`, for later choices of a drafter. Raises the errors of loading, and UsageMistake if no
     prompt leaves room for a reply.
     """
@@ -124,6 +126,7 @@ def judge(
         partial(load, choice, share_with=base) for choice, base in zip(choices, firsts, strict=True)
     ]
     questions, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
+    most = _reply_tokens(first, questions[0], rules[0], seconds - (time.monotonic() - began))
     turning = time.monotonic()
 
     def over(turns: int) -> bool:
@@ -131,7 +134,7 @@ def judge(
         return turns >= FEWEST and now - began + (now - turning) / max(turns, 1) > seconds
 
     replies = run_rows(
-        engines, questions, rules, Limits(TOKENS), 1, reporter.progress, before_turn=first.hold_threads, until=over,
+        engines, questions, rules, Limits(most), 1, reporter.progress, before_turn=first.hold_threads, until=over,
         at_most=lambda: seconds - (time.monotonic() - began), warm_up=Limits(WARM_UP),
     )  # fmt: skip
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
@@ -146,11 +149,23 @@ def judge(
     against = compared(replies[best], replies[without])["speedup"] or 0.0
     kept = min(speedup, against) >= CLEARLY
     verdict = Verdict(
-        choices[best].drafter, speedup, choices[without].drafter, against, len(categories),
+        choices[best].drafter, speedup, choices[without].drafter, against, len(categories), most,
         [{"drafter": choice.drafter, **_shown(row)} for choice, row in zip(choices, found, strict=True)], kept,
     )  # fmt: skip
     _write(directory, {"kept": kept, "bench": verdict.as_json()})
     return verdict
+
+
+def _reply_tokens(engine: Engine, question: str, sampling: Sampling, seconds: float) -> int:
+    """Return how many tokens each reply may have so that the shortest bench takes at most `seconds`.
+
+    There are `TOKENS` unless the machine has become slow, and at least `WARM_UP`. A short reply is timed.
+    """
+    began = time.monotonic()
+    *_, done = engine.chat(message(question), sampling, Limits(WARM_UP))
+    assert isinstance(done, Done)
+    each = (time.monotonic() - began) / max(len(done.statistics.token_ids), 1)
+    return round(min(max((seconds - ROWS * WARM_UP * each) / (FEWEST * ROWS * each), WARM_UP), TOKENS))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from localspec.cli.main import main
 from localspec.decoding.limits import Limits
 from localspec.decoding.sampling import Sampling
 from localspec.errors import NotHere
+from localspec.events import Done
 from localspec.models import drafter_cards
 from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
@@ -42,7 +43,7 @@ from localspec.training.examples import shipped_questions
 from localspec.training.job import Job
 from localspec.training.readings import Readings
 from localspec.training.train import Training
-from localspec.training.trainable import Proposed
+from localspec.training.trainable import Proposed, trainable_class
 
 MODEL = "phi3-grouped-window-partial-rotary"
 FLAGS = ["--steps", "2", "--batch", "256", "--length", "128", "-O", "heads=2"]
@@ -377,7 +378,42 @@ def test_measuring_and_bench_are_short_if_time_is_up(train, monkeypatch, speeds)
     assert train("--hours", "0.5")[0] == 0
     monkeypatch.setattr(course.Course, "left", 0.0)
     assert train("--hours", "0.5", "--force")[0] == 0
-    assert asked == [[False, False], [False, True]] and seconds == [0.05 * 1800, 0.0]
+    assert asked == [[False, False], [False, True]] and seconds == [0.05 * 1800], "nothing is measured without time"
+
+
+def test_replies_of_the_bench_are_shorter_on_a_machine_that_has_become_slow(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(verdict, "time", SimpleNamespace(monotonic=clock.perf_counter))
+
+    class Slow:
+        def chat(self, *_: object) -> Any:
+            clock.now += 8  # for 16 tokens
+            yield Done("length", said(range(16)))
+
+    found = [verdict._reply_tokens(Slow(), "a", Sampling(), seconds) for seconds in (900.0, 192.0, 1.0)]
+    assert found == [verdict.TOKENS, 40, verdict.WARM_UP]
+
+
+def test_a_time_limit_that_left_training_a_few_steps_is_named_too_short(train, monkeypatch):
+    monkeypatch.setattr(course.Course, "training", lambda _: 1e-9)
+    monkeypatch.setattr(course.Course, "_wanted", 10.0)  # tokens of text
+    monkeypatch.setattr(course, "_measuring", lambda _: 0.0)
+    code, _, errors = train("--hours", "0.5", flags=FLAGS[2:])
+    assert code == 0 and "too short for the training, which made only 1 step;" in errors
+    code, _, errors = train("--force", "--hours", "0.5", flags=["--steps", "1", *FLAGS[2:]])
+    assert code == 0 and "too short" not in errors
+
+
+def test_the_fewest_hours_count_the_reading(train, monkeypatch):
+    monkeypatch.setattr(course.Course, "_speed", 0.01)
+    found = list[float]()
+    for reads in (True, False):
+        monkeypatch.setattr(trainable_class("medusa"), "uses_readings", reads)
+        fewest = re.search(r"take ([\d.]+) hours here", train("--hours", "1e-6", "--dry-run")[2])
+        assert fewest
+        found.append(float(fewest[1]))
+    tokens, speed = course.LEAST * course.REPLY, 0.01 * answering.TEXTS / 2
+    assert found[0] - found[1] == pytest.approx(tokens / speed / course.MOST_ANSWERING / 3600, abs=0.15)
 
 
 def test_reading_continues_from_what_was_read_before_a_stop(train, monkeypatch):
