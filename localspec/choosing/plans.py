@@ -476,7 +476,7 @@ def explained(plan: RunPlan, ranked: Sequence[RunPlan], named: bool = False) -> 
     elif plan.candidate.name != "none" and not plan.nodes:
         sentence += "; drafts are expected to cost more than they save, so they are made only where they should pay"
     elif (acceptance := plan.candidate.acceptance) is not None and plan.candidate.name != "none":
-        sentence += f", {acceptance.length(plan.nodes):.2f} tokens/step {acceptance.origin}"
+        sentence += f", {acceptance.length(plan.nodes):.2f} tokens/step expected ({acceptance.origin})"
     sentence += expert_words(plan)
     if named:
         return sentence
