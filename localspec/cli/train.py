@@ -280,7 +280,8 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
                 expected = seen.expected
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
             progress.show(
-                f"{100 * seen.done:.0f} %  {seen.replies} answers, {seen.tokens:,} of {seen.expected:,} tokens"
+                f"{100 * seen.done:.0f} %  {counted(seen.replies, 'answer')} so far ({counted(seen.tokens, 'token')})"
+                + (f"; time for about {seen.more} more" if seen.more else "")
             )
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
@@ -319,13 +320,19 @@ def _plan(course: "Course") -> Iterator[str]:
 
 
 def _verdict(verdict: "Verdict", directory: str) -> str:
-    result = f"plain decoding: {speedup(verdict.speedup)}"
+    result = (
+        f"on {counted(verdict.prompts, 'new prompt')} {verdict.drafter} was {_than(verdict.speedup)} plain decoding"
+    )
     if verdict.without != "none":
-        result += f", against {verdict.without}, which `auto` chooses without it: {speedup(verdict.against)}"
-    result = f"on {verdict.prompts} prompts that it has not seen, {verdict.drafter} against {result}"
+        result += f" and {_than(verdict.against)} {verdict.without}, which `auto` uses otherwise"
     if verdict.kept:
-        return f"kept: {result}; `auto` may choose it from now on"
-    return f"not kept: {result}; to use it anyway, give --drafter {shlex.quote(directory)}"
+        return f"Kept: {result}. `auto` may use it from now on."
+    return f"Not kept: {result}. To use it anyway: --drafter {shlex.quote(directory)}"
+
+
+def _than(ratio: float) -> str:
+    words = speedup(ratio)
+    return f"{words} as" if words == "as fast" else f"{words} than"
 
 
 def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
@@ -341,7 +348,9 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
             steady = seen.step > first.step and (seen.done >= STEADY or seen.seconds - first.seconds >= STEADY_SECONDS)
             if steady and not estimated and seen.done < 1:
                 estimated = True
-                progress.notice(f"{_duration(seen.left)} more, about {seen.steps} steps in all at the present speed.")
+                progress.notice(
+                    f"{_duration(seen.left)} more, about {counted(seen.steps, 'step')} in all at the present speed."
+                )
             _show_step(progress, seen, losses)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
@@ -352,7 +361,7 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
 def _show_step(progress: Progress, seen: "StepReport", losses: Sequence[float]) -> None:
     if seen.accuracy is not None:
         progress.notice(
-            f"step {seen.step}, loss {seen.loss:.3f}, first guess accepted by depth {_percentages(seen.accuracy)}."
+            f"step {seen.step}, loss {seen.loss:.3f}; on texts not used in training, {_right(seen.accuracy)}."
         )
     pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
     (spark,) = marks.curve(losses, 1)
@@ -374,9 +383,9 @@ def _summary(report: dict[str, Any]) -> str:
     measured = report["measured_tokens"]
     caution = f" (on {measured} tokens only)" if measured < FEW else ""
     lines = [
-        f"{report['kind']} for {report['model']}: {report['steps']} steps, {report['tokens']} tokens, "
-        f"{_duration(report['seconds'])}, loss {report['loss']:.3f}",
-        f"first guess accepted on held-out text, by depth: {_percentages(report['accuracy_by_depth'])}{caution}",
+        f"{report['kind']} for {report['model']}: {counted(report['steps'], 'step')}, "
+        f"{counted(report['tokens'], 'token')}, {_duration(report['seconds'])}, loss {report['loss']:.3f}",
+        f"on texts not used in training, {_right(report['accuracy_by_depth'])}{caution}",
     ]
     for name, what in (
         ("acceptance", "on text that the model wrote"),
@@ -384,7 +393,7 @@ def _summary(report: dict[str, Any]) -> str:
     ):
         if found := report.get(name):
             lines.append(
-                f"{what}: {found['length']:.2f} tokens per forward with {found['nodes']} nodes "
+                f"{what}: {found['length']:.2f} tokens per step with {found['nodes']} nodes "
                 f"({counted(found['replies'], 'reply', 'replies')}, {counted(found['tokens'], 'token')})"
             )
     if report["changes_target"]:
@@ -402,8 +411,9 @@ def _used(report: dict[str, Any], model: str) -> str:
     return f"use it: localspec run -m {shlex.quote(answering)} --drafter {shlex.quote(directory)}"
 
 
-def _percentages(accuracy: Sequence[Sequence[float]]) -> str:
-    return " ".join(f"{100 * line[0]:.0f} %" for line in accuracy)
+def _right(accuracy: Sequence[Sequence[float]]) -> str:
+    shares = ", ".join(f"{100 * line[0]:.0f}" for line in accuracy)
+    return f"the first{', second, …' if len(accuracy) > 1 else ''} drafted token was right in {shares} %"
 
 
 def _duration(seconds: float) -> str:

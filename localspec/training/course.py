@@ -114,6 +114,11 @@ class Answered:
     done: float
     expected: int
 
+    @property
+    def more(self) -> int:
+        """About how many further answers there will be."""
+        return round((self.expected / max(self.tokens, 1) - 1) * self.replies)
+
 
 def _measuring(total: float) -> float:
     """Return how many of the `total` seconds acceptance is measured on each of two kinds of prompts."""
@@ -420,7 +425,9 @@ class Course(Clock):
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
                 each = self._state.each = (self.spent - began) / max(tokens - tokens_before, 1)
                 self.note(now=True)
-                yield Answered(replies, tokens, self._share(replies, tokens, each), self._expected_tokens(tokens, each))
+                yield Answered(
+                    replies, tokens, self._share(replies, tokens, each), self._expected_tokens(replies, tokens, each)
+                )
                 if self._enough(replies, tokens, each):
                     break
         del model
@@ -456,13 +463,14 @@ class Course(Clock):
         shares = (tokens / self._wanted, balanced, spent / (MOST_ANSWERING * (total - self._tail)))
         return min(max(shares), replies / LEAST, 1.0)
 
-    def _expected_tokens(self, tokens: int, each: float) -> int:
+    def _expected_tokens(self, replies: int, tokens: int, each: float) -> int:
         """Return about how many tokens of text there will be if each further token takes `each` seconds."""
         each, training = max(each, 1e-9), self._token_seconds(each)
         balanced = (self._total - self._tail - self.spent - tokens * training) / (each + training) * each
         least = LEAST_ANSWERING * self._total - self.spent
         most = MOST_ANSWERING * (self._total - self._tail) - self.spent
-        return round(min(tokens + min(max(balanced, least, 0.0), max(most, 0.0)) / each, max(self._wanted, tokens)))
+        expected = min(tokens + min(max(balanced, least, 0.0), max(most, 0.0)) / each, max(self._wanted, tokens))
+        return round(max(expected, tokens * LEAST / max(replies, 1)))
 
     @property
     def _answers(self) -> Path:

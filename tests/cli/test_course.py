@@ -398,10 +398,15 @@ def test_a_time_limit_that_left_training_a_few_steps_is_named_too_short(train, m
     monkeypatch.setattr(course.Course, "training", lambda _: 1e-9)
     monkeypatch.setattr(course.Course, "_wanted", 10.0)  # tokens of text
     monkeypatch.setattr(course, "_measuring", lambda _: 0.0)
-    code, _, errors = train("--hours", "0.5", flags=FLAGS[2:])
-    assert code == 0 and "too short for the training, which made only 1 step;" in errors
+    code, text, errors = train("--hours", "0.5", flags=FLAGS[2:])
+    assert code == 0 and ": 1 step, " in text and "the first, second, … drafted token was right in " in text
+    assert "too short for the training, which made only 1 step;" in errors
     code, _, errors = train("--force", "--hours", "0.5", flags=["--steps", "1", *FLAGS[2:]])
     assert code == 0 and "too short" not in errors
+
+
+def test_progress_says_how_many_answers_there_is_time_for():
+    assert course.Answered(8, 1906, 0.5, 3812).more == 8 and course.Answered(16, 3812, 1.0, 3812).more == 0
 
 
 def test_the_fewest_hours_count_the_reading(train, monkeypatch):
