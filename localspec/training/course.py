@@ -351,10 +351,11 @@ class Course(Clock):
         self.note(now=True)
         return round(min(decided, (trained + left) / 3600), 6)
 
-    def measuring(self) -> float:
+    def measuring(self) -> float | None:
         """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
-        They are fewer than planned if the shortest bench would otherwise have no time."""
-        return min(_measuring(self._total), max(self.left - self._bench_seconds(FEWEST), 0.0) / 2)
+        They are fewer than planned if the shortest bench would otherwise have no time; None if it has none already."""
+        left = self.left - self._bench_seconds(FEWEST)
+        return min(_measuring(self._total), left / 2) if left > 0 else None
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 

@@ -94,9 +94,9 @@ class Clock:
         """Return the hours that are left for training after reading text; None without a limit."""
         return None
 
-    def measuring(self) -> float:
+    def measuring(self) -> float | None:
         """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
-        0 if nothing may be measured."""
+        None if nothing may be measured."""
         return SECONDS
 
 
@@ -370,7 +370,8 @@ class Job:
         }
         generated: dict[str, Any] = {}
         seconds = self.clock.measuring()
-        if self.main and not self.divided and seconds > 0:  # a single process cannot decode with a divided target
+        # A single process cannot decode with a divided target.
+        if self.main and not self.divided and seconds is not None:
             decoding = self._decoding()
             held_out = training.corpus.held_out
             generated = measured_text(decoding, self.drafter.drafter(decoding), held_out, seconds)

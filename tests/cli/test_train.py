@@ -359,7 +359,7 @@ def test_other_faults_are_not_reported_as_faults_of_the_disk(train, tmp_path, mo
 
 def test_figures_of_few_tokens_say_so_and_omitted_texts_are_reported(train, model, tmp_path, monkeypatch):
     _, text, errors = train("medusa", "--steps", 1, "-o", tmp_path / "a")
-    tokens = int(re.search(r"by depth: .*\(on (\d+) tokens only\)", text)[1])
+    tokens = int(re.search(r"right in .*\(on (\d+) tokens only\)", text)[1])
     card = json.loads((tmp_path / "a" / "drafter" / "drafter.json").read_text())
     assert 0 < tokens <= card["trained"]["held_out_tokens"] and "left out" not in errors
     mixed = tmp_path / "mixed.jsonl"
