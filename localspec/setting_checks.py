@@ -119,7 +119,7 @@ def parts(*known: str) -> Check:
         if isinstance(value, list | tuple) and all(part in known for part in value) and len({*value}) == len(value):
             if "beside" in value and "lengthening" not in value:
                 raise ValueError(
-                    "a list with `beside` only if it has `lengthening` too, because there are no trees without that"
+                    "a list that has `lengthening` if it has `beside`, because only lengthening makes trees"
                 )
             return tuple(part for part in known if part in value)
         raise ValueError(f"a list of {', '.join(known)}, each at most once")

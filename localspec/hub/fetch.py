@@ -123,7 +123,9 @@ class _Fetching:
             if not here and (problem := damage(pointer, file, lambda _: self._show(self.done + self.of_coming))):
                 discard(part.source, part.commit, file)
                 self.of_coming = 0
-                raise LocalspecError(f"{problem}, as {server()} sent it for {part.source}; it was removed.")
+                raise LocalspecError(
+                    f"{problem}; {server()} sent this file for {part.source}, and it was removed. Pull again."
+                )
             if damaged:
                 self.notices.append(f"{file.name} of {part.source} was damaged in the cache and was fetched again.")
             self.whole.append(file.name)
