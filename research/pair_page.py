@@ -267,7 +267,7 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
     counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
         "The next table has M = × ÷ relative memory; its last column has the relative memory (memory ÷ memory of plain "
-        "decoding). `auto` was asked what it would choose with little memory (`--scarce`, by default 1.6, times the model's size): "
+        "decoding). With little memory (`--scarce`, by default 1.6, times the model's size) `auto` would choose "
         f"{counts} of {counted.total()} replies. {expected(why)}"
     )
     yield table(["M", *kinds, "relative memory"], rows)

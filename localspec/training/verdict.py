@@ -92,9 +92,8 @@ def judge(
     """Bench the drafter in a directory, and write into its drafter.json whether it is kept.
 
     After the first `FEWEST` prompts, the bench ends when the next prompt would take it beyond `seconds`. Replies are
-    shorter if these prompts would take longer. Costs and
-    replies are saved in `store`, for later choices of a drafter. Raises the errors of loading, and UsageMistake if no
-    prompt leaves room for a reply.
+    shorter if these prompts would take longer. Costs and replies are saved in `store`, for later choices of a drafter.
+    Raises the errors of loading, and UsageMistake if no prompt leaves room for a reply.
     """
     began = time.monotonic()
     greedy = replace(
