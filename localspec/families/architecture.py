@@ -76,10 +76,10 @@ class TransformerConfig:
                 "The model caps its logits or scores by a hyperbolic tangent, which localspec does not compute; choose "
                 "another model."
             )
-        windowed = tuple(one is not None for one in config.sliding_windows)
+        windowed = tuple(window is not None for window in config.sliding_windows)
         usual = {
             **{
-                one.name: getattr(config, one.name) for one in fields(cls) if hasattr(config, one.name)
+                field.name: getattr(config, field.name) for field in fields(cls) if hasattr(config, field.name)
             },  # as named there
             "family": config.model_type,
             "num_heads": config.num_attention_heads,
@@ -108,7 +108,7 @@ class TransformerConfig:
     def need_layers_alone(self, kind: str) -> None:
         """Raise UsageMistake if a few layers cannot draft by themselves, because they need other layers or a token
         id."""
-        if self.per_layer_inputs[0] or any(one.keys_of is not None for one in self.layer_sizes):
+        if self.per_layer_inputs[0] or any(sizes.keys_of is not None for sizes in self.layer_sizes):
             raise UsageMistake(
                 f"{kind} drafts with some of a model's own layers, but this model's layers need each other: they "
                 "share keys and values, or read inputs that a mask token does not have; use another drafter."
@@ -131,8 +131,10 @@ class TransformerConfig:
     def cache_shapes(self) -> tuple[tuple[int, int] | None, ...]:
         """The (heads, channels of a head) of each layer's keys and values; None for a layer that stores none."""
         sizes = [self.sizes_of(layer) for layer in range(self.num_layers)]
-        keeps = [one.keys_of is None and not self.is_recurrent(layer) for layer, one in enumerate(sizes)]
-        return tuple((one.num_kv_heads, one.head_dim) if kept else None for one, kept in zip(sizes, keeps, strict=True))
+        stores = [size.keys_of is None and not self.is_recurrent(layer) for layer, size in enumerate(sizes)]
+        return tuple(
+            (size.num_kv_heads, size.head_dim) if stored else None for size, stored in zip(sizes, stores, strict=True)
+        )
 
 
 def weight_map(config: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
@@ -151,7 +153,7 @@ def unread(config: TransformerConfig) -> set[str]:
     """Return the names of tensors that GGUF files may have but localspec does not read: keys and values of layers that
     use the keys and values of another layer."""
     of_family = FAMILIES[config.family].gguf
-    sharing = [index for index, one in enumerate(config.layer_sizes) if one.keys_of is not None]
+    sharing = [index for index, sizes in enumerate(config.layer_sizes) if sizes.keys_of is not None]
     if of_family is None or not sharing:
         return set()
     names = (*of_family.tensors["qkv_proj.weight"][1:], *of_family.tensors["k_norm"])
@@ -170,21 +172,21 @@ def named_parts(
     `rows` is from `parameter_rows`. `names` are the tensors' names after the layer's `prefix`. Braces stand for the
     layer's number in the prefix, and for the number of one of the `experts` in a name.
     """
-    found: dict[str, list[tuple[str, int]]] = {}
-    for ours, parts in rows.items():
-        layer = re.fullmatch(r"layers\.(\d+)\.(.+)", ours)
-        name, before = (layer[2], prefix.format(layer[1])) if layer else (ours, "")
+    tensors: dict[str, list[tuple[str, int]]] = {}
+    for parameter, parts in rows.items():
+        layer = re.fullmatch(r"layers\.(\d+)\.(.+)", parameter)
+        name, layer_prefix = (layer[2], prefix.format(layer[1])) if layer else (parameter, "")
         weight = name.removesuffix(".bias") + ".weight" if name.endswith(".bias") else name
-        theirs = [before + one for one in names[weight]]
+        tensor_names = [layer_prefix + suffix for suffix in names[weight]]
         if weight != name:
-            theirs = [one.removesuffix(".weight") + ".bias" for one in theirs]
-        pairs = zip(theirs, [sum(parts)] if len(theirs) == 1 else parts, strict=False)
-        found[ours] = [
-            (one.format(number), count // (experts if "{}" in one else 1))
-            for one, count in pairs
-            for number in range(experts if "{}" in one else 1)
+            tensor_names = [tensor.removesuffix(".weight") + ".bias" for tensor in tensor_names]
+        pairs = zip(tensor_names, [sum(parts)] if len(tensor_names) == 1 else parts, strict=False)
+        tensors[parameter] = [
+            (tensor.format(number), count // (experts if "{}" in tensor else 1))
+            for tensor, count in pairs
+            for number in range(experts if "{}" in tensor else 1)
         ]
-    return found
+    return tensors
 
 
 def parameter_rows(config: TransformerConfig) -> dict[str, list[int]]:
@@ -298,7 +300,7 @@ def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]
     of_family = FAMILIES[target.family].gguf
     assert of_family is not None
     prefix = f"blk.{target.num_layers}."
-    ahead = {ours: tuple(prefix + name for name in theirs) for ours, theirs in of_family.ahead.items()}
+    ahead = {parameter: tuple(prefix + name for name in tensors) for parameter, tensors in of_family.ahead.items()}
     return _named(target, {**of_family.tensors, **ahead}, prefix)
 
 

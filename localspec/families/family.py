@@ -135,7 +135,7 @@ class Family:
     not_read: tuple[str, ...] = ()  # keys of other families in converted models; the Hugging Face model ignores them
     keys: Mapping[str, str] = field(default_factory=dict)  # our key -> the family's key
     leaves_out: bool = False  # published files leave out sizes, so the defaults count
-    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda found: {}
+    read: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
     arithmetic: Mapping[str, Any] = field(default_factory=dict)
     partial_rotary: bool = False  # `partial_rotary_factor` counts even without scaling of positions
     tensors: Names = field(default_factory=lambda: IN_SAFETENSORS)
@@ -182,13 +182,13 @@ def by_pattern(layers: int, every: int, others: str = "sliding_attention") -> tu
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotation of positions in a config.json, with the keys of older or newer files."""
-    said = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(said, dict) or any(isinstance(value, dict) for value in said.values()):
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, dict) or any(isinstance(value, dict) for value in scaling.values()):
         raise ValueError("the rope_parameters differ by layer, which localspec does not compute for this family")
     theta, part = config.get("rope_theta"), config.get("partial_rotary_factor")
     rope = {"rope_theta": 10000.0 if theta is None else theta}
     rope |= {} if part is None else {"partial_rotary_factor": part}
-    rope |= {name: value for name, value in said.items() if value is not None}
+    rope |= {name: value for name, value in scaling.items() if value is not None}
     rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
     if rope["rope_type"] in ("llama3", "yarn", "longrope"):
         rope.setdefault(ORIGINAL, config["max_position_embeddings"])
@@ -200,18 +200,18 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in {"rope_theta", "factor", "partial_rotary_factor"} & rope.keys():
         check(rope, name, lambda value: number(value) and 0 < value < math.inf, "rope_parameters: ")
     if rope["rope_type"] == "dynamic":  # the context is multiplied by it
-        most = MOST_POSITIONS / config["max_position_embeddings"]
-        check(rope, "factor", lambda value: value < most, "rope_parameters: ")
+        limit = MOST_POSITIONS / config["max_position_embeddings"]
+        check(rope, "factor", lambda value: value < limit, "rope_parameters: ")
     return rope
 
 
 def two_rotations(
-    found: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
+    config: Mapping[str, Any], whole_default: Mapping[str, Any], local_default: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return two rotations, for layers without a window and for layers with a window, as in Gemma 3 and 4."""
-    if "sliding_attention" in found["layer_types"]:
-        check(found, "sliding_window", positive)
-    rotations, scaling = found.get("rope_parameters") or {}, found.get("rope_scaling") or {}
+    if "sliding_attention" in config["layer_types"]:
+        check(config, "sliding_window", positive)
+    rotations, scaling = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if not isinstance(rotations, dict) or not isinstance(scaling, dict):
         raise ValueError("the rope_parameters are not a table")
     if unknown := rotations.keys() - {"full_attention", "sliding_attention"}:
@@ -222,7 +222,7 @@ def two_rotations(
     )
     if not isinstance(whole, dict) or not isinstance(local, dict):
         raise ValueError("the rope_parameters of a kind of layer are not a table")
-    base = {**found, "rope_scaling": None, **local_default}
+    base = {**config, "rope_scaling": None, **local_default}
     return {
         "rope_scaling": None,
         "rope_parameters": {**whole, **scaling},
@@ -312,20 +312,20 @@ class MixtureSizes:
     norms: bool = False
 
 
-def read_experts(found: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
-    """Return the sizes of mixtures of experts in a config.json, `found`, under the keys `count`, `used` and `size`.
+def read_experts(config: Mapping[str, Any], count: str, used: str, size: str, normalised: bool = True) -> MixtureSizes:
+    """Return the sizes of mixtures of experts in a config.json, under its keys `count`, `used` and `size`.
 
     Raises ValueError for impossible sizes, and NotComputed if the CPU engine does not compute such experts.
     """
     for name in (count, used, size):
-        check(found, name, positive)
-    if found[used] > found[count]:
-        raise ValueError(f"{used} = {found[used]} is more than {count} = {found[count]}")
-    if found[count] > MOST_EXPERTS:
-        raise NotComputed(f"{found[count]} experts in a layer, more than {MOST_EXPERTS}")
-    if found[size] % _MULTIPLE_OF_SIZE or found["hidden_size"] % _MULTIPLE_OF_STATES:
-        raise NotComputed(f"experts of {found[size]} channels on states of {found['hidden_size']}")
-    return MixtureSizes(found[count], found[used], found[size], normalised)
+        check(config, name, positive)
+    if config[used] > config[count]:
+        raise ValueError(f"{used} = {config[used]} is more than {count} = {config[count]}")
+    if config[count] > MOST_EXPERTS:
+        raise NotComputed(f"{config[count]} experts in a layer, more than {MOST_EXPERTS}")
+    if config[size] % _MULTIPLE_OF_SIZE or config["hidden_size"] % _MULTIPLE_OF_STATES:
+        raise NotComputed(f"experts of {config[size]} channels on states of {config['hidden_size']}")
+    return MixtureSizes(config[count], config[used], config[size], normalised)
 
 
 def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any]:
@@ -333,10 +333,10 @@ def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any
 
     Raises ValueError if a size is missing, or if more experts are used than there are.
     """
-    found = {key: file.number(key) for key in KEYS_IN_GGUF}
-    if missing := next((key for key, value in found.items() if value is None), None):
+    values = {key: file.number(key) for key in KEYS_IN_GGUF}
+    if missing := next((key for key, value in values.items() if value is None), None):
         raise ValueError(f"the file has no value for {missing}")
-    every, some = found["expert_count"], found["expert_used_count"]
+    every, some = values["expert_count"], values["expert_used_count"]
     if some > every:
         raise ValueError(f"expert_used_count = {some} is more than expert_count = {every}")
-    return dict(zip((count, used, size), found.values(), strict=True))
+    return dict(zip((count, used, size), values.values(), strict=True))

@@ -37,21 +37,21 @@ OUTPUT_NORMS_IN_GGUF = {"o_norm": ("post_attention_norm.weight",), "down_norm": 
 _SOFT_CAPS = ("final_logit_softcapping", "attn_logit_softcapping")
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    if found.get("use_bidirectional_attention"):
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention: texts are read only from left to right here")
-    check(found, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
-    types = found["layer_types"]
+    check(config, "query_pre_attn_scalar", lambda value: number(value) and 0 < value < math.inf)
+    types = config["layer_types"]
     if types is None:
-        check(found, "sliding_window_pattern", positive)
-        types = by_pattern(found["num_hidden_layers"], found["sliding_window_pattern"])
-    said = {
+        check(config, "sliding_window_pattern", positive)
+        types = by_pattern(config["num_hidden_layers"], config["sliding_window_pattern"])
+    fields = {
         "layer_types": types,
-        "query_pre_attn_scalar": float(found["query_pre_attn_scalar"]),
-        "soft_caps": any(found.get(name) is not None for name in _SOFT_CAPS),
-        "embedding_multiplier": found["hidden_size"] ** 0.5,
+        "query_pre_attn_scalar": float(config["query_pre_attn_scalar"]),
+        "soft_caps": any(config.get(name) is not None for name in _SOFT_CAPS),
+        "embedding_multiplier": config["hidden_size"] ** 0.5,
     }
-    return said | two_rotations({**found, **said}, {}, {"rope_theta": found["rope_local_base_freq"]})
+    return fields | two_rotations({**config, **fields}, {}, {"rope_theta": config["rope_local_base_freq"]})
 
 
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     if len(slides) == 1 and positive(slides[0]):
         types = by_pattern(layers, slides[0])
     elif len(slides) == layers:
-        types = tuple("sliding_attention" if one else "full_attention" for one in slides)
+        types = tuple("sliding_attention" if windowed else "full_attention" for windowed in slides)
     else:
         raise ValueError(f"attention.sliding_window_pattern has {len(slides)} values for {layers} layers")
     if content["sliding_window"] is None:

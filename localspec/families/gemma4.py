@@ -38,82 +38,85 @@ from localspec.families.family import (
 from localspec.families.gemma3 import OUTPUT_NORMS, OUTPUT_NORMS_IN_GGUF
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     # "vision": attention in both directions only within images, which localspec does not read
-    check(found, "use_bidirectional_attention", lambda value: value in (None, "vision"))
-    width, cap = found["hidden_size_per_layer_input"] or 0, found["final_logit_softcapping"]
-    check(found, "hidden_size_per_layer_input", lambda value: not value or positive(value))
+    check(config, "use_bidirectional_attention", lambda value: value in (None, "vision"))
+    width, cap = config["hidden_size_per_layer_input"] or 0, config["final_logit_softcapping"]
+    check(config, "hidden_size_per_layer_input", lambda value: not value or positive(value))
     if width and not (
-        positive(found["vocab_size_per_layer_input"]) and found["vocab_size_per_layer_input"] >= found["vocab_size"]
+        positive(config["vocab_size_per_layer_input"]) and config["vocab_size_per_layer_input"] >= config["vocab_size"]
     ):
         raise ValueError(
-            f"vocab_size_per_layer_input = {str(found['vocab_size_per_layer_input'])[:40]} is not possible"
+            f"vocab_size_per_layer_input = {str(config['vocab_size_per_layer_input'])[:40]} is not possible"
         )
-    check(found, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
+    check(config, "final_logit_softcapping", lambda value: value is None or (number(value) and 0 < value < 1e6))
     for name in ("attention_k_eq_v", "use_double_wide_mlp"):
-        check(found, name, lambda value: isinstance(value, bool))
-    types = found["layer_types"] or by_pattern(found["num_hidden_layers"], 6)
+        check(config, name, lambda value: isinstance(value, bool))
+    types = config["layer_types"] or by_pattern(config["num_hidden_layers"], 6)
     types = (*types[:-1], "full_attention")  # whatever the file says of the last layer, as in transformers
-    whole = _whole_heads(found, types)
-    said = {
+    whole = _whole_heads(config, types)
+    fields = {
         "layer_types": types,
         "query_pre_attn_scalar": 1.0,
         "num_key_value_heads": whole[0],
         "head_dim": whole[1],
-        "layer_sizes": _layers(found, types, whole),
-        "per_layer_inputs": (width, found["vocab_size_per_layer_input"] if width else 0),
+        "layer_sizes": _layers(config, types, whole),
+        "per_layer_inputs": (width, config["vocab_size_per_layer_input"] if width else 0),
         "logit_cap": float(cap or 0.0),
-        "embedding_multiplier": found["hidden_size"] ** 0.5,
+        "embedding_multiplier": config["hidden_size"] ** 0.5,
     }
-    if found["enable_moe_block"]:
-        sizes = read_experts(found, "num_experts", "top_k_experts", "moe_intermediate_size")
-        said["experts"] = replace(sizes, dense=True, norms=True)
+    if config["enable_moe_block"]:
+        sizes = read_experts(config, "num_experts", "top_k_experts", "moe_intermediate_size")
+        fields["experts"] = replace(sizes, dense=True, norms=True)
     rotation = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
-    return said | two_rotations({**found, **said}, rotation, {"rope_theta": 1e4})
+    return fields | two_rotations({**config, **fields}, rotation, {"rope_theta": 1e4})
 
 
-def _whole_heads(found: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
+def _whole_heads(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int, int]:
     """Return (key heads, channels of a head) of layers without a window.
 
     Published files have separate keys for these sizes. Files that transformers saved have a table `per_layer_config`.
     Raises ValueError for impossible sizes.
     """
-    heads, by_layer = found["num_key_value_heads"], found.get("per_layer_config")
+    heads, by_layer = config["num_key_value_heads"], config.get("per_layer_config")
     if by_layer is None:
-        own = found["num_global_key_value_heads"] if found["attention_k_eq_v"] else None
-        said = {"num_key_value_heads": heads if own is None else own, "head_dim": found["global_head_dim"]}
+        key_heads = config["num_global_key_value_heads"] if config["attention_k_eq_v"] else None
+        sizes = {
+            "num_key_value_heads": heads if key_heads is None else key_heads,
+            "head_dim": config["global_head_dim"],
+        }
     else:
-        at = {str(layer) for layer, kind in enumerate(types) if kind == "full_attention"}
+        whole_layers = {str(layer) for layer, kind in enumerate(types) if kind == "full_attention"}
         tables = list(by_layer.values()) if isinstance(by_layer, dict) else [None]
-        possible = all(isinstance(one, dict) and one == tables[0] for one in tables)
+        possible = all(isinstance(table, dict) and table == tables[0] for table in tables)
         # the table's keys are numbers of layers, perhaps with leading zeros; an empty table changes nothing
-        if not possible or {str(name).lstrip("0") or "0" for name in by_layer} not in (at, set()):
+        if not possible or {str(name).lstrip("0") or "0" for name in by_layer} not in (whole_layers, set()):
             raise ValueError("per_layer_config: layers without a window must have the same sizes")
-        said = {"num_key_value_heads": heads, "head_dim": found["head_dim"]} | (tables[0] or {} if tables else {})
-    if unknown := said.keys() - {"num_key_value_heads", "head_dim"}:
+        sizes = {"num_key_value_heads": heads, "head_dim": config["head_dim"]} | (tables[0] or {} if tables else {})
+    if unknown := sizes.keys() - {"num_key_value_heads", "head_dim"}:
         raise ValueError(
             f"per_layer_config names {min(map(str, unknown))!r:.40}, which must be the same in all layers here"
         )
-    for name in said:
-        check(said, name, positive)
-    if found["num_attention_heads"] % said["num_key_value_heads"] or said["head_dim"] % 2:
-        raise ValueError(f"heads of layers without a window, {said}, are not possible")
-    return said["num_key_value_heads"], said["head_dim"]
+    for name in sizes:
+        check(sizes, name, positive)
+    if config["num_attention_heads"] % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
+        raise ValueError(f"heads of layers without a window, {sizes}, are not possible")
+    return sizes["num_key_value_heads"], sizes["head_dim"]
 
 
-def _layers(found: Mapping[str, Any], types: Sequence[str], whole: tuple[int, int]) -> tuple[LayerSizes, ...]:
+def _layers(config: Mapping[str, Any], types: Sequence[str], whole: tuple[int, int]) -> tuple[LayerSizes, ...]:
     """Return the sizes of each layer. Raises ValueError if layers cannot share keys and values as the file says."""
-    shared, wide = found["num_kv_shared_layers"], found["intermediate_size"]
+    shared, width = config["num_kv_shared_layers"], config["intermediate_size"]
     first = len(types) - shared if type(shared) is int else -1
     if not 0 < first <= len(types) or (shared and {*types[:first]} != {*types}):
         raise ValueError(f"num_kv_shared_layers = {str(shared)[:40]} is not possible")
     layers = []
     for layer, kind in enumerate(types):
         local = kind == "sliding_attention"
-        heads, head_dim = (found["num_key_value_heads"], found["head_dim"]) if local else whole
-        source = max(one for one in range(first) if types[one] == kind) if layer >= first else None
-        inner = 2 * wide if source is not None and found["use_double_wide_mlp"] else wide
-        layers.append(LayerSizes(heads, head_dim, inner, source, found["attention_k_eq_v"] and not local))
+        heads, head_dim = (config["num_key_value_heads"], config["head_dim"]) if local else whole
+        source = max(index for index in range(first) if types[index] == kind) if layer >= first else None
+        inner = 2 * width if source is not None and config["use_double_wide_mlp"] else width
+        layers.append(LayerSizes(heads, head_dim, inner, source, config["attention_k_eq_v"] and not local))
     return tuple(layers)
 
 
@@ -122,25 +125,25 @@ def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     slides = file.by_layer("attention.sliding_window_pattern") or []
     if len(slides) != layers:
         raise ValueError(f"attention.sliding_window_pattern has {len(slides)} values for {layers} layers")
-    keys, wide = ((file.by_layer(key) or [None]) for key in ("attention.head_count_kv", "feed_forward_length"))
-    keys, wide = (one * layers if len(one) == 1 else one for one in (keys, wide))
-    if len(keys) != layers or len(wide) != layers:
+    keys, widths = ((file.by_layer(key) or [None]) for key in ("attention.head_count_kv", "feed_forward_length"))
+    keys, widths = (numbers * layers if len(numbers) == 1 else numbers for numbers in (keys, widths))
+    if len(keys) != layers or len(widths) != layers:
         raise ValueError(
-            f"head_count_kv has {len(keys)} and feed_forward_length {len(wide)} numbers for {layers} layers"
+            f"head_count_kv has {len(keys)} and feed_forward_length {len(widths)} numbers for {layers} layers"
         )
-    whole = next((layer for layer, one in enumerate(slides) if not one), layers - 1)
-    local = next((layer for layer, one in enumerate(slides) if one), whole)
+    whole = next((layer for layer, windowed in enumerate(slides) if not windowed), layers - 1)
+    local = next((layer for layer, windowed in enumerate(slides) if windowed), whole)
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": ["sliding_attention" if one else "full_attention" for one in slides],
+        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in slides],
         "sliding_window": content["sliding_window"] or file.number("attention.sliding_window"),
         "num_key_value_heads": keys[local],
         "num_global_key_value_heads": keys[whole],
         "head_dim": file.number("attention.key_length_swa"),
         "global_head_dim": whole_dim,
         "attention_k_eq_v": f"blk.{whole}.attn_v.weight" not in file.shapes,
-        "intermediate_size": wide[0],
-        "use_double_wide_mlp": wide[-1] != wide[0],
+        "intermediate_size": widths[0],
+        "use_double_wide_mlp": widths[-1] != widths[0],
         "num_kv_shared_layers": file.number("attention.shared_kv_layers") or 0,
         "hidden_size_per_layer_input": file.number("embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": file.shapes.get(_LAYER_TABLE, [0])[0],
@@ -162,9 +165,9 @@ def _experts_from_gguf(file: GgufFile) -> dict[str, Any]:
 def _proportional(theta: float, file: GgufFile) -> dict[str, Any]:
     """Return the `rope_parameters` of layers without a window, from the divisors in `rope_freqs.weight`."""
     factors = file.factors("rope_freqs.weight") if "rope_freqs.weight" in file.shapes else [1.0]
-    rotated = [one for one in factors if one < _UNROTATED]
+    rotated = [factor for factor in factors if factor < _UNROTATED]
     unrotated = factors[len(rotated) :]
-    if len({*rotated}) != 1 or not all(one >= _UNROTATED for one in unrotated):
+    if len({*rotated}) != 1 or not all(factor >= _UNROTATED for factor in unrotated):
         raise ValueError("rope_freqs.weight must be one number for all rotated channels, and 1e30 for the others")
     return {
         "rope_type": "proportional",

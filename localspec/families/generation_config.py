@@ -44,15 +44,15 @@ def generation_config(content: bytes, file: Path) -> Mapping[str, Any]:
     `read_generation_config`.
     """
     try:
-        said = parse_json(content)
+        values = parse_json(content)
     except ValueError as error:
         raise LocalspecError(f"{file} cannot be read ({first_line(error)}); fetch the model again.") from error
-    said = said if isinstance(said, dict) else {}
-    if type(said.get("top_k")) is int and said["top_k"] < 0:
-        said["top_k"] = 0  # the Hugging Face code takes 0 as all tokens
-    wrong = [name for name in _SAMPLING if said.get(name) is not None and not possible(name, said[name])]
-    left_out = {LEFT_OUT: [f"{name} = {str(said[name])[:40]}" for name in wrong]} if wrong else {}
-    return {name: value for name, value in said.items() if name not in (*wrong, LEFT_OUT)} | left_out
+    values = values if isinstance(values, dict) else {}
+    if type(values.get("top_k")) is int and values["top_k"] < 0:
+        values["top_k"] = 0  # the Hugging Face code takes 0 as all tokens
+    wrong = [name for name in _SAMPLING if values.get(name) is not None and not possible(name, values[name])]
+    left_out = {LEFT_OUT: [f"{name} = {str(values[name])[:40]}" for name in wrong]} if wrong else {}
+    return {name: value for name, value in values.items() if name not in (*wrong, LEFT_OUT)} | left_out
 
 
 DIGITS = 9  # decimal digits that identify every float32
@@ -88,24 +88,24 @@ def default_sampling(generation: Mapping[str, Any], name: str = "", think: bool 
     temperature counts even without `do_sample`, as in llama.cpp; `do_sample: false` is greedy.
     """
     samples = generation.get("do_sample")
-    given = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}
+    values = {key: value for key in ("top_p", "top_k", "min_p") if (value := generation.get(key)) is not None}
     temperature = generation.get("temperature")
     if samples is False or temperature == 0:
         return DefaultSampling()
     if samples or temperature is not None:
-        return _with(DefaultSampling(1.0 if temperature is None else _decimal(temperature)), given)
+        return _with(DefaultSampling(1.0 if temperature is None else _decimal(temperature)), values)
     names = filter(None, (generation.get(NAME), name))
-    families = filter(None, (_family_sampling(str(one), think) for one in names))
-    return _with(next(families, _UNKNOWN), given)
+    families = filter(None, (_family_sampling(str(candidate), think) for candidate in names))
+    return _with(next(families, _UNKNOWN), values)
 
 
-def _with(found: DefaultSampling, given: Mapping[str, Any]) -> DefaultSampling:
-    """Return `found` with the values `given` in generation_config.json. The new `source` names both origins."""
-    top_p, min_p = _decimal(given.get("top_p", found.top_p)), _decimal(given.get("min_p", found.min_p))
-    source = found.source
-    if given and source != FILE:
-        source = f"{source}; {', '.join(given).replace('_', '-')} from {FILE}"
-    return replace(found, top_p=top_p, top_k=int(given.get("top_k", found.top_k)), min_p=min_p, source=source)
+def _with(sampling: DefaultSampling, values: Mapping[str, Any]) -> DefaultSampling:
+    """Return `sampling` with the `values` of generation_config.json. The new `source` names both origins."""
+    top_p, min_p = _decimal(values.get("top_p", sampling.top_p)), _decimal(values.get("min_p", sampling.min_p))
+    source = sampling.source
+    if values and source != FILE:
+        source = f"{source}; {', '.join(values).replace('_', '-')} from {FILE}"
+    return replace(sampling, top_p=top_p, top_k=int(values.get("top_k", sampling.top_k)), min_p=min_p, source=source)
 
 
 def _decimal(number: Any) -> float:
@@ -123,10 +123,10 @@ def _decimal(number: Any) -> float:
 
 def _family_sampling(name: str, think: bool | None) -> DefaultSampling | None:
     spelled = re.sub(r"[\s_]", "-", name.lower())
-    for one in (known for family in FAMILIES.values() for known in family.sampling):
-        if re.search(rf"(?<![a-z0-9]){one.names}", spelled):
-            values = one.temperature, one.top_p, one.top_k
-            if one.answering and (think is False or "instruct" in spelled):
-                values = one.answering
-            return DefaultSampling(*values, source=f"known for {one.known}")
+    for row in (sampled for family in FAMILIES.values() for sampled in family.sampling):
+        if re.search(rf"(?<![a-z0-9]){row.names}", spelled):
+            values = row.temperature, row.top_p, row.top_k
+            if row.answering and (think is False or "instruct" in spelled):
+                values = row.answering
+            return DefaultSampling(*values, source=f"known for {row.known}")
     return None

@@ -36,14 +36,14 @@ def _types(layers: int) -> tuple[str, ...]:
     return by_pattern(layers, 2)
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    check(found, "swiglu_limit", lambda value: number(value) and 0 < value < 1e6)
-    if found["swiglu_alpha"] != _ALPHA:
-        raise NotComputed(f"a gate with swiglu_alpha = {str(found['swiglu_alpha'])[:40]}")
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    check(config, "swiglu_limit", lambda value: number(value) and 0 < value < 1e6)
+    if config["swiglu_alpha"] != _ALPHA:
+        raise NotComputed(f"a gate with swiglu_alpha = {str(config['swiglu_alpha'])[:40]}")
     return {
-        "layer_types": found["layer_types"] or _types(found["num_hidden_layers"]),
-        "experts": read_experts(found, "num_local_experts", "num_experts_per_tok", "intermediate_size"),
-        "gate_limit": float(found["swiglu_limit"]),
+        "layer_types": config["layer_types"] or _types(config["num_hidden_layers"]),
+        "experts": read_experts(config, "num_local_experts", "num_experts_per_tok", "intermediate_size"),
+        "gate_limit": float(config["swiglu_limit"]),
     }
 
 

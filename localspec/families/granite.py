@@ -23,38 +23,38 @@ from localspec.families.family import (
 _MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in _MULTIPLIERS:
-        check(found, name, lambda value: number(value) and 1e-3 <= value <= 1e5)
-    said: dict[str, Any] = {name: float(found[name]) for name in _MULTIPLIERS if name != "attention_multiplier"}
-    return {**said, "query_pre_attn_scalar": float(found["attention_multiplier"]) ** -2}
+        check(config, name, lambda value: number(value) and 1e-3 <= value <= 1e5)
+    multipliers: dict[str, Any] = {name: float(config[name]) for name in _MULTIPLIERS if name != "attention_multiplier"}
+    return {**multipliers, "query_pre_attn_scalar": float(config["attention_multiplier"]) ** -2}
 
 
-def _read_4(found: Mapping[str, Any]) -> dict[str, Any]:
-    said = _read(found)
-    if found["num_local_experts"]:
-        raise NotComputed(f"experts (num_local_experts = {str(found['num_local_experts'])[:40]})")
-    types = found["layer_types"] or found.get("layers_block_type") or ["mamba"] * found["num_hidden_layers"]
-    said["layer_types"] = tuple("full_attention" if one == "attention" else str(one) for one in types)
-    if recurrent := {"mamba", "linear_attention"} & {*said["layer_types"]}:
+def _read_4(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = _read(config)
+    if config["num_local_experts"]:
+        raise NotComputed(f"experts (num_local_experts = {str(config['num_local_experts'])[:40]})")
+    types = config["layer_types"] or config.get("layers_block_type") or ["mamba"] * config["num_hidden_layers"]
+    fields["layer_types"] = tuple("full_attention" if kind == "attention" else str(kind) for kind in types)
+    if recurrent := {"mamba", "linear_attention"} & {*fields["layer_types"]}:
         raise NotComputed(f"recurrent layers ({recurrent.pop()})")
-    if found["position_embedding_type"] not in (None, "rope", "nope"):
-        raise ValueError(f"position_embedding_type = {str(found['position_embedding_type'])[:40]} is not possible")
-    said["unrotated"] = (found["position_embedding_type"] != "rope",) * found["num_hidden_layers"]
-    return said
+    if config["position_embedding_type"] not in (None, "rope", "nope"):
+        raise ValueError(f"position_embedding_type = {str(config['position_embedding_type'])[:40]} is not possible")
+    fields["unrotated"] = (config["position_embedding_type"] != "rope",) * config["num_hidden_layers"]
+    return fields
 
 
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
-    said = {
+    multipliers = {
         "embedding_multiplier": file.number("embedding_scale") or 1.0,
         "attention_multiplier": file.number("attention.scale") or content["head_dim"] ** -0.5,
         "residual_multiplier": file.number("residual_scale") or 1.0,
         "logits_scaling": file.number("logit_scale") or 1.0,
     }
     if file.by_layer("rope.scaling.finetuned") != [False]:
-        return said
+        return multipliers
     return {
-        **said,
+        **multipliers,
         "architectures": [next(iter(GRANITE_4.classes))],
         "model_type": GRANITE_4.model_type,
         "shared_intermediate_size": content["intermediate_size"],

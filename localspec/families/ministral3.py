@@ -10,8 +10,8 @@ from typing import Any
 from localspec.families.family import ORIGINAL, PAIRS, Family, Gguf, GgufFile, number, positive, rope_parameters
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    rope = rope_parameters(found)
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = rope_parameters(config)
     beta = rope.get("llama_4_scaling_beta")
     if not beta:
         return {}

@@ -84,36 +84,36 @@ class ModelConfig:
         family = FAMILIES.get(str(content.get("model_type")))
         if family is None:
             raise ValueError(f"model_type = {content.get('model_type')!r} is not one of {', '.join(FAMILIES)}")
-        said = {name: value for name, value in content.items() if name not in family.not_read}
-        found = {**_ALL, **family.defaults, **said}
-        found |= {ours: found[theirs] for ours, theirs in family.keys.items()}
-        if found["num_key_value_heads"] is None:
-            found["num_key_value_heads"] = found["num_attention_heads"]
+        stated = {name: value for name, value in content.items() if name not in family.not_read}
+        values = {**_ALL, **family.defaults, **stated}
+        values |= {key: values[family_key] for key, family_key in family.keys.items()}
+        if values["num_key_value_heads"] is None:
+            values["num_key_value_heads"] = values["num_attention_heads"]
         for name in _SIZES:
-            check(found, name, positive)
-        if found["head_dim"] is None:
-            found["head_dim"] = found["hidden_size"] // found["num_attention_heads"]
-        check(found, "head_dim", positive)
-        if found["num_attention_heads"] % found["num_key_value_heads"]:
+            check(values, name, positive)
+        if values["head_dim"] is None:
+            values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
+        check(values, "head_dim", positive)
+        if values["num_attention_heads"] % values["num_key_value_heads"]:
             raise ValueError(
-                f"num_attention_heads = {found['num_attention_heads']} is not a multiple of num_key_value_heads = "
-                f"{found['num_key_value_heads']}"
+                f"num_attention_heads = {values['num_attention_heads']} is not a multiple of num_key_value_heads = "
+                f"{values['num_key_value_heads']}"
             )
-        check(found, "rms_norm_eps", lambda value: number(value) and 0 <= value < 1)
+        check(values, "rms_norm_eps", lambda value: number(value) and 0 <= value < 1)
         for name in _SWITCHES:
-            check(found, name, lambda value: isinstance(value, bool))
-        check(found, "hidden_act", lambda value: isinstance(value, str))
-        if not found["use_sliding_window"]:
-            found["sliding_window"] = None
-        check(found, "sliding_window", lambda value: value is None or (type(value) is int and value >= 0))
-        check(found, "max_window_layers", lambda value: type(value) is int)
-        check(found, "layer_types", lambda value: value is None or _texts(value, found["num_hidden_layers"]))
-        if found["layer_types"] is not None:
-            found["layer_types"] = tuple(found["layer_types"])
-        found |= {**_NEUTRAL, **family.read(found), "partial_rotary": family.partial_rotary}
-        found["rope_parameters"] = rope_parameters(found)
-        found["content"] = dict(content)
-        return cls(**{name: found[name] for name in cls.__dataclass_fields__})
+            check(values, name, lambda value: isinstance(value, bool))
+        check(values, "hidden_act", lambda value: isinstance(value, str))
+        if not values["use_sliding_window"]:
+            values["sliding_window"] = None
+        check(values, "sliding_window", lambda value: value is None or (type(value) is int and value >= 0))
+        check(values, "max_window_layers", lambda value: type(value) is int)
+        check(values, "layer_types", lambda value: value is None or _texts(value, values["num_hidden_layers"]))
+        if values["layer_types"] is not None:
+            values["layer_types"] = tuple(values["layer_types"])
+        values |= {**_NEUTRAL, **family.read(values), "partial_rotary": family.partial_rotary}
+        values["rope_parameters"] = rope_parameters(values)
+        values["content"] = dict(content)
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
@@ -143,13 +143,13 @@ class ModelConfig:
 
     def context_for(self, requested: int | None) -> int:
         """Return the requested context, by default the model's own. Raises UsageMistake if it is too long."""
-        own, limit = self.contexts
+        default, limit = self.contexts
         if requested is not None and requested > limit:
             raise UsageMistake(
                 f"A context of {requested} tokens is more than the {limit} this model was made for; "
                 f"ask for {limit} or fewer."
             )
-        return requested or own
+        return requested or default
 
 
 _NEUTRAL: Mapping[str, Any] = {  # if a family has no other value
@@ -162,11 +162,11 @@ _NEUTRAL: Mapping[str, Any] = {  # if a family has no other value
 
 def with_defaults(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the language model in a config.json, with the family's defaults, under localspec's keys."""
-    said = text_config(content)
-    if (family := FAMILIES.get(str(said.get("model_type")))) is None:
-        return said
-    found = {**_ALL, **family.defaults, **said} if family.leaves_out else said
-    return {**found, **{ours: found.get(theirs) for ours, theirs in family.keys.items()}}
+    config = text_config(content)
+    if (family := FAMILIES.get(str(config.get("model_type")))) is None:
+        return config
+    values = {**_ALL, **family.defaults, **config} if family.leaves_out else config
+    return {**values, **{key: values.get(family_key) for key, family_key in family.keys.items()}}
 
 
 def _texts(value: object, count: int) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 from localspec.families.family import IN_GGUF, IN_SAFETENSORS, ORIGINAL, Family, Gguf, GgufFile
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    said = found.get("rope_scaling") or found.get("rope_parameters")
-    if isinstance(said, dict) and said.get("rope_type", said.get("type")) in ("su", "yarn"):
-        return {"rope_scaling": {**said, "rope_type": "longrope"}}
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):
+        return {"rope_scaling": {**scaling, "rope_type": "longrope"}}
     return {}
 
 

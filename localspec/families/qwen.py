@@ -54,13 +54,13 @@ QWEN3 = Family(
 )
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    if found["decoder_sparse_step"] != 1 or found["mlp_only_layers"]:
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config["decoder_sparse_step"] != 1 or config["mlp_only_layers"]:
         raise NotComputed("layers without experts between layers with experts")
-    normalised = found["norm_topk_prob"] is True
+    normalised = config["norm_topk_prob"] is True
     # transformers 5 writes `num_local_experts`, and `num_experts` is then only a default
-    found = {**found, "num_experts": found.get("num_local_experts", found["num_experts"])}
-    sizes = read_experts(found, "num_experts", "num_experts_per_tok", "moe_intermediate_size", normalised)
+    config = {**config, "num_experts": config.get("num_local_experts", config["num_experts"])}
+    sizes = read_experts(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size", normalised)
     return {"experts": sizes}
 
 

@@ -45,20 +45,20 @@ _SIZES = (
 _TILED = "_tiled_value_heads"  # key of the config.json that localspec writes for a GGUF file
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    types = found["layer_types"]
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    types = config["layer_types"]
     if types is None:
-        check(found, "full_attention_interval", positive)
-        types = by_pattern(found["num_hidden_layers"], found["full_attention_interval"], LINEAR)
+        check(config, "full_attention_interval", positive)
+        types = by_pattern(config["num_hidden_layers"], config["full_attention_interval"], LINEAR)
     for name in _SIZES:
-        check(found, name, positive)
-    if found["linear_num_value_heads"] % found["linear_num_key_heads"]:
+        check(config, name, positive)
+    if config["linear_num_value_heads"] % config["linear_num_key_heads"]:
         raise ValueError(
-            f"linear_num_value_heads = {found['linear_num_value_heads']} is not a multiple of linear_num_key_heads = "
-            f"{found['linear_num_key_heads']}"
+            f"linear_num_value_heads = {config['linear_num_value_heads']} is not a multiple of linear_num_key_heads = "
+            f"{config['linear_num_key_heads']}"
         )
-    key_heads, value_heads, key_dim, value_dim, taps = (found[name] for name in _SIZES)
-    layers, tiled = tuple(kind == LINEAR for kind in types), found.get(_TILED) is True
+    key_heads, value_heads, key_dim, value_dim, taps = (config[name] for name in _SIZES)
+    layers, tiled = tuple(kind == LINEAR for kind in types), config.get(_TILED) is True
     sizes = DeltaNet(layers, key_heads, value_heads, key_dim, value_dim, taps, tiled)
     return {"layer_types": types, "delta": sizes if any(sizes.layers) else None}
 
@@ -66,9 +66,9 @@ def _read(found: Mapping[str, Any]) -> dict[str, Any]:
 def _from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:
     layers = content["num_hidden_layers"] - (file.number("nextn_predict_layers") or 0)
     every = file.number("full_attention_interval") or 4
-    recurrent = (file.by_layer("attention.recurrent_layers") or [])[:layers]
-    types = [LINEAR if one else "full_attention" for one in recurrent] or [*by_pattern(layers, every, LINEAR)]
-    sizes = {ours: file.number(f"ssm.{theirs}") for ours, theirs in zip(_SIZES, _SIZES_IN_GGUF, strict=True)}
+    flags = (file.by_layer("attention.recurrent_layers") or [])[:layers]
+    types = [LINEAR if recurrent else "full_attention" for recurrent in flags] or [*by_pattern(layers, every, LINEAR)]
+    sizes = {name: file.number(f"ssm.{gguf_name}") for name, gguf_name in zip(_SIZES, _SIZES_IN_GGUF, strict=True)}
     if missing := next((key for key, value in sizes.items() if not value), None):
         raise ValueError(f"the file has no value for {missing}")
     heads, inner = sizes["linear_num_value_heads"], sizes["linear_value_head_dim"]
@@ -161,9 +161,9 @@ QWEN35 = Family(
 _SHARED = "expert_shared_feed_forward_length"
 
 
-def _read_moe(found: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = read_experts(found, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
-    return {**QWEN35.read(found), "experts": replace(sizes, dense=True, gated=True)}
+def _read_moe(config: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = read_experts(config, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+    return {**QWEN35.read(config), "experts": replace(sizes, dense=True, gated=True)}
 
 
 def _moe_from_gguf(content: Mapping[str, Any], file: GgufFile) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Rope:
         if config.local_rope_parameters is None:
             return whole
         heads = [
-            one.head_dim for one, window in zip(config.layer_sizes, config.sliding_windows, strict=False) if window
+            sizes.head_dim for sizes, window in zip(config.layer_sizes, config.sliding_windows, strict=False) if window
         ]
         of_local = replace(config, head_dim=heads[0]) if heads else config
         local = cls._by(of_local, config.local_rope_parameters, context)
@@ -75,8 +75,8 @@ class Rope:
             with np.errstate(all="ignore"):
                 inv_freq, attention_scaling = _KINDS[rope_type](config, parameters, context)
         except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-            what = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-            raise _impossible(what) from None
+            reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+            raise _impossible(reason) from None
         if not np.isfinite(inv_freq).all():
             raise _impossible("not all rotary frequencies are finite")
         if not 0 < attention_scaling < 1e6:
@@ -88,8 +88,8 @@ class Rope:
         return cls(inv_freq.astype(np.float32), float(attention_scaling))
 
 
-def _impossible(what: str) -> LocalspecError:
-    return LocalspecError(f"The model's rope_parameters cannot be used ({what}); fetch the model again.")
+def _impossible(reason: str) -> LocalspecError:
+    return LocalspecError(f"The model's rope_parameters cannot be used ({reason}); fetch the model again.")
 
 
 def _rotary_dim(config: ModelConfig, parameters: Mapping[str, Any]) -> int:
@@ -109,11 +109,11 @@ def _default(config: ModelConfig, parameters: Mapping[str, Any], context: int) -
 def _proportional(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
     """Return Gemma 4's frequencies: the slower frequencies of a head are zero, and the others are unchanged."""
     half, share = config.head_dim // 2, parameters.get("partial_rotary_factor", 1.0)
-    kept = np.arange(half) < int(share * config.head_dim // 2)
+    rotated = np.arange(half) < int(share * config.head_dim // 2)
     inv_freq = np.reciprocal(_powers(parameters["rope_theta"], config.head_dim)) / np.float32(
         parameters.get("factor", 1.0)
     )
-    return np.where(kept, inv_freq, np.float32(0)), 1.0
+    return np.where(rotated, inv_freq, np.float32(0)), 1.0
 
 
 def _linear(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> tuple[_Frequencies, float]:
@@ -143,8 +143,8 @@ def _yarn(config: ModelConfig, parameters: Mapping[str, Any], context: int) -> t
     low, high = max(low, 0), min(high, dim - 1)
     high = high + 0.001 if low == high else high  # a ramp of no width
     ramp = (np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
-    kept, powers = 1 - np.clip(ramp, np.float32(0), np.float32(1)), _powers(base, dim)
-    inv_freq = np.reciprocal(np.float32(factor) * powers) * (1 - kept) + np.reciprocal(powers) * kept
+    weight, powers = 1 - np.clip(ramp, np.float32(0), np.float32(1)), _powers(base, dim)
+    inv_freq = np.reciprocal(np.float32(factor) * powers) * (1 - weight) + np.reciprocal(powers) * weight
     return inv_freq, _yarn_attention_scaling(parameters, factor)
 
 
@@ -152,8 +152,8 @@ def _yarn_attention_scaling(parameters: Mapping[str, Any], factor: float) -> flo
     def scaling(mscale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
-    if (given := parameters.get("attention_factor")) is not None:
-        return float(given)
+    if (attention_factor := parameters.get("attention_factor")) is not None:
+        return float(attention_factor)
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
     return scaling(mscale) / scaling(all_dim) if mscale and all_dim else scaling(1)
 

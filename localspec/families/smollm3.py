@@ -9,15 +9,17 @@ from typing import Any
 from localspec.families.family import PAIRS, Family, Gguf, check, number, positive
 
 
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    count, rotated = found["num_hidden_layers"], found["no_rope_layers"]
+def _read(config: Mapping[str, Any]) -> dict[str, Any]:
+    count, rotated = config["num_hidden_layers"], config["no_rope_layers"]
     if rotated is None:
-        check(found, "no_rope_layer_interval", positive)
-        rotated = [(layer + 1) % found["no_rope_layer_interval"] for layer in range(count)]
-    if not isinstance(rotated, list) or len(rotated) < count or not all(number(one) for one in rotated):
+        check(config, "no_rope_layer_interval", positive)
+        rotated = [(layer + 1) % config["no_rope_layer_interval"] for layer in range(count)]
+    if not isinstance(rotated, list) or len(rotated) < count or not all(number(flag) for flag in rotated):
         raise ValueError(f"no_rope_layers = {str(rotated)[:40]} is not possible")
-    types = found["layer_types"] or tuple("full_attention" if one else "sliding_attention" for one in rotated[:count])
-    return {"unrotated": tuple(not one for one in rotated[:count]), "layer_types": types}
+    types = config["layer_types"] or tuple(
+        "full_attention" if flag else "sliding_attention" for flag in rotated[:count]
+    )
+    return {"unrotated": tuple(not flag for flag in rotated[:count]), "layer_types": types}
 
 
 SMOLLM3 = Family(

@@ -21,8 +21,8 @@ _ROWS = (
     LLAMA, MISTRAL, QWEN2, QWEN3, PHI3, GEMMA3, SMOLLM3, GRANITE, GRANITE_4, MINISTRAL3, GEMMA4, QWEN35, GLM4, UNIFIED,
     QWEN3_MOE, GPT_OSS, QWEN35_MOE,
 )  # fmt: skip
-FAMILIES: Mapping[str, Family] = {one.model_type: one for one in _ROWS}
-_IN_GGUF = [(one.gguf.architecture, one) for one in _ROWS if one.gguf]
+FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ROWS}
+_IN_GGUF = [(family.gguf.architecture, family) for family in _ROWS if family.gguf]
 # By `general.architecture` of a GGUF file. If several families have the same one, the first row counts, unless its
 # `config` names another.
 OF_GGUF: Mapping[str, Family] = dict(_IN_GGUF) | dict(reversed(_IN_GGUF))
@@ -38,9 +38,9 @@ ANY = "qwen3-4b"  # the nearest model if none of these matches
 
 def _inside(kind: str) -> dict[str, str]:
     """Return the language models that a model of this type may contain: model type -> class, the usual one first."""
-    of_type = [one for one in FAMILIES.values() if kind in one.classes.values() and kind != one.model_type]
-    others = [one for one in FAMILIES.values() if kind in one.inside]
-    return {one.model_type: next(iter(one.classes)) for one in (*of_type, *others)}
+    of_type = [family for family in FAMILIES.values() if kind in family.classes.values() and kind != family.model_type]
+    others = [family for family in FAMILIES.values() if kind in family.inside]
+    return {family.model_type: next(iter(family.classes)) for family in (*of_type, *others)}
 
 
 def supported(refused: str | None) -> str:
