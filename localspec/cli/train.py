@@ -183,6 +183,8 @@ def train(
     given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     waits = partial(progress.notice, "stopping after this step; Ctrl+C again stops at once.")
     with without_rights(OWNER_READS), Interrupt(ends_too=True, waits=waits) as interrupt, Lock(directory) as lock:
+        if not dry_run:
+            lock.take()  # now, because planning takes many seconds
         progress.show("planning" if source else "reading text")
         examples = [] if source else read_examples(files)
 

@@ -39,6 +39,7 @@ from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.store import Store
 from localspec.training import answering, checkpoint, course, distill, job, verdict
+from localspec.training.directory import Lock
 from localspec.training.examples import shipped_questions
 from localspec.training.job import Job
 from localspec.training.readings import Readings
@@ -156,6 +157,15 @@ def test_all_of_it_in_one_command(train, place, model, tmp_path):
         assert (code, text) == (2, "") and named in errors and wording("holds_finished_training") not in errors
     code, text, errors = train("--force")
     assert code == 0 and wording("kept_2_prompts_seen_medusa") in text
+
+
+def test_a_running_training_is_reported_before_anything_is_planned(train, place, monkeypatch):
+    monkeypatch.setattr(course, "answering_choice", lambda *_: pytest.fail("planned"))
+    place.mkdir(parents=True)
+    with Lock(place) as lock:
+        lock.take()
+        code, text, errors = train()
+    assert (code, text) == (2, "") and wording("another_training_is_running") in errors
 
 
 def test_what_does_not_pay_is_taken_only_where_its_directory_is_named(train, place, model, tmp_path, speeds):
