@@ -49,7 +49,7 @@ def list_models(
     every = [one for one in packed_files(paths) if not one.header.registered]
     packed = [(one.header.origin.revision, one.header.packing, one.path) for one in every]
     packed += packed_for_gpus(paths)
-    found_here = [*installed()]
+    found_here = sorted(installed(), key=lambda model: model[0].name)
     for card, found in found_here:
         row: dict[str, Any] = {"name": card.name}
         if isinstance(found, LocalspecError):
