@@ -120,14 +120,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             _spend(len(value) * (1 if isinstance(value, (str, bytes)) else _ITEM))
         return value
 
-    def call(self, context: Context, obj: Any, /, *args: Any, **named: Any) -> Any:
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         method = getattr(obj, "__wrapped__", obj)  # `format` is wrapped by Jinja
         receiver = getattr(method, "__self__", None)
         if isinstance(receiver, (str, bytes, int)):
-            ours = ("_loop_vars", "_block_vars")  # Jinja adds them
-            given = {name: value for name, value in named.items() if name not in ours}
-            args = (*_bounded(method.__name__, [receiver, *args], given)[1:],)
-        return self.counted(super().call(context, obj, *args, **named))
+            internal = ("_loop_vars", "_block_vars")  # Jinja adds them
+            arguments = {name: value for name, value in kwargs.items() if name not in internal}
+            args = (*_bounded(method.__name__, [receiver, *args], arguments)[1:],)
+        return self.counted(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
@@ -137,37 +137,37 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             _refuse_unless(abs(right) * left.bit_length() <= _MOST_BITS, _TOO_LARGE)
         elif operator == "*" and not numbers:
             _refuse_unless(_size(left) * _number(right) * _size(right) * _number(left) <= _left.characters)
-        found = self.counted(super().call_binop(context, operator, left, right))
-        _refuse_unless(not isinstance(found, int) or found.bit_length() <= 2 * _MOST_BITS, _TOO_LARGE)
-        return found
+        result = self.counted(super().call_binop(context, operator, left, right))
+        _refuse_unless(not isinstance(result, int) or result.bit_length() <= 2 * _MOST_BITS, _TOO_LARGE)
+        return result
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a template's filter with a limit on the size of each result, and on the sum of all sizes."""
 
     @wraps(function)
-    def limited(*args: Any, **named: Any) -> Any:
-        return _Sandbox.counted(function(*_bounded(name, args, named), **named))
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        return _Sandbox.counted(function(*_bounded(name, args, kwargs), **kwargs))
 
     return limited
 
 
-def _bounded(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+def _bounded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
     """Return the arguments of the filter or method `name`, with each iterator turned into a list.
 
     Raises MemoryError if a call with these arguments could return too long a text.
     """
     if name not in _GROWING:
         return args
-    args = [list(one) if isinstance(one, Iterator) else one for one in args]
-    texts, rest = [one for one in args if isinstance(one, str)], [*args[1:], *named.values()]
-    if name == "replace" and len(texts) > 2 and not named:
+    args = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+    texts, rest = [arg for arg in args if isinstance(arg, str)], [*args[1:], *kwargs.values()]
+    if name == "replace" and len(texts) > 2 and not kwargs:
         bound = (len(texts[0]) + 1) * len(texts[2])
     elif name.startswith("format") and texts:
         _refuse_unless(not _BOUNDLESS.search(texts[0]))
         bound = (texts[0].count("%") + texts[0].count("{")) * (9999 + sum(map(_size, rest)))
     else:
-        bound = prod(map(_size, args)) * prod(map(_size, named.values())) * prod(map(_number, rest))
+        bound = prod(map(_size, args)) * prod(map(_size, kwargs.values())) * prod(map(_number, rest))
     _refuse_unless(bound <= _left.characters)
     return args
 
@@ -201,9 +201,9 @@ def _spend(characters: int) -> None:
     _refuse_unless(_left.characters >= 0)
 
 
-def _refuse_unless(affordable: bool, otherwise: str = _TOO_MUCH) -> None:
+def _refuse_unless(affordable: bool, message: str = _TOO_MUCH) -> None:
     if not affordable:
-        raise MemoryError(otherwise)
+        raise MemoryError(message)
 
 
 # -- names in templates -----------------------------------------------------------------------------------------------
@@ -227,10 +227,10 @@ class _Namespace(Namespace):
     """Jinja's namespace without names that begin with an underscore, because these give access to Python."""
 
     def __init__(*args: Any, **attributes: Any) -> None:  # so that an attribute may be named self
-        self, given = args[0], dict(*args[1:], **attributes)
-        for name in given:
+        self, values = args[0], dict(*args[1:], **attributes)
+        for name in values:
             _refuse_private(name)
-        Namespace.__init__(self, given)
+        Namespace.__init__(self, values)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
@@ -248,8 +248,8 @@ def _refuse_private(name: object) -> None:
 class _Dict:
     """The parts of `dict` that templates may use, without access to Python's class."""
 
-    def __call__(self, *args: Any, **named: Any) -> dict[Any, Any]:
-        return dict(*args, **named)
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
         return dict.fromkeys(*args)
@@ -257,8 +257,8 @@ class _Dict:
 
 def _to_json(value: Any, **options: Any) -> str:
     """Return a value as JSON. Jinja's own function would escape HTML."""
-    known = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
-    return json.dumps(value, **{**known, **options})
+    defaults = {"ensure_ascii": False, "indent": None, "separators": None, "sort_keys": False}
+    return json.dumps(value, **{**defaults, **options})
 
 
 def _raise_exception(message: str) -> None:

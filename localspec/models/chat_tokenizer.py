@@ -119,7 +119,7 @@ class ChatTokenizer:
             return self._rendered(plain, waits, think)
         try:
             text = self._rendered(apart, waits, think)
-            whole = all(said.strip() in text for message in apart for key, said in message.items() if key != "role")
+            whole = all(value.strip() in text for message in apart for key, value in message.items() if key != "role")
             if whole or self.marks.restored(text) == self._rendered(plain, waits, think):
                 return text
         except LocalspecError:  # such as a template that searches for its marks in messages
@@ -140,25 +140,27 @@ class ChatTokenizer:
         Merge system messages into the user's if the template does not write them.
         """
         answer = self._answer(messages, waits, switches)
-        systems = {at for at, message in enumerate(messages) if message["role"] == "system"}
+        systems = {index for index, message in enumerate(messages) if message["role"] == "system"}
         if "text" in answer and systems:
             systems -= self._included_systems(messages, waits, switches)
         if systems and ("text" in answer or answer.get("refused")):
             for merged in (systems - {0}, systems):  # many accept the first one, but no others
-                fewer = _merged(messages, merged)
-                if len(fewer) == len(messages):
+                fewer_messages = _merged(messages, merged)
+                if len(fewer_messages) == len(messages):
                     continue
-                found = self._answer(fewer, waits, switches)
-                if "text" in found and (merged == systems or 0 in self._included_systems(fewer, waits, switches)):
-                    return str(found["text"])
-                answer = answer if "text" in answer else found
+                new_answer = self._answer(fewer_messages, waits, switches)
+                if "text" in new_answer and (
+                    merged == systems or 0 in self._included_systems(fewer_messages, waits, switches)
+                ):
+                    return str(new_answer["text"])
+                answer = answer if "text" in answer else new_answer
         if "text" in answer:
             return str(answer["text"])
         words = whole_characters(self.marks.restored(first_line(answer["error"])[:200]))
         if answer.get("refused") and "text" in self._answer(_PLAINEST, True):
             raise Refusal(f"The model's chat template refuses this conversation ({words}); change the messages.")
-        do = "correct the template, or choose another model" if answer.get("limit") else "fetch the model again"
-        raise LocalspecError(f"The model's chat template cannot be used ({words}); {do}.")
+        remedy = "correct the template, or choose another model" if answer.get("limit") else "fetch the model again"
+        raise LocalspecError(f"The model's chat template cannot be used ({words}); {remedy}.")
 
     def _answer(
         self, messages: Sequence[Message], waits: bool, switches: Mapping[str, bool] | None = None
@@ -185,9 +187,9 @@ class ChatTokenizer:
             raise
         except Exception as error:  # noqa: BLE001  # a template fails as any program can
             return {"error": f"{error}" or type(error).__name__}
-        if len(text) > (most := _FRAME + 4 * length(messages)):
+        if len(text) > (limit := _FRAME + 4 * length(messages)):
             return {
-                "error": f"the template makes a text of {len(text):,} characters, and {most:,} are the most",
+                "error": f"the template makes a text of {len(text):,} characters, and {limit:,} are the most",
                 "limit": True,
             }
         if _halves(text) - _halves("".join("".join(message.values()) for message in messages)):
@@ -201,12 +203,12 @@ class ChatTokenizer:
         key = (*(message["role"] for message in messages), waits, *sorted((switches or {}).items()))
         if key not in self._writes:
             included = set()
-            for at, message in enumerate(messages):
+            for index, message in enumerate(messages):
                 if message["role"] == "system":
                     probe = {**message, "content": f"{message['content']}{PROBE}"}
-                    answer = self._answer([*messages[:at], probe, *messages[at + 1 :]], waits, switches)
+                    answer = self._answer([*messages[:index], probe, *messages[index + 1 :]], waits, switches)
                     if PROBE in answer.get("text", PROBE):
-                        included.add(at)
+                        included.add(index)
             self._writes[key] = frozenset(included)
         return self._writes[key]
 
@@ -225,9 +227,9 @@ class ChatTokenizer:
         """Added tokens that the template writes around turns, although the tokenizer's files do not list
         them as special."""
         added = {
-            token: one.content
-            for token, one in self.tokenizer.added_tokens.items()
-            if token not in self.tokenizer.special_ids and _LIKE_A_MARK.fullmatch(one.content)
+            token: entry.content
+            for token, entry in self.tokenizer.added_tokens.items()
+            if token not in self.tokenizer.special_ids and _LIKE_A_MARK.fullmatch(entry.content)
         }
         thinking = marks_of(self.tokenizer.chat_template or "", list(added.values()))
         added = {token: content for token, content in added.items() if not thinking or content not in thinking[:2]}
@@ -235,8 +237,8 @@ class ChatTokenizer:
             return frozenset()
         turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant", "user")]
         ids: set[int] = set()
-        for some, waits in ((turns, True), (turns[1:], True), (turns[1:2], True), (turns[1:3], False)):
-            text = str(self._answer(some, waits).get("text", ""))
+        for conversation, waits in ((turns, True), (turns[1:], True), (turns[1:2], True), (turns[1:3], False)):
+            text = str(self._answer(conversation, waits).get("text", ""))
             ids.update(self.tokenizer.encode(text, False))
         return frozenset(ids & added.keys())
 
@@ -307,13 +309,13 @@ class ChatTokenizer:
 
     def unspelled(self, messages: Sequence[Message]) -> str:
         """Return the characters of a conversation that the vocabulary cannot represent, each once."""
-        here = {one for message in messages for one in set(whole_characters(message["content"]))}
-        new = "".join(sorted(here - self._spelled.keys()))
+        characters = {character for message in messages for character in set(whole_characters(message["content"]))}
+        new = "".join(sorted(characters - self._spelled.keys()))
         if self._spells(new):
             self._spelled.update(dict.fromkeys(new, True))
         else:
-            self._spelled.update({one: self._spells(one) for one in new})
-        return "".join(sorted(one for one in here if not self._spelled[one]))
+            self._spelled.update({character: self._spells(character) for character in new})
+        return "".join(sorted(character for character in characters if not self._spelled[character]))
 
     def _spells(self, characters: str) -> bool:
         """Return whether the vocabulary can represent every character of a text.
@@ -325,8 +327,8 @@ class ChatTokenizer:
         ids = self.tokenizer.encode(characters, False)
         if self.tokenizer.token_to_id(self.tokenizer.special_tokens.get("unk_token", "")) in ids:
             return False
-        said = self.tokenizer.decode(ids)  # normalised characters, which by themselves become others
-        return set(characters) <= set(said) or (len(characters) == 1 and bool(said.strip()))
+        decoded = self.tokenizer.decode(ids)  # normalised characters, which by themselves become others
+        return set(characters) <= set(decoded) or (len(characters) == 1 and bool(decoded.strip()))
 
     def stop_tokens(self, eos_token_ids: Iterable[object]) -> frozenset[int]:
         """Return all ids that end a reply: the given ids, the tokenizer's, and the mark that the template writes after
@@ -366,17 +368,17 @@ def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 def _merged(messages: Sequence[Message], systems: Collection[int]) -> list[Message]:
     """Return a conversation that joins its system messages at `systems` to the user's next message, if there is one."""
-    found: list[Message] = []
+    merged: list[Message] = []
     waiting: list[Message] = []
-    for at, message in enumerate(messages):
-        if at in systems:
+    for index, message in enumerate(messages):
+        if index in systems:
             waiting.append(message)
         elif waiting and message["role"] == "user":
-            found.append({**message, "content": "\n\n".join(one["content"] for one in (*waiting, message))})
+            merged.append({**message, "content": "\n\n".join(part["content"] for part in (*waiting, message))})
             waiting = []
         else:
-            found.append(message)
-    return [*found, *waiting]
+            merged.append(message)
+    return [*merged, *waiting]
 
 
 def chat_files(path: Path) -> tuple[ChatTokenizer, Mapping[str, Any]]:
@@ -391,5 +393,5 @@ def tokenizer_of(path: Path) -> Tokenizer:
     """Return the tokenizer of a directory or a packed file. Raises LocalspecError for files that cannot be used."""
     if not is_packed(path):
         return Tokenizer.open(path)
-    found = packed_file.read(path)
-    return Tokenizer.decoded({name: found.text(name) for name in found.header.texts}, path)
+    packed = packed_file.read(path)
+    return Tokenizer.decoded({name: packed.text(name) for name in packed.header.texts}, path)

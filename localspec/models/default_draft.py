@@ -34,35 +34,35 @@ class DefaultDraft:
     named: bool = False
 
 
-def default_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
+def default_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = None) -> tuple[DefaultDraft | None, str]:
     """Return the small model that drafts for a target, and sentences about the models that were skipped.
 
     The result is the first of these models that is here and has the target's tokens: the model that models.toml names;
     the model in the target's directory under `draft`; the smallest installed model with the same tokenizer.json that
     reads at most half of the target's bytes per step. Otherwise return the model in models.toml, to be fetched, or
-    None. Only headers are read. `every` is a recent result of `registry.known`, for callers with many models.
+    None. Only headers are read. `models` is a recent result of `registry.known`, for callers with many models.
     """
     named: DefaultDraft | None = None
     if card.draft:
         with suppress(LocalspecError):  # a request for a draft model reports the error
-            found = (every or {}).get(card.draft) or named_card(card.draft)
-            named = DefaultDraft(found, "named in models.toml", named=True)
+            small = (models or {}).get(card.draft) or named_card(card.draft)
+            named = DefaultDraft(small, "named in models.toml", named=True)
     troubles: list[str] = []
-    for one in _candidates(card, named, every) if card.here else ():
+    for candidate in _candidates(card, named, models) if card.here else ():
         try:
-            compare_stored(one.card.path, _vocabulary(one.card.path), card.path, _vocabulary(card.path))
-            return one, " ".join(troubles)
+            compare_stored(candidate.card.path, _vocabulary(candidate.card.path), card.path, _vocabulary(card.path))
+            return candidate, " ".join(troubles)
         except LocalspecError as trouble:
-            troubles.append(f"{one.card.name}, {one.origin}, does not draft for {card.name}: {trouble}")
+            troubles.append(f"{candidate.card.name}, {candidate.origin}, does not draft for {card.name}: {trouble}")
     return named, " ".join(troubles)
 
 
-def too_large_to_draft(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> str:
+def too_large_to_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = None) -> str:
     """Return a sentence about the smallest installed model with the target's tokenizer, if it is too large to draft.
 
-    `every` is as for `default_draft`.
+    `models` is as for `default_draft`.
     """
-    other = _installed(card, every or known(), NEARLY)
+    other = _installed(card, models or known(), NEARLY)
     if other is None or (share := step_bytes(other.path) / step_bytes(card.path)) <= LARGEST_SHARE:
         return ""
     return (
@@ -80,7 +80,7 @@ def _vocabulary(path: Path) -> int:
 
 
 def _candidates(
-    card: TargetCard, named: DefaultDraft | None, every: Mapping[str, TargetCard] | None
+    card: TargetCard, named: DefaultDraft | None, models: Mapping[str, TargetCard] | None
 ) -> Iterator[DefaultDraft]:
     if named is not None and named.card.here:
         yield named
@@ -88,20 +88,20 @@ def _candidates(
     if os.path.isfile(inside / "config.json"):
         with suppress(LocalspecError):  # a name that no path can have
             yield DefaultDraft(resolve(str(inside)), f"in the model's directory {DRAFT_FOLDER}")
-    if (installed := _installed(card, every or known(), LARGEST_SHARE)) is not None:
+    if (installed := _installed(card, models or known(), LARGEST_SHARE)) is not None:
         yield DefaultDraft(installed, "installed, with the same tokenizer")
 
 
-def _installed(card: TargetCard, every: Mapping[str, TargetCard], share: float) -> TargetCard | None:
-    """Return the smallest model in `every` that is here, has the target's tokenizer.json, and reads per step at most
+def _installed(card: TargetCard, models: Mapping[str, TargetCard], share: float) -> TargetCard | None:
+    """Return the smallest model in `models` that is here, has the target's tokenizer.json, and reads per step at most
     the given share of the target's bytes."""
-    most = share * step_bytes(card.path)
-    found: list[tuple[float, TargetCard]] = []
-    for other in every.values():
+    limit = share * step_bytes(card.path)
+    candidates: list[tuple[float, TargetCard]] = []
+    for other in models.values():
         with suppress(LocalspecError):  # not a supported model, or a damaged one, which `list` reports
-            if other.here and same_file(other.path, card.path) and (size := step_bytes(other.path)) <= most:
-                found.append((size, other))
-    return min(found, key=lambda one: one[0])[1] if found else None
+            if other.here and same_file(other.path, card.path) and (size := step_bytes(other.path)) <= limit:
+                candidates.append((size, other))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
 def step_bytes(path: Path) -> float:
@@ -109,11 +109,11 @@ def step_bytes(path: Path) -> float:
 
     In a mixture of experts, only the chosen experts are counted.
     """
-    found = inspect(path)
-    apart = 0 if text_config(found.config).get("tie_word_embeddings") else found.embedding
-    shape = Shape.of(found.config)
+    checkpoint = inspect(path)
+    untied = 0 if text_config(checkpoint.config).get("tie_word_embeddings") else checkpoint.embedding
+    shape = Shape.of(checkpoint.config)
     unread = shape.matrices - shape.read(1) if shape else 0
-    return (found.parameters - apart - unread) * (found.bits / 8 if found.packing else 1.0)
+    return (checkpoint.parameters - untied - unread) * (checkpoint.bits / 8 if checkpoint.packing else 1.0)
 
 
 FILE = "tokenizer.json"
@@ -153,9 +153,9 @@ def compare_stored(small: Path, vocabulary: int, target: Path, target_vocabulary
         compare(small_tokens, vocabulary, target_tokens, special, small)
 
 
-def same_file(one: Path, other: Path) -> bool:
+def same_file(first: Path, second: Path) -> bool:
     """Return whether two models have the same bytes in tokenizer.json. Raises LocalspecError if a file is missing."""
-    return _size(one) == _size(other) and _content(one) == _content(other)
+    return _size(first) == _size(second) and _content(first) == _content(second)
 
 
 def _size(path: Path) -> int:
@@ -188,9 +188,9 @@ def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
         vocabulary = parsed["model"]["vocab"]
         if isinstance(vocabulary, list):  # a unigram model: [token, score], in the order of their ids
             vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
-        listed = parsed.get("added_tokens") or ()
-        added = {one["id"]: one["content"] for one in listed}
-        special = {one["id"] for one in listed if one.get("special") is True}
+        entries = parsed.get("added_tokens") or ()
+        added = {entry["id"]: entry["content"] for entry in entries}
+        special = {entry["id"] for entry in entries if entry.get("special") is True}
         tokens = {index: token for token, index in vocabulary.items()} | added
         if not tokens or not all(type(index) is int for index in tokens):
             raise ValueError

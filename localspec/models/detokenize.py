@@ -23,19 +23,19 @@ class Detokenizer:
         self._decode = decode
         self._context: list[int] = []  # tokens whose text was returned
         self._recent: list[int] = []  # tokens after them
-        self._given = 0  # characters of their text that were returned
+        self._returned = 0  # characters of their text that were returned
         self.pending = False  # whether the last token ends within a character
 
     def add(self, token: int) -> str:
         """Return the text that this token completes: often its own text, sometimes nothing."""
         self._recent.append(token)
-        return self._give(final=False)
+        return self._next_text(final=False)
 
     def flush(self) -> str:
         """Return the remaining text, with the replacement character for bytes that never became a character."""
-        return self._give(final=True) if self._recent else ""
+        return self._next_text(final=True) if self._recent else ""
 
-    def _give(self, final: bool) -> str:
+    def _next_text(self, final: bool) -> str:
         before = len(self._decode(self._context))
         text = self._decode([*self._context, *self._recent])[before:]
         torn = 0 if final else len(text) - len(text.rstrip(_UNFINISHED))
@@ -43,20 +43,20 @@ class Detokenizer:
         unfinished = torn if torn <= _MOST_TORN else _LAST
         self.pending = unfinished > 0
         whole = len(text) - unfinished
-        new, self._given = text[self._given : whole], max(self._given, whole)
+        new, self._returned = text[self._returned : whole], max(self._returned, whole)
         if text and not self.pending:
-            self._context, self._recent, self._given = self._recent, [], 0
+            self._context, self._recent, self._returned = self._recent, [], 0
         elif len(self._recent) >= _WINDOW:
             self._shorten(text, before)
         return new
 
     def _shorten(self, text: str, before: int) -> None:
         """Make the oldest recent tokens the new context: as many as were returned and end between two characters."""
-        for place in range(len(self._recent) - 1, 0, -1):
-            head = self._decode([*self._context, *self._recent[:place]])[before:]
-            if len(head) <= self._given and head + self._decode(self._recent[place:]) == text:
-                self._context, self._recent = self._recent[:place], self._recent[place:]
-                self._given -= len(head)
+        for split in range(len(self._recent) - 1, 0, -1):
+            head = self._decode([*self._context, *self._recent[:split]])[before:]
+            if len(head) <= self._returned and head + self._decode(self._recent[split:]) == text:
+                self._context, self._recent = self._recent[:split], self._recent[split:]
+                self._returned -= len(head)
                 return
 
 
@@ -82,7 +82,7 @@ class Transcript:
         self._detokenizer = Detokenizer(decode)
         self._stops = stops
         self._parting = parting or Parting()
-        self._given = 0  # characters that were released
+        self._released = 0  # characters that were released
         self._sought = 0  # no stop string begins before this place
         self.tokens = 0  # of the reply; those after a cut do not count
         # Places where a token ends and no character is torn: characters, and tokens, up to there.
@@ -115,8 +115,8 @@ class Transcript:
         certain = parting.settled
         if not final and parting.answer is not None:
             certain = min(certain, len(parting.text) - possible(parting.text, self._stops, parting.answer))
-        reasoning, text = parting.between(self._given, certain)
-        self._given = certain
+        reasoning, text = parting.between(self._released, certain)
+        self._released = certain
         tokens = self._count_tokens(certain)
         before = tokens if parting.answer is None else min(tokens, self._count_tokens(parting.answer))
         return Released(text, tokens, reasoning, before if parting.thinks else 0)
@@ -140,10 +140,10 @@ class Transcript:
         if not self._stops or parting.answer is None:
             return False
         first = max(parting.answer, self._sought)
-        found = [at for stop in self._stops if (at := parting.text.find(stop, first)) >= 0]
-        if not found:
+        starts = [start for stop in self._stops if (start := parting.text.find(stop, first)) >= 0]
+        if not starts:
             self._sought = len(parting.text) - max(len(stop) for stop in self._stops) + 1
             return False
-        parting.cut(min(found))
+        parting.cut(min(starts))
         self.tokens = self._count_tokens(len(parting.text))
         return True

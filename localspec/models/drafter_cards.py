@@ -33,7 +33,7 @@ _OF_GEMMA4 = {*GEMMA4.classes, *UNIFIED.classes}
 
 def comes_with_mtp(architecture: str | None) -> bool:
     """Return whether models of this architecture are published with an MTP layer."""
-    return any(one.ahead and architecture in one.classes for one in FAMILIES.values())
+    return any(family.ahead and architecture in family.classes for family in FAMILIES.values())
 
 
 def check_family(kind: str, architecture: str | None, model: str) -> None:
@@ -58,8 +58,8 @@ def accepted_kinds(card: TargetCard, *takes: Takes, shape: Shape | None = None) 
     architecture, published = (card.entry.architecture, card.entry.shape) if card.entry else (None, None)
     with suppress(LocalspecError):
         if card.here:
-            found = inspect(card.path)
-            architecture, published = found.architecture, Shape.of(found.config)
+            checkpoint = inspect(card.path)
+            architecture, published = checkpoint.architecture, Shape.of(checkpoint.config)
     shape = shape or published
     names = kinds(*takes) if shape is None else [name for name in kinds(*takes) if kind_of(name).drafts_for(shape)]
     return tuple(name for name in names if _suits(name, architecture, card))
@@ -118,8 +118,8 @@ class DrafterCard:
         Two kinds of text were measured: text like the training text, and replies to prompts of all kinds. The lower
         length counts, because later prompts are unknown.
         """
-        known = [found for name in ACCEPTANCE if (found := self.about.get(name)) is not None]
-        lengths = [(float(found["length"]), int(found["nodes"])) for found in known]
+        measurements = [measurement for name in ACCEPTANCE if (measurement := self.about.get(name)) is not None]
+        lengths = [(float(measurement["length"]), int(measurement["nodes"])) for measurement in measurements]
         return min(lengths, default=None)
 
     @property
@@ -128,8 +128,8 @@ class DrafterCard:
 
         In contrast, `accuracy_by_depth` includes guesses after a wrong guess.
         """
-        known = self.about.get(RIGHT_AFTER_RIGHT)
-        return [float(rate) for rate in known] if known and _are_accuracies([known]) else []
+        rates = self.about.get(RIGHT_AFTER_RIGHT)
+        return [float(rate) for rate in rates] if rates and _are_accuracies([rates]) else []
 
 
 def remedy(file: Path) -> str:
@@ -153,15 +153,15 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     """
     if name in kinds(*WEIGHTS):
         trouble = None
-        for found in (found for kind, found in _drafters_here(card, paths) if kind in (name, None)):
-            if isinstance(found, DrafterCard):
-                return found
-            trouble = trouble or found
+        for drafter in (drafter for kind, drafter in _drafters_here(card, paths) if kind in (name, None)):
+            if isinstance(drafter, DrafterCard):
+                return drafter
+            trouble = trouble or drafter
         if card.here:
             check_family(name, inspect(card.path).architecture, card.name)
         if trouble:
             raise trouble
-        if card.entry and any(one.kind == name and one.source for one in card.entry.drafters):
+        if card.entry and any(published.kind == name and published.source for published in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
                 f"{name}`."
@@ -177,30 +177,30 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
         )
     named = read_drafter(Path(os.path.abspath(os.path.expanduser(name))), card)
     if named.revision and not (identity := Identity(card.path)).owns(named.weights, named.revision):
-        made_for, these = (named.weights, identity.weights) if named.weights else (named.revision, identity.revision)
+        made_for, actual = (named.weights, identity.weights) if named.weights else (named.revision, identity.revision)
         raise UsageMistake(
             f"The drafter in {named.path} was made for {named.target} in version {made_for[:12]}, but {card.name} is "
-            f"version {these[:12]}; name the model it was made for, or train a drafter for this one."
+            f"version {actual[:12]}; name the model it was made for, or train a drafter for this one."
         )
     return named
 
 
 def trained_drafters(card: TargetCard, paths: Paths | None = None) -> list[DrafterCard]:
     """Return the trained drafters for a model: one of each kind, the same as `find_drafter` returns."""
-    found: dict[str, DrafterCard] = {}
+    drafters: dict[str, DrafterCard] = {}
     for _, drafter in _drafters_here(card, paths):
         if isinstance(drafter, DrafterCard):
-            found.setdefault(drafter.kind, drafter)
-    return [found[kind] for kind in sorted(found)]
+            drafters.setdefault(drafter.kind, drafter)
+    return [drafters[kind] for kind in sorted(drafters)]
 
 
 def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
     """Return a sentence for each trained drafter of a model that is left out because it cannot be read."""
-    found = []
+    sentences = []
     for path, content in drafter_directories(card, paths):
         if content.get("kept", True) is not False and isinstance(trouble := _read(path), LocalspecError):
-            found.append(f"A drafter of {card.name} is left out. {trouble}")
-    return found
+            sentences.append(f"A drafter of {card.name} is left out. {trouble}")
+    return sentences
 
 
 def _read(path: Path) -> DrafterCard | LocalspecError:
@@ -228,10 +228,14 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
                 f"{shlex.quote(str(path))} to use it."
             ),
         )
-    for one in card.entry.drafters if card.entry else ():
+    for published in card.entry.drafters if card.entry else ():
         # A small model drafts as published; other published drafters were converted when they were fetched.
-        if kind_of(one.kind).mask_key and one.source and (here := find_snapshot(one.source, paths or Paths(home()))):
-            yield one.kind, _read(here)
+        if (
+            kind_of(published.kind).mask_key
+            and published.source
+            and (snapshot := find_snapshot(published.source, paths or Paths(home())))
+        ):
+            yield published.kind, _read(snapshot)
     if not card.here:
         return
     try:
@@ -288,10 +292,10 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
         config = read_config(path)
         for row in TABLE:
             if row.mask_key and isinstance(config.get(row.mask_key), int):
-                found, map_ = inspect(path), target_map(config, path)
+                checkpoint, map_ = inspect(path), target_map(config, path)
                 if map_ is None:
-                    return DrafterCard(row.name, path, {}, "", "", found.parameters, found.bytes, config)
-                parameters, size = found.parameters + map_.parameters, found.bytes + map_.file.stat().st_size
+                    return DrafterCard(row.name, path, {}, "", "", checkpoint.parameters, checkpoint.bytes, config)
+                parameters, size = checkpoint.parameters + map_.parameters, checkpoint.bytes + map_.file.stat().st_size
                 return DrafterCard(row.name, path, {}, "", "", parameters, size, config, inner=map_.states)
     if not (path / "drafter.json").is_file() and (path / "drafter" / "drafter.json").is_file():
         path = path / "drafter"
@@ -323,8 +327,10 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; {remedy(file)}.")
-    headers = {name: one for name, one in tensor_headers(weights, remedy(file)).items() if not name.endswith(FACTORS)}
-    shapes = {name: stored_shape(one) for name, one in headers.items()}
+    headers = {
+        name: header for name, header in tensor_headers(weights, remedy(file)).items() if not name.endswith(FACTORS)
+    }
+    shapes = {name: stored_shape(header) for name, header in headers.items()}
     parameters = sum(map(math.prod, shapes.values()))
     others = sum(
         math.prod(shape)
@@ -344,19 +350,19 @@ def mtp_layer(path: Path, target: str = "") -> DrafterCard:
     Raises NotHere if the files have no such layer, and LocalspecError if the layer's arithmetic is unknown.
     """
     if is_packed(path):
-        parts = [part for some in read(path).header.ahead.values() for part in some]
+        parts = [part for group in read(path).header.ahead.values() for part in group]
         shapes, stored_bytes = [part.shape for part in parts], sum(part.bytes for part in parts)
     else:
         config = text_config(read_config(path))
         family = FAMILIES.get(str(config.get("model_type")))
         entries: dict[str, Any] = {}
         for file in weight_files(path) if family and family.ahead else ():
-            entries |= {name: one for name, one in tensor_headers(file).items() if name.startswith(PREFIX)}
-        layers, apart = config.get("mtp_num_hidden_layers", 1), config.get("mtp_use_dedicated_embeddings")
-        if entries and (layers != 1 or apart):
-            what = "a separate embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
+            entries |= {name: header for name, header in tensor_headers(file).items() if name.startswith(PREFIX)}
+        layers, separate = config.get("mtp_num_hidden_layers", 1), config.get("mtp_use_dedicated_embeddings")
+        if entries and (layers != 1 or separate):
+            feature = "a separate embedding" if layers == 1 else f"mtp_num_hidden_layers = {layers!r}"
             raise LocalspecError(
-                f"{path / 'config.json'} describes an MTP layer with {what}, but localspec computes only a single "
+                f"{path / 'config.json'} describes an MTP layer with {feature}, but localspec computes only a single "
                 "layer that uses the model's embedding; use another drafter."
             )
         shapes = [entry["shape"] for entry in entries.values()]

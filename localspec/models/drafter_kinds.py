@@ -100,8 +100,8 @@ def draft_tokens(options: Mapping[str, Any], shape: Shape) -> int:
 
     The options are read from a file. Impossible options are refused when the drafter is loaded.
     """
-    found = options.get("vocabulary")
-    return found if isinstance(found, int) and 0 < found < shape.vocab_size else shape.vocab_size
+    vocabulary = options.get("vocabulary")
+    return vocabulary if isinstance(vocabulary, int) and 0 < vocabulary < shape.vocab_size else shape.vocab_size
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class DrafterKind:
     label: str
     takes: Takes
     seconds: Callable[[DraftCost, int], float]
-    size: Callable[[DrafterSize], int] = lambda one: one.weights
+    size: Callable[[DrafterSize], int] = lambda size: size.weights
     parameters: Callable[[Shape], int] = lambda shape: shape.matrices // 20
     predicted: Callable[[Shape], tuple[Sequence[float], str] | None] = lambda shape: None
     has_phrases: bool = False
@@ -158,8 +158,8 @@ class DrafterKind:
         return self.training_module or f"localspec.training.drafters.{self.name}"
 
 
-def _size_with_head(one: DrafterSize) -> int:
-    return one.weights + one.head_rows
+def _size_with_head(size: DrafterSize) -> int:
+    return size.weights + size.head_rows
 
 
 def _free(cost: DraftCost, nodes: int) -> float:
@@ -180,16 +180,18 @@ def _parallelspec_seconds(cost: DraftCost, nodes: int) -> float:
     return cost.product(cost.parameters + head, 2 * DRAFT_TOKENS) + layers * cost.layer_seconds
 
 
-def _parallelspec_size(one: DrafterSize) -> int:
+def _parallelspec_size(size: DrafterSize) -> int:
     """Return the bytes of a small model with a cache of the target's size, or of one layer with a cache for one layer.
 
     A single layer's low-rank correction grows at loading, when it is multiplied with the target's head.
     """
-    if one.parameters > 2 * one.shape.layer:
-        return one.weights + one.cache_bytes
-    rank = one.options.get("correction", 0)  # from its file; an invalid value is refused when it is loaded
-    grown = (draft_tokens(one.options, one.shape) - one.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
-    return one.weights + one.head_rows + round(grown * one.matrix_bytes) + one.shape.cached_in_last(one.cache_bytes)
+    if size.parameters > 2 * size.shape.layer:
+        return size.weights + size.cache_bytes
+    rank = size.options.get("correction", 0)  # from its file; an invalid value is refused when it is loaded
+    grown = (draft_tokens(size.options, size.shape) - size.shape.hidden_size) * (rank if isinstance(rank, int) else 0)
+    return (
+        size.weights + size.head_rows + round(grown * size.matrix_bytes) + size.shape.cached_in_last(size.cache_bytes)
+    )
 
 
 @lru_cache
@@ -200,13 +202,13 @@ def _s3d_proposal(shape: Shape) -> tuple[float, int]:
     """
     head = shape.embedding / shape.layer
     proposal = propose(shape.num_layers, head, Constants())
-    return share(shape.num_layers, len(proposal.kept), head), proposal.gamma
+    return share(shape.num_layers, len(proposal.layers), head), proposal.gamma
 
 
 def _s3d_predicted(shape: Shape) -> tuple[Sequence[float], str]:
     """Return the paper's prediction (eqs. 10 and 14) for the layers that it proposes."""
     beta, gamma = _s3d_proposal(shape)
-    chances = [acceptance_at(place, beta, Constants()) for place in range(1, gamma + 1)]
+    chances = [acceptance_at(position, beta, Constants()) for position in range(1, gamma + 1)]
     return chances, "by the formula of the S3D paper"
 
 
@@ -224,14 +226,14 @@ def _eagle3_seconds(cost: DraftCost, nodes: int) -> float:
     return levels * (cost.product(cost.parameters, 2) + 2 * cost.layer_seconds)
 
 
-def _layer_bytes(one: DrafterSize) -> int:
+def _layer_bytes(size: DrafterSize) -> int:
     """Return the bytes of a drafter of one layer: weights, the layer's keys and values, and a state per token."""
-    return one.weights + one.layer_rows + one.states
+    return size.weights + size.layer_rows + size.states
 
 
-def _mtp_size(one: DrafterSize) -> int:
+def _mtp_size(size: DrafterSize) -> int:
     """Return the bytes of an MTP layer: weights, keys and values as in the target's last layer, a state per token."""
-    return one.weights + one.shape.cached_in_last(one.cache_bytes) + one.states
+    return size.weights + size.shape.cached_in_last(size.cache_bytes) + size.states
 
 
 def _mtp_seconds(cost: DraftCost, nodes: int) -> float:
@@ -249,10 +251,10 @@ def _dflash_seconds(cost: DraftCost, nodes: int) -> float:
     return cost.product(cost.parameters + cost.shape.embedding, DRAFT_BLOCK) + layers * cost.layer_seconds
 
 
-def _cache_bytes(one: DrafterSize, parameters: int) -> int:
+def _cache_bytes(size: DrafterSize, parameters: int) -> int:
     """Return the bytes of a state per cached token, and of the keys and values of layers with `parameters` weights."""
-    layers = max(round(parameters / one.shape.layer), 1)
-    return layers * one.layer_rows + one.states
+    layers = max(round(parameters / size.shape.layer), 1)
+    return layers * size.layer_rows + size.states
 
 
 def _without_markov(parameters: int, shape: Shape, rank: int = MARKOV_RANK) -> int:
@@ -268,10 +270,10 @@ def _dspark_seconds(cost: DraftCost, nodes: int) -> float:
     return _dflash_seconds(block, nodes) + levels * cost.product(cost.shape.vocab_size * MARKOV_RANK, 2)
 
 
-def _dspark_size(one: DrafterSize) -> int:
-    rank = one.options.get("rank", MARKOV_RANK)  # from its file; an invalid value is refused when it is loaded
-    return one.weights + _cache_bytes(
-        one, _without_markov(one.parameters, one.shape, rank if isinstance(rank, int) else 0)
+def _dspark_size(size: DrafterSize) -> int:
+    rank = size.options.get("rank", MARKOV_RANK)  # from its file; an invalid value is refused when it is loaded
+    return size.weights + _cache_bytes(
+        size, _without_markov(size.parameters, size.shape, rank if isinstance(rank, int) else 0)
     )
 
 
@@ -322,7 +324,7 @@ TABLE = [
     DrafterKind(
         "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
         lambda cost, nodes: _s3d_proposal(cost.shape)[0] * cost.forward(DRAFT_TOKENS),  # the share β of the target
-        size=lambda one: one.parameters * one.other_bytes + one.head_rows, predicted=_s3d_predicted,
+        size=lambda size: size.parameters * size.other_bytes + size.head_rows, predicted=_s3d_predicted,
         with_experts=False,
     ),
     DrafterKind(
@@ -333,7 +335,7 @@ TABLE = [
     ),
     DrafterKind(
         "dflash", "a few layers that draft a block of mask tokens at once", "published",
-        _dflash_seconds, size=lambda one: one.weights + _cache_bytes(one, one.parameters), by_shapes=True,
+        _dflash_seconds, size=lambda size: size.weights + _cache_bytes(size, size.parameters), by_shapes=True,
         states_in="fc.weight", on_chains=True,
     ),
     DrafterKind(

@@ -114,7 +114,7 @@ def _digests(digits: int) -> Callable[[object], bool]:
     """Return a function that checks whether a value is a list of hexadecimal digests with `digits` digits each."""
 
     def check(value: object) -> bool:
-        return isinstance(value, list) and all(isinstance(one, str) and pattern.fullmatch(one) for one in value)
+        return isinstance(value, list) and all(isinstance(item, str) and pattern.fullmatch(item) for item in value)
 
     pattern = re.compile(f"[0-9a-f]{{{digits}}}")
     return check
@@ -136,7 +136,7 @@ _DRAFTER: _Keys = {
     "kind": _TEXT, "repo": _TEXT, "revision": _TEXT, "license": _TEXT, "publisher": _TEXT, "parameters": _COUNT,
     "bytes": _COUNT, "accepted": _TABLE, "lossless": _SWITCH,
 }  # fmt: skip
-_TABLES = (lambda value: isinstance(value, list) and all(isinstance(one, dict) for one in value), "tables")
+_TABLES = (lambda value: isinstance(value, list) and all(isinstance(table, dict) for table in value), "tables")
 _FORM: _Keys = {
     "repo": _TEXT, "revision": _TEXT, "gguf": _TEXT, "license": _TEXT, "publisher": _TEXT, "bytes": _COUNT,
 }  # fmt: skip
@@ -162,25 +162,25 @@ def read_entries(file: Path) -> Iterator[Entry]:
     for name, entry in read_toml(file).items():
         if not isinstance(entry, dict):
             raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
-        of = f"model {name!r} in {file}"
-        _check(entry, _ENTRY, of)
+        owner = f"model {name!r} in {file}"
+        _check(entry, _ENTRY, owner)
         if ("path" in entry) == ("repo" in entry):
             raise UsageMistake(
-                f"M{of[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
+                f"M{owner[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
                 'path = "the model\'s directory", or repo = "org/name" of the hub.'
             )
         if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
-                f"M{of[1:]} has both a path and sha256, which identifies an imported file; remove sha256, or "
+                f"M{owner[1:]} has both a path and sha256, which identifies an imported file; remove sha256, or "
                 "replace the path by a repo."
             )
         if ("gguf" in entry or "bytes" in entry) and not {"gguf", "bytes", "repo"} <= entry.keys():
             raise UsageMistake(
-                f"M{of[1:]} describes GGUF files only if it has repo, gguf and bytes; give all three, or leave "
+                f"M{owner[1:]} describes GGUF files only if it has repo, gguf and bytes; give all three, or leave "
                 "out gguf and bytes."
             )
         if "forms" in entry and "repo" not in entry:
-            raise UsageMistake(f"M{of[1:]} has forms but no repo; add a repo, or remove the forms.")
+            raise UsageMistake(f"M{owner[1:]} has forms but no repo; add a repo, or remove the forms.")
         path, draft, shape = None, entry.get("draft", ""), entry.get("shape")
         if "path" in entry:
             path = file.parent / os.path.expanduser(entry["path"])
@@ -191,83 +191,87 @@ def read_entries(file: Path) -> Iterator[Entry]:
         yield Entry(
             name=name,
             path=path,
-            source=_source(entry, of),
+            source=_source(entry, owner),
             draft=draft,
             starters=tuple(entry.get("starters", ())),
-            shape=None if shape is None else _shape(shape, entry.get("architecture"), f"the shape of {of}"),
-            drafters=tuple(_published(one, f"a drafter of {of}") for one in entry.get("drafters", ())),
-            forms=tuple(_form(one, f"a form of {of}") for one in entry.get("forms", ())),
+            shape=None if shape is None else _shape(shape, entry.get("architecture"), f"the shape of {owner}"),
+            drafters=tuple(_published(drafter, f"a drafter of {owner}") for drafter in entry.get("drafters", ())),
+            forms=tuple(_form(form, f"a form of {owner}") for form in entry.get("forms", ())),
             sha256=tuple(entry.get("sha256", ())),
             fingerprints=tuple(entry.get("fingerprints", ())),
             **{key: entry[key] for key in _AS_THEY_ARE if key in entry},
         )
 
 
-def _check(table: Mapping[str, Any], keys: _Keys, of: str) -> None:
+def _check(table: Mapping[str, Any], keys: _Keys, owner: str) -> None:
     for key, value in table.items():
         if key not in keys:
-            raise UsageMistake(f"Unknown key {key!r} of {of}{nearest(key, keys)}; correct or remove it.")
-        possible, what = keys[key]
-        if not possible(value):
-            raise UsageMistake(f"{key} = {value!r} of {of} must be {what}; correct it.")
+            raise UsageMistake(f"Unknown key {key!r} of {owner}{nearest(key, keys)}; correct or remove it.")
+        is_valid, requirement = keys[key]
+        if not is_valid(value):
+            raise UsageMistake(f"{key} = {value!r} of {owner} must be {requirement}; correct it.")
 
 
-def _source(table: Mapping[str, Any], of: str) -> Source | None:
+def _source(table: Mapping[str, Any], owner: str) -> Source | None:
     if "repo" not in table:
         if "revision" in table:
-            raise UsageMistake(f"revision = {table['revision']!r} of {of} has no effect without a repo; remove it.")
+            raise UsageMistake(f"revision = {table['revision']!r} of {owner} has no effect without a repo; remove it.")
         return None
     gguf = f":{table['gguf']}" if "gguf" in table else ""
     try:
         return Source.parse(f"{table['repo']}@{table.get('revision', 'main')}{gguf}")
     except UsageMistake:
         if gguf and re.fullmatch(r"[\w.-]+/[\w.-]+", table["repo"]):
-            raise UsageMistake(f"gguf = {table['gguf']!r} of {of} names no type of GGUF files, such as Q8_0.") from None
+            raise UsageMistake(
+                f"gguf = {table['gguf']!r} of {owner} names no type of GGUF files, such as Q8_0."
+            ) from None
         raise UsageMistake(
-            f'repo = {table["repo"]!r} of {of} names no repository; write repo = "org/name", and revision = "…" '
+            f'repo = {table["repo"]!r} of {owner} names no repository; write repo = "org/name", and revision = "…" '
             "if it is not main."
         ) from None
 
 
-def _shape(table: Mapping[str, Any], architecture: str | None, of: str) -> Shape:
-    _check(table, _SHAPE, of)
+def _shape(table: Mapping[str, Any], architecture: str | None, owner: str) -> Shape:
+    _check(table, _SHAPE, owner)
     if missing := [name for name in TABLE_KEYS if name not in table and name != "tied"]:
-        raise UsageMistake(f"{of[0].upper()}{of[1:]} lacks {missing[0]}; add it.")
+        raise UsageMistake(f"{owner[0].upper()}{owner[1:]} lacks {missing[0]}; add it.")
     uniform = Shape(**{TABLE_KEYS[name]: value for name, value in table.items() if name != "config"})
     if "config" not in table:
         return uniform
-    family = next((one for one in FAMILIES.values() if architecture in one.classes), None)
-    found = family and Shape.of({**uniform.config, **table["config"], "model_type": family.model_type})
-    if not found or not (found.delta or found.layer_sizes or found.experts):
+    family = next((family for family in FAMILIES.values() if architecture in family.classes), None)
+    shape = family and Shape.of({**uniform.config, **table["config"], "model_type": family.model_type})
+    if not shape or not (shape.delta or shape.layer_sizes or shape.experts):
         raise UsageMistake(
-            f"config of {of} describes neither the experts nor the differing layers of {architecture}; correct or "
+            f"config of {owner} describes neither the experts nor the differing layers of {architecture}; correct or "
             "remove it."
         )
-    return found
+    return shape
 
 
-def _form(table: Mapping[str, Any], of: str) -> Form:
-    _check(table, _FORM, of)
-    source = _source(table, of)
+def _form(table: Mapping[str, Any], owner: str) -> Form:
+    _check(table, _FORM, owner)
+    source = _source(table, owner)
     if source is None:
-        raise UsageMistake(f"{of[0].upper()}{of[1:]} has no repo; add the repository that it is in.")
+        raise UsageMistake(f"{owner[0].upper()}{owner[1:]} has no repo; add the repository that it is in.")
     return Form(source, **{key: table[key] for key in ("publisher", "license", "bytes") if key in table})
 
 
-def _published(table: Mapping[str, Any], of: str) -> PublishedDrafter:
-    _check(table, _DRAFTER, of)
-    kind, known = table.get("kind"), sorted(kinds(*WEIGHTS, "draft model"))
-    if kind not in known:
-        guess = nearest(str(kind), known)
-        raise UsageMistake(f"kind = {kind!r} of {of} is not a kind of drafter{guess}; use one of {', '.join(known)}.")
+def _published(table: Mapping[str, Any], owner: str) -> PublishedDrafter:
+    _check(table, _DRAFTER, owner)
+    kind, allowed = table.get("kind"), sorted(kinds(*WEIGHTS, "draft model"))
+    if kind not in allowed:
+        guess = nearest(str(kind), allowed)
+        raise UsageMistake(
+            f"kind = {kind!r} of {owner} is not a kind of drafter{guess}; use one of {', '.join(allowed)}."
+        )
     accepted = table.get("accepted")
     if accepted is not None:
-        _check(accepted, _ACCEPTED, f"accepted of {of}")
+        _check(accepted, _ACCEPTED, f"accepted of {owner}")
         if missing := [key for key in _ACCEPTED if key not in accepted]:
-            raise UsageMistake(f"accepted of {of} lacks {missing[0]}; add it.")
+            raise UsageMistake(f"accepted of {owner} lacks {missing[0]}; add it.")
     return PublishedDrafter(
         kind=kind,
-        source=_source(table, of),
+        source=_source(table, owner),
         accepted=None
         if accepted is None
         else PublishedLength(float(accepted["length"]), accepted["depth"], accepted["source"]),

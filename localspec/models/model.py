@@ -71,15 +71,15 @@ class Model:
         return "none" in self.packed
 
 
-def model_of(card: TargetCard, every: Mapping[str, TargetCard] | None = None) -> Model:
+def model_of(card: TargetCard, models: Mapping[str, TargetCard] | None = None) -> Model:
     """Describe a model and its drafters. The model must be here, or registered with its sizes.
 
-    `every` is a recent result of `registry.known`, from a caller that describes many models. Raises the errors of
+    `models` is a recent result of `registry.known`, from a caller that describes many models. Raises the errors of
     `inspect`, and LocalspecError if the model's sizes are unknown.
     """
     model = small_model_of(card)
     trained = tuple(trained_drafters(card))
-    draft, passed_over = default_draft(card, every)
+    draft, passed_over = default_draft(card, models)
     small = None
     if draft is not None:
         with suppress(LocalspecError):  # an entry to be fetched, with unknown sizes
@@ -104,8 +104,8 @@ def recommended_sampling(path: Path) -> Mapping[str, Any]:
     """Return what the generation_config.json in a directory or a packed file says. Raises LocalspecError."""
     if not is_packed(path):
         return read_generation_config(path)
-    found = read_packed(path)
-    text = found.text(GENERATION) if GENERATION in found.header.texts else b"{}"
+    packed = read_packed(path)
+    text = packed.text(GENERATION) if GENERATION in packed.header.texts else b"{}"
     return generation_config(text, path / GENERATION)
 
 

@@ -28,19 +28,19 @@ def full_name(name: str) -> str:
         return exact
     if is_address(name):
         return str(Source.parse(name))
-    wanted = _plain(name)
-    if name.startswith((".", "~")) or "/" in name or "\\" in name or not wanted:
+    prefix = _plain(name)
+    if name.startswith((".", "~")) or "/" in name or "\\" in name or not prefix:
         return name  # a path or repository is not a prefix of another name
-    every = registry.known()
-    begun = [card for card in every.values() if card.name.lower().startswith(wanted)]
-    here = _one_name_each(card for card in begun if card.here)
+    models = registry.known()
+    matches = [card for card in models.values() if card.name.lower().startswith(prefix)]
+    here = _one_name_each(card for card in matches if card.here)
     if len(here) > 1:
         listed = ", ".join(here[:LISTED]) + (f", and {len(here) - LISTED} more" if len(here) > LISTED else "")
         raise UsageMistake(f"{name!r} could be any of {listed}; type more of the name.")
     if here:
         return here[0]
-    if begun:
-        first, *others = (card.name for card in begun)
+    if matches:
+        first, *others = (card.name for card in matches)
         also = f" (as would {', '.join(others[:LISTED])})" if others else ""
         raise NotHere(f"No model here begins with {name!r}; `localspec pull {first}` fetches one{also}.")
     return name
@@ -56,10 +56,10 @@ def exact_name(name: str) -> str | None:
     spelled = [name.lower(), _plain(name)]
     with suppress(LocalspecError):  # the address of a page on the hub
         spelled.append(str(Source.parse(name)).lower())
-    every = registry.known()
-    if name in every:
+    models = registry.known()
+    if name in models:
         return name
-    same = _one_name_each(card for card in every.values() if card.name.lower() in spelled)
+    same = _one_name_each(card for card in models.values() if card.name.lower() in spelled)
     return same[0] if len(same) == 1 else None
 
 
@@ -68,9 +68,9 @@ def name_in_prompt(word: str) -> str | None:
     if not word.isprintable() or len(word) < 3 or len(word.split()) != 1:
         return None
     with suppress(LocalspecError, OSError, ValueError):
-        found = full_name(word)
-        if found.lower().startswith(_plain(word)) and found in registry.known():
-            return found
+        model = full_name(word)
+        if model.lower().startswith(_plain(word)) and model in registry.known():
+            return model
     return None
 
 
@@ -96,18 +96,18 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
     With `here`, errors list only models on this machine. Raises LocalspecError for damaged files, NotHere for an
     unregistered name without a slash, and UsageMistake for a GGUF file or an invalid repository.
     """
-    every = registry.cards()
-    if name in every:
-        entry = every[name].entry
+    cards = registry.cards()
+    if name in cards:
+        entry = cards[name].entry
         assert entry is not None
-        fetched = (*entry.sources, *(one.source for one in entry.drafters))
-        return list(dict.fromkeys(one for one in fetched if one is not None))
+        sources = (*entry.sources, *(drafter.source for drafter in entry.drafters))
+        return list(dict.fromkeys(source for source in sources if source is not None))
     if registry.is_path(name) and is_gguf(Path(name).expanduser()):
         raise UsageMistake(f"{name} is already on this machine; chat with it: `localspec chat -m {name}`.")
     if "/" not in name:
         if here:
             registry.refuse_damaged(name)
-        names = [one.name for one in every.values() if one.here or not here]
+        names = [card.name for card in cards.values() if card.here or not here]
         listed = (
             "`localspec list` shows those that are here"
             if here

@@ -22,9 +22,9 @@ from localspec.weights.packed_files import locked, made_from_gguf, packed_files,
 def is_only_copy(origin: Origin, paths: Paths) -> bool:
     """Return whether a packed file is the only copy: localspec has nothing else from which to make it again."""
     if made_from_gguf(origin.files):
-        same = (one for one in packed_files(paths) if one.header.origin.revision == origin.revision)
+        same = (packed for packed in packed_files(paths) if packed.header.origin.revision == origin.revision)
         # If another file is in the place of the GGUF file, a packed file serves nobody.
-        return not any(one.header.registered and (one.missing is None or one.replaced) for one in same)
+        return not any(packed.header.registered and (packed.missing is None or packed.replaced) for packed in same)
     try:
         return bool(origin.repo) and find_snapshot(Source.parse(origin.repo), paths) is None
     except UsageMistake:
@@ -37,7 +37,7 @@ def move_only_copies(paths: Paths, reporter: Reporter) -> None:
     Call it before models are looked up by name: a path found earlier may no longer exist afterwards.
     """
     failed: list[str] = []
-    for file in (one.path for one in packed_in(paths.packed) if is_only_copy(one.header.origin, paths)):
+    for file in (packed.path for packed in packed_in(paths.packed) if is_only_copy(packed.header.origin, paths)):
         try:
             private_directory(paths.imports)
             with locked(paths.imports / file.name, reporter, f"moves {file.name}"):

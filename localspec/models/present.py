@@ -39,9 +39,9 @@ class Present(NamedTuple):
 def saved_choice(paths: Paths) -> SavedChoice | None:
     """Return the saved choice of a model; None if no choice is saved, or if its file cannot be read."""
     with suppress(OSError, ValueError):
-        found = parse_json(read_bytes(paths.choice))
-        if isinstance(found, dict) and isinstance(found.get("model"), str) and found.get("by") in get_args(By):
-            return SavedChoice(found["model"], found["by"])
+        choice = parse_json(read_bytes(paths.choice))
+        if isinstance(choice, dict) and isinstance(choice.get("model"), str) and choice.get("by") in get_args(By):
+            return SavedChoice(choice["model"], choice["by"])
     return None
 
 
@@ -88,15 +88,15 @@ def is_here(model: str, paths: Paths) -> bool:
 
 def chat_models(paths: Paths) -> list[registry.TargetCard]:
     """Return the models here that can chat, except the embedded demo. Further names for the same files are left out."""
-    found: dict[Path, registry.TargetCard] = {}
-    for card, what in registry.installed(paths):
+    models: dict[Path, registry.TargetCard] = {}
+    for card, result in registry.installed(paths):
         talks = is_packed(card.path) or holds_tokenizer(card.path)
-        if talks and not isinstance(what, LocalspecError) and card.entry and not card.entry.toy:
-            found.setdefault(card.path, card)
-    return list(found.values())
+        if talks and not isinstance(result, LocalspecError) and card.entry and not card.entry.toy:
+            models.setdefault(card.path, card)
+    return list(models.values())
 
 
 def missing_models(paths: Paths) -> list[str]:
     """Return a sentence for each registered model whose GGUF files are missing or have changed."""
-    every = registry.installed(paths)
-    return [str(what) for card, what in every if isinstance(what, NotHere) and is_packed(card.path)]
+    models = registry.installed(paths)
+    return [str(result) for card, result in models if isinstance(result, NotHere) and is_packed(card.path)]

@@ -65,41 +65,41 @@ def cards(paths: Paths | None = None) -> dict[str, TargetCard]:
     paths = paths or Paths(home())
     packed, users = packed_sources(paths), {entry.name: entry for entry in read_entries(paths.user_models_file)}
     entries = {entry.name: entry for entry in _shipped_entries()} | users
-    found = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
-    every = imports(paths)
-    listed = _listed_imports(every, found, paths)
-    for name, one in listed.items():
-        if not (card := found[name]).here:
-            terms = card.license or license_of(one.path)
-            found[name] = replace(card, path=one.path, license=terms, imported_as=one.header.origin.name)
+    registered = {entry.name: _card(entry, paths, packed) for entry in entries.values()}
+    imported = imports(paths)
+    listed = _listed_imports(imported, registered, paths)
+    for name, file in listed.items():
+        if not (card := registered[name]).here:
+            terms = card.license or license_of(file.path)
+            registered[name] = replace(card, path=file.path, license=terms, imported_as=file.header.origin.name)
     others: dict[str, TargetCard] = {}
-    for name, one in every.items():
-        if name not in users and one not in listed.values():
-            entry = Entry(name, path=one.path)
-            others[name] = TargetCard(name, one.path, license_of(one.path), "", entry=entry, imported_as=name)
-    return {**others, **found, **others}  # others come first, and replace shipped entries of the same name
+    for name, file in imported.items():
+        if name not in users and file not in listed.values():
+            entry = Entry(name, path=file.path)
+            others[name] = TargetCard(name, file.path, license_of(file.path), "", entry=entry, imported_as=name)
+    return {**others, **registered, **others}  # others come first, and replace shipped entries of the same name
 
 
 def _listed_imports(
-    every: Mapping[str, PackedFile], found: Mapping[str, TargetCard], paths: Paths
+    imported: Mapping[str, PackedFile], registered: Mapping[str, TargetCard], paths: Paths
 ) -> dict[str, PackedFile]:
     """Return the imported models whose GGUF files a registered entry lists, by the entry's name.
 
     Of several imports for one entry, return the import with the entry's name, or else the first. Imports with other
     names are left out if files of the entry itself are here.
     """
-    entries = {name: card.entry for name, card in found.items() if card.entry}
+    entries = {name: card.entry for name, card in registered.items() if card.entry}
     by_digest_only = any(len(entry.sha256) > len(entry.fingerprints) for entry in entries.values())
     digests = {digest: name for name, entry in entries.items() for digest in (*entry.sha256, *entry.fingerprints)}
     listed: dict[str, PackedFile] = {}
-    for import_name, one in every.items():
-        marks = [digest for _, digest in one.header.origin.files.values()]
+    for import_name, file in imported.items():
+        marks = [digest for _, digest in file.header.origin.files.values()]
         names = {digests.get(mark, "") for mark in marks}
         if names == {""} and by_digest_only:
             names = {digests.get(digest_of(mark, paths), "") for mark in marks}
         name = names.pop() if len(names) == 1 else ""
-        if name and (import_name == name or not (found[name].here or name in every)):
-            listed.setdefault(name, one)
+        if name and (import_name == name or not (registered[name].here or name in imported)):
+            listed.setdefault(name, file)
     return listed
 
 
@@ -120,22 +120,22 @@ def file_digests(files: Sequence[Path], paths: Paths, progress: Progress = lambd
     The files are read for their SHA-256 only if one of the user's own entries lists digests and no fingerprints for
     them. Raises LocalspecError for a file that cannot be read.
     """
-    found = {name: digest for name, (_, digest) in identified(files, paths).items()}
+    identifiers = {name: digest for name, (_, digest) in identified(files, paths).items()}
     entries = [card.entry for card in cards(paths).values() if card.entry]
     by_digest_only = [entry for entry in entries if len(entry.sha256) > len(entry.fingerprints)]
-    if not by_digest_only or listed_as(found.values(), paths):
-        return found
+    if not by_digest_only or listed_as(identifiers.values(), paths):
+        return identifiers
     marks = {name: mark for name, (_, mark) in fingerprints(files).items()}
-    known = {name: digest_of(mark, paths) for name, mark in marks.items()}
-    if not all(known.values()):
-        known = {name: one.digest for name, one in reread(files, marks, paths, progress).items()}
-    return known if listed_as(known.values(), paths) else found
+    digests = {name: digest_of(mark, paths) for name, mark in marks.items()}
+    if not all(digests.values()):
+        digests = {name: reading.digest for name, reading in reread(files, marks, paths, progress).items()}
+    return digests if listed_as(digests.values(), paths) else identifiers
 
 
 def find(name: str, paths: Paths | None = None) -> TargetCard | None:
     """Return the model with this present or former name; None if there is none."""
-    every = cards(paths)
-    return every.get(name) or every.get(_renamed(every, paths).get(name, ""))
+    models = cards(paths)
+    return models.get(name) or models.get(_renamed(models, paths).get(name, ""))
 
 
 def renamed(paths: Paths | None = None) -> dict[str, str]:
@@ -143,9 +143,9 @@ def renamed(paths: Paths | None = None) -> dict[str, str]:
     return _renamed(cards(paths), paths)
 
 
-def _renamed(every: Mapping[str, TargetCard], paths: Paths | None) -> dict[str, str]:
-    names = former_names(paths or Paths(home())) | {card.imported_as: card.name for card in every.values()}
-    return {former: name for former, name in names.items() if former and former not in every and name in every}
+def _renamed(models: Mapping[str, TargetCard], paths: Paths | None) -> dict[str, str]:
+    names = former_names(paths or Paths(home())) | {card.imported_as: card.name for card in models.values()}
+    return {former: name for former, name in names.items() if former and former not in models and name in models}
 
 
 @cache
@@ -162,13 +162,19 @@ def known(paths: Paths | None = None) -> dict[str, TargetCard]:
     paths = paths or Paths(home())
     registered = cards(paths)
     entries = [card.entry for card in registered.values() if card.entry]
-    theirs = {source for entry in entries for source in (*entry.sources, *(one.source for one in entry.drafters))}
-    taken = {source.repo for source in theirs if source and not source.gguf}
+    listed = {
+        source for entry in entries for source in (*entry.sources, *(drafter.source for drafter in entry.drafters))
+    }
+    repos = {source.repo for source in listed if source and not source.gguf}
     packed = packed_sources(paths)
     pulled = [source for source in pulled_sources(paths) if _is_model(source, paths)]
     names = dict.fromkeys([*map(str, pulled), *packed])
-    others = (one for one in map(Source.parse, names) if one not in theirs and (one.gguf or one.repo not in taken))
-    return {**registered, **{str(one): _card(Entry(str(one), source=one), paths, packed) for one in others}}
+    others = (
+        source
+        for source in map(Source.parse, names)
+        if source not in listed and (source.gguf or source.repo not in repos)
+    )
+    return {**registered, **{str(source): _card(Entry(str(source), source=source), paths, packed) for source in others}}
 
 
 def split_of(source: Source, paths: Paths | None = None) -> Path:
@@ -204,8 +210,8 @@ def _card(entry: Entry, paths: Paths, packed: Mapping[str, PackedFile]) -> Targe
 
 def _place(source: Source, paths: Paths, packed: Mapping[str, PackedFile]) -> Path | None:
     """Return the directory of a fetched model, or its packed file if it has no directory; None if it is not here."""
-    alone = packed.get(str(source))
-    return _unpickled(source, paths) or (alone.path if alone else None)
+    file = packed.get(str(source))
+    return _unpickled(source, paths) or (file.path if file else None)
 
 
 def source_here(entry: Entry) -> Source | None:
@@ -238,17 +244,17 @@ def resolve(name: str, paths: Paths | None = None) -> TargetCard:
     refuse_damaged(name, paths)
     if name.lower().endswith(".gguf"):
         raise NotHere(f"There is no file {name!r}; give a GGUF file that is on this machine, or org/repo:TYPE.")
-    known = cards(paths)
-    names = [card.name for card in known.values() if card.here]
-    here, guess = ", ".join(names), nearest(name, names) or nearest(name, known)
+    registered = cards(paths)
+    names = [card.name for card in registered.values() if card.here]
+    here, guess = ", ".join(names), nearest(name, names) or nearest(name, registered)
     if name.startswith((".", "/", "~")) or "\\" in name:
         raise NotHere(
             f"There is no directory {name!r}; give one in the Hugging Face layout, or the name of a model here: {here}."
         )
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?(:[\w.-]+)?", name):
         source = Source.parse(name)
-        if found := _place(source, paths, packed_sources(paths)):
-            return TargetCard(str(source), found, license_of(found), "", entry=Entry(str(source), source=source))
+        if path := _place(source, paths, packed_sources(paths)):
+            return TargetCard(str(source), path, license_of(path), "", entry=Entry(str(source), source=source))
         raise NotHere(f"{name!r} is neither a directory nor fetched; fetch it with `localspec pull {name}`.")
     raise NotHere(
         f"There is no model {name!r}{guess}; give a local directory, or the name of a model here: "
@@ -308,8 +314,8 @@ def refuse_damaged(name: str, paths: Paths | None = None) -> None:
 
 def not_regular(file: Path) -> UsageMistake:
     """Return the error for a directory, a pipe or a device in place of a GGUF file."""
-    what = "a directory" if file.is_dir() else "not a regular file"
-    return UsageMistake(f"{str(file)!r} is {what}; give a GGUF file.")
+    kind = "a directory" if file.is_dir() else "not a regular file"
+    return UsageMistake(f"{str(file)!r} is {kind}; give a GGUF file.")
 
 
 def is_import(name: str) -> bool:
@@ -320,9 +326,9 @@ def is_import(name: str) -> bool:
 
 def is_path(name: str) -> bool:
     """Return whether `resolve` reads a name as a directory, a packed file or a GGUF file of the user."""
-    place = os.path.expanduser(name)
-    file = "\0" not in name and (is_packed(Path(place)) or is_gguf(Path(place)))
-    return name not in cards() and "\0" not in name and (file or os.path.isdir(place))
+    path = os.path.expanduser(name)
+    file = "\0" not in name and (is_packed(Path(path)) or is_gguf(Path(path)))
+    return name not in cards() and "\0" not in name and (file or os.path.isdir(path))
 
 
 def could_be_here(name: str) -> bool:
@@ -351,16 +357,16 @@ def installed(paths: Paths | None = None) -> Iterator[tuple[TargetCard, Checkpoi
 def former_names(paths: Paths) -> dict[str, str]:
     """Return the saved present name for each former name of a model; {} if the file of these names cannot be read."""
     try:
-        found = parse_json(read_bytes(paths.former_names))
+        saved = parse_json(read_bytes(paths.former_names))
     except (OSError, ValueError):
         return {}
-    pairs = found.items() if isinstance(found, dict) else ()
+    pairs = saved.items() if isinstance(saved, dict) else ()
     return {former: name for former, name in pairs if isinstance(former, str) and isinstance(name, str)}
 
 
 def save_former_names(names: Mapping[str, str], paths: Paths) -> None:
     """Save `names`, present names by former names, in addition to the saved pairs. Raises OSError."""
-    if names.items() <= (known := former_names(paths)).items():
+    if names.items() <= (saved := former_names(paths)).items():
         return
     private_directory(paths.former_names.parent)
-    write_anew(paths.former_names, json.dumps({**known, **names}).encode() + b"\n")
+    write_anew(paths.former_names, json.dumps({**saved, **names}).encode() + b"\n")

@@ -69,29 +69,29 @@ class MeasuredLayers:
     def gains(self, depth: int) -> tuple[float, ...]:
         """Return the expected gain of each node, largest first, in a tree in which only first guesses have children."""
         reached = [self.agreement**level for level in range(depth)]
-        return tuple(sorted((before * share for before in reached for share in self.shares), reverse=True))
+        return tuple(sorted((chance * share for chance in reached for share in self.shares), reverse=True))
 
 
 @dataclass(frozen=True)
 class Proposal:
     """Layers to keep and tokens per draft, their predicted speedup, and the speedups of all alternatives."""
 
-    kept: Sequence[int]
+    layers: Sequence[int]
     gamma: int
     speedup: float
     table: dict[tuple[int, int], float]  # (layers kept, gamma) -> predicted speedup
 
 
-def symmetric(layers: int, kept: int) -> tuple[int, ...]:
-    """Return `kept` of the layers, half from the start and half from the end: the middle is skipped (§5.3)."""
-    late = kept // 2
-    return (*range(kept - late), *range(layers - late, layers))
+def symmetric(layers: int, count: int) -> tuple[int, ...]:
+    """Return `count` of the layers, half from the start and half from the end: the middle is skipped (§5.3)."""
+    late = count // 2
+    return (*range(count - late), *range(layers - late, layers))
 
 
-def share(layers: int, kept: int, head: float) -> float:
-    """Return β, the share of the weights that a draft reads: `kept` of the layers, and a head as large as `head`
+def share(layers: int, count: int, head: float) -> float:
+    """Return β, the share of the weights that a draft reads: `count` of the layers, and a head as large as `head`
     layers."""
-    return (kept + head) / (layers + head)
+    return (count + head) / (layers + head)
 
 
 def acceptance(beta: float, u: float) -> float:
@@ -99,14 +99,14 @@ def acceptance(beta: float, u: float) -> float:
     return beta if math.isclose(u, 1.0) else (1 - u**beta) / (1 - u)
 
 
-def acceptance_at(place: int, beta: float, constants: Constants) -> float:
-    """Return α_k(β): how often drafted token k = `place` is accepted if all before it were (eq. 14)."""
-    return min(1.0, max(0.0, 1 - constants.discount * (place - 1)) * acceptance(beta, constants.u))
+def acceptance_at(position: int, beta: float, constants: Constants) -> float:
+    """Return α_k(β): how often drafted token k = `position` is accepted if all before it were (eq. 14)."""
+    return min(1.0, max(0.0, 1 - constants.discount * (position - 1)) * acceptance(beta, constants.u))
 
 
 def acceptance_length(gamma: int, beta: float, constants: Constants) -> float:
     """Return τ(γ, β): the expected tokens per iteration, including the bonus token (eq. 11)."""
-    return _length([acceptance_at(place, beta, constants) for place in range(1, gamma + 1)])
+    return _length([acceptance_at(position, beta, constants) for position in range(1, gamma + 1)])
 
 
 def improvement(gamma: int, beta: float, constants: Constants) -> float:
@@ -122,23 +122,24 @@ def fit(measured: Sequence[MeasuredAcceptance], timings: Sequence[Timing], start
     """
     start = start or Constants()
     u, discount, delta = start.u, start.discount, start.delta
-    places = [
-        (one.beta, before, rate)
-        for one in measured
-        for before, rate in enumerate(one.by_depth[:MOST])
-        if 0 < one.beta < 1
+    points = [
+        (sample.beta, depth, rate)
+        for sample in measured
+        for depth, rate in enumerate(sample.by_depth[:MOST])
+        if 0 < sample.beta < 1
     ]
-    if places:
-        u = math.exp(_lowest(lambda log: _misfit(places, math.exp(log), discount)[0], -40.0, 12.0))
-        discount = _misfit(places, u, discount)[1]
+    if points:
+        u = math.exp(_lowest(lambda log: _misfit(points, math.exp(log), discount)[0], -40.0, 12.0))
+        discount = _misfit(points, u, discount)[1]
     if timings:
-        delta = sum((one.draft + one.verify) / one.plain - 1 - one.beta for one in timings) / len(timings)
+        costs = [(timing.draft + timing.verify) / timing.plain - 1 - timing.beta for timing in timings]
+        delta = sum(costs) / len(costs)
     return Constants(u, discount, delta)
 
 
 def levels(gamma: int, measured: MeasuredLayers, constants: Constants) -> list[list[float]]:
     """Return the chances of candidates [depth][rank]: the measured shares, lowered with depth as in eq. 14."""
-    falls = (max(0.0, 1 - constants.discount * before) for before in range(gamma))
+    falls = (max(0.0, 1 - constants.discount * depth) for depth in range(gamma))
     return [[fall * chance for chance in measured.shares] for fall in falls]
 
 
@@ -148,33 +149,33 @@ def propose(
     constants: Constants,
     measured: Sequence[MeasuredLayers] = (),
     length: Callable[[list[list[float]]], float] | None = None,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> Proposal:
     """Return the layers and tokens per draft that should be fastest (§5.3). Add a token to the draft only if it pays.
 
     Without measurements the middle is skipped and α follows from eq. 10. Otherwise the layers are the `measured` ones.
     `length(chances)` returns the tokens per iteration of the tree with these chances of candidates [depth][rank]. At
-    most `most` layers draft (None: no limit).
+    most `limit` layers draft (None: no limit).
     """
-    by_count = {len(one.layers): one for one in measured}
-    counts = sorted(by_count) or range(1, (most or layers) + 1)
+    by_count = {len(choice.layers): choice for choice in measured}
+    counts = sorted(by_count) or range(1, (limit or layers) + 1)
 
-    def factor(kept: int, gamma: int) -> float:
-        beta = share(layers, kept, head)
+    def factor(count: int, gamma: int) -> float:
+        beta = share(layers, count, head)
         if length is None:
             return improvement(gamma, beta, constants)
-        return length(levels(gamma, by_count[kept], constants)) / (constants.delta + beta + 1)
+        return length(levels(gamma, by_count[count], constants)) / (constants.delta + beta + 1)
 
     gammas = range(1, (LONGEST if by_count else MOST) + 1)
-    table = {(kept, gamma): factor(kept, gamma) for gamma in gammas for kept in counts}
+    table = {(count, gamma): factor(count, gamma) for gamma in gammas for count in counts}
     best: tuple[int, int] | None = None
     for gamma in gammas:
-        kept = max(counts, key=lambda kept: table[kept, gamma])
-        if best is None or table[kept, gamma] > (1 + WORTH) * table[best]:
-            best = kept, gamma
+        count = max(counts, key=lambda count: table[count, gamma])
+        if best is None or table[count, gamma] > (1 + WORTH) * table[best]:
+            best = count, gamma
     assert best is not None
-    taken = by_count[best[0]].layers if by_count else symmetric(layers, best[0])
-    return Proposal(taken, best[1], table[best], table)
+    chosen = by_count[best[0]].layers if by_count else symmetric(layers, best[0])
+    return Proposal(chosen, best[1], table[best], table)
 
 
 def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing, generated: float | None = None) -> str:
@@ -184,19 +185,19 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
     and the sentence says so.
     """
     gamma, beta = len(measured.by_depth), measured.beta
-    predicted = [acceptance_at(place, beta, constants) for place in range(1, gamma + 1)]
-    length, found = acceptance_length(gamma, beta, constants), _length(measured.by_depth)
+    predicted = [acceptance_at(position, beta, constants) for position in range(1, gamma + 1)]
+    length, measured_length = acceptance_length(gamma, beta, constants), _length(measured.by_depth)
     draft, verify = timing.draft / timing.plain, timing.verify / timing.plain
     parts = [
         f"Acceptance rates by depth: {_list(predicted)} by the paper's constants, {_list(measured.by_depth)} on "
         "held-out text",
-        f"a chain with these rates gives {length:.2f} and {found:.2f} tokens per iteration",
+        f"a chain with these rates gives {length:.2f} and {measured_length:.2f} tokens per iteration",
     ]
     if generated is not None:
         parts.append(f"the verified tree brought {generated:.2f} tokens per iteration in replies of the model")
     parts.append(
         f"a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, so this should be "
-        f"{(generated or found) / (draft + verify):.2f} times as fast as plain decoding "
+        f"{(generated or measured_length) / (draft + verify):.2f} times as fast as plain decoding "
         f"({improvement(gamma, beta, constants):.2f} by the paper's constants)"
     )
     return "; ".join(parts) + "."
@@ -215,17 +216,17 @@ def _length(by_depth: Sequence[float]) -> float:
     return tokens
 
 
-def _misfit(places: Sequence[tuple[float, int, float]], u: float, otherwise: float) -> tuple[float, float]:
+def _misfit(points: Sequence[tuple[float, int, float]], u: float, default: float) -> tuple[float, float]:
     """Return (smallest squared error, discount with this error) if acceptance rates are fitted with this U.
 
-    A measured place is (β, number k of earlier tokens in the draft, rate); the fit is α(β) - discount * k * α(β). If
-    all places have k = 0, the discount `otherwise` is returned.
+    A measured point is (β, number k of earlier tokens in the draft, rate); the fit is α(β) - discount * k * α(β). If
+    all points have k = 0, the discount `default` is returned.
     """
-    first = [acceptance(beta, u) for beta, _, _ in places]
-    falls = [before * rate for (_, before, _), rate in zip(places, first, strict=True)]
+    first = [acceptance(beta, u) for beta, _, _ in points]
+    falls = [depth * rate for (_, depth, _), rate in zip(points, first, strict=True)]
     square = sum(fall * fall for fall in falls)
-    missing = [rate - seen for (_, _, seen), rate in zip(places, first, strict=True)]
-    discount = sum(fall * gap for fall, gap in zip(falls, missing, strict=True)) / square if square else otherwise
+    missing = [rate - measured for (_, _, measured), rate in zip(points, first, strict=True)]
+    discount = sum(fall * gap for fall, gap in zip(falls, missing, strict=True)) / square if square else default
     return sum((gap - discount * fall) ** 2 for fall, gap in zip(falls, missing, strict=True)), discount
 
 

@@ -56,17 +56,17 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Shape | None":
         """Return the shape in a config.json; None if it lacks sizes."""
-        said = with_defaults(config)
-        found: dict[str, Any] = {name: said.get(theirs) for name, theirs in _NAMES.items()}
-        found["tied"] = bool(found["tied"])
-        if found["num_kv_heads"] is None:
-            found["num_kv_heads"] = found["num_heads"]
-        if found["head_dim"] is None and whole(found["hidden_size"]) and whole(found["num_heads"]):
-            found["head_dim"] = found["hidden_size"] // found["num_heads"]
-        if all(whole(value) for name, value in found.items() if name != "tied"):
-            if family := FAMILIES.get(str(said.get("model_type"))):
-                found |= {"gated": family.arithmetic.get("gated", False), **_by_family(family, said)}
-            return cls(**found)
+        content = with_defaults(config)
+        sizes: dict[str, Any] = {name: content.get(key) for name, key in _NAMES.items()}
+        sizes["tied"] = bool(sizes["tied"])
+        if sizes["num_kv_heads"] is None:
+            sizes["num_kv_heads"] = sizes["num_heads"]
+        if sizes["head_dim"] is None and whole(sizes["hidden_size"]) and whole(sizes["num_heads"]):
+            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_heads"]
+        if all(whole(value) for name, value in sizes.items() if name != "tied"):
+            if family := FAMILIES.get(str(content.get("model_type"))):
+                sizes |= {"gated": family.arithmetic.get("gated", False), **_by_family(family, content)}
+            return cls(**sizes)
         return None
 
     @property
@@ -80,26 +80,26 @@ class Shape:
     @property
     def layers_alone(self) -> bool:
         """Whether some layers can draft without the others: `TransformerConfig.need_layers_alone` raises no error."""
-        return not self.layer_inputs[0] and all(one.keys_of is None for one in self.layer_sizes)
+        return not self.layer_inputs[0] and all(layer.keys_of is None for layer in self.layer_sizes)
 
     @property
     def config(self) -> dict[str, Any]:
         """The config.json that describes these sizes."""
-        return {theirs: getattr(self, name) for name, theirs in _NAMES.items()}
+        return {key: getattr(self, name) for name, key in _NAMES.items()}
 
     @cached_property
     def widest(self) -> LayerSizes:
         """The largest sizes of any layer, each separately."""
-        every = self.layer_sizes or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
-        head_dim = max(one.head_dim for one in every)
-        keys = max(one.num_kv_heads * one.head_dim for one in every)
-        return LayerSizes(-(-keys // head_dim), head_dim, max(one.intermediate_size for one in every))
+        layers = self.layer_sizes or (LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size),)
+        head_dim = max(layer.head_dim for layer in layers)
+        keys = max(layer.num_kv_heads * layer.head_dim for layer in layers)
+        return LayerSizes(-(-keys // head_dim), head_dim, max(layer.intermediate_size for layer in layers))
 
-    def _sum(self, of: Callable[[LayerSizes], int]) -> int:
-        """Return the sum over all layers of a size that `of` returns for one layer."""
+    def _sum(self, size_of: Callable[[LayerSizes], int]) -> int:
+        """Return the sum over all layers of a size that `size_of` returns for one layer."""
         if self.layer_sizes:
-            return sum(map(of, self.layer_sizes))
-        return self.num_layers * of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
+            return sum(map(size_of, self.layer_sizes))
+        return self.num_layers * size_of(LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size))
 
     @cached_property
     def layers(self) -> int:
@@ -119,8 +119,8 @@ class Shape:
         For a mixture of experts, count a layer with an MLP in place of the experts, like the layers of its drafters.
         """
         if self.experts or self.delta:
-            one = self.widest
-            attention = one.head_dim * ((3 if self.gated else 2) * self.num_heads + one.projected)
+            widest = self.widest
+            attention = widest.head_dim * ((3 if self.gated else 2) * self.num_heads + widest.projected)
             return self.hidden_size * (attention + 3 * self.intermediate_size)
         return self.layers // self.num_layers
 
@@ -138,22 +138,22 @@ class Shape:
     def _matrices(self, index: int) -> Iterator[tuple[str, list[int], int]]:
         """Yield (name, [output channels of each joined projection], input channels) of each matrix of a layer."""
         hidden, width = self.hidden_size, self.layer_inputs[0]
-        one = self.layer_sizes[index] if self.layer_sizes else self.widest
+        sizes = self.layer_sizes[index] if self.layer_sizes else self.widest
         if self.delta and self.delta.layers[index]:
             heads = [self.delta.channels, self.delta.value_heads, self.delta.value_heads, self.delta.values]
             yield "delta.in_proj", heads, hidden
             yield "delta.out_proj", [hidden], self.delta.values
         else:
-            queries, keys = self.num_heads * one.head_dim, one.num_kv_heads * one.head_dim
-            parts = [keys] * (one.projected // one.num_kv_heads)
+            queries, keys = self.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+            parts = [keys] * (sizes.projected // sizes.num_kv_heads)
             yield "qkv_proj", [queries * (2 if self.gated else 1), *parts], hidden
             yield "o_proj", [hidden], queries
         if (experts := self.experts) is not None:
             yield "experts.gate_up_proj", [experts.count * experts.size] * 2, hidden
             yield "experts.down_proj", [experts.count * hidden], experts.size
         if experts is None or experts.dense:
-            yield "gate_up_proj", [one.intermediate_size] * 2, hidden
-            yield "down_proj", [hidden], one.intermediate_size
+            yield "gate_up_proj", [sizes.intermediate_size] * 2, hidden
+            yield "down_proj", [hidden], sizes.intermediate_size
         if width:
             yield "per_layer_input_gate", [width], hidden
             yield "per_layer_projection", [hidden], width
@@ -169,7 +169,7 @@ class Shape:
         width, hidden = self.layer_inputs[0], self.hidden_size
         inputs = self.num_layers * (2 * width + hidden) if width else 0
         return inputs + self._sum(
-            lambda one: one.head_dim * (self.num_heads + one.projected) + 2 * hidden + 2 * one.intermediate_size
+            lambda layer: layer.head_dim * (self.num_heads + layer.projected) + 2 * hidden + 2 * layer.intermediate_size
         )
 
     @property
@@ -228,8 +228,8 @@ class Shape:
     def _key_channels(self) -> int:
         """The number of channels of a token's keys in all layers that store keys."""
         recurrent = sum(self.delta.layers) if self.delta else 0
-        every = self._sum(lambda one: one.num_kv_heads * one.head_dim if one.keys_of is None else 0)
-        return every - recurrent * self.num_kv_heads * self.head_dim
+        total = self._sum(lambda layer: layer.num_kv_heads * layer.head_dim if layer.keys_of is None else 0)
+        return total - recurrent * self.num_kv_heads * self.head_dim
 
     def cached_in_last(self, cached: int) -> int:
         """Return the bytes of keys and values that one more layer like the last would add to a cache of `cached`
@@ -255,10 +255,10 @@ TABLE_KEYS = dict(
 def _by_family(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of `Shape` that each family reads differently; {} if one is invalid (reported at loading)."""
     try:
-        found = family.read(config)
+        fields = family.read(config)
     except (ValueError, TypeError, AttributeError, KeyError):
         return {}
-    shape = {ours: found[theirs] for ours, theirs in _OF_LAYERS.items() if theirs in found}
+    shape = {name: fields[key] for name, key in _OF_LAYERS.items() if key in fields}
     delta, sizes = shape.get("delta"), shape.get("layer_sizes", ())
     wrong = (delta and len(delta.layers) != config["num_hidden_layers"]) or (
         sizes and len(sizes) != config["num_hidden_layers"]

@@ -48,9 +48,9 @@ def mask_token(config: ModelConfig, path: Path) -> int:
 def impossible_ids(small: Tokenizer, mask: int, target: Tokenizer, vocabulary: int) -> npt.NDArray[np.bool_]:
     """Return bool [vocabulary]: True for ids that are never drafted, because they are the mask token or unknown to one
     of the tokenizers."""
-    known = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
+    common = (_tokens(target).keys() & _tokens(small).keys()) - {mask}
     never = np.ones(vocabulary, np.bool_)
-    never[[index for index in known if index < len(never)]] = False
+    never[[index for index in common if index < len(never)]] = False
     return never
 
 
@@ -59,17 +59,17 @@ def masked_model(text: str, context: int) -> tuple[TransformerConfig, Rope, int]
     return described(text, context, "small model", "pard_token")
 
 
-def described(text: str, context: int, what: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
+def described(text: str, context: int, label: str, token: str = "") -> tuple[TransformerConfig, Rope, int]:
     """Return sizes and rotation from a config.json, and the id of `token` if it is given, otherwise -1.
 
-    `what` is the name of the model in messages, and `context` the longest text of the target. Raises UsageMistake for a
-    text that does not describe a transformer, and LocalspecError for an unsupported one. Allocates no memory for the
+    `label` is the name of the model in messages, and `context` the longest text of the target. Raises UsageMistake for
+    a text that does not describe a transformer, and LocalspecError for an unsupported one. Allocates no memory for the
     model.
     """
     try:
         content = parse_json(text)
         counts = {name: content[name] for name in _MOST if content.get(name) is not None}
-        if unlikely := [name for name, one in counts.items() if not (type(one) is int and 1 <= one <= _MOST[name])]:
+        if unlikely := [name for name, size in counts.items() if not (type(size) is int and 1 <= size <= _MOST[name])]:
             raise ValueError(f"{unlikely[0]} = {shortened(content[unlikely[0]])}")
         config = ModelConfig.of(content)
         sizes = TransformerConfig.of(config)
@@ -83,7 +83,7 @@ def described(text: str, context: int, what: str, token: str = "") -> tuple[Tran
         return sizes, rope, int(content[token]) if token else -1
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageMistake(
-            f"The config of the {what} cannot be used ({first_line(error)}); train or fetch the drafter again."
+            f"The config of the {label} cannot be used ({first_line(error)}); train or fetch the drafter again."
         ) from error
 
 

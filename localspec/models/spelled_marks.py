@@ -44,9 +44,9 @@ class SpelledMarks:
         self._stand_ins = {first: chr(_FIRST + index) for index, first in enumerate(firsts[:_MOST])}
         self._restore = {ord(stand_in): first for first, stand_in in self._stand_ins.items()}
         self._neutral = dict.fromkeys(self._restore, "\N{REPLACEMENT CHARACTER}")
-        found = {tokenizer.token_to_id(mark) for mark in self._marks}
+        ids = {tokenizer.token_to_id(mark) for mark in self._marks}
         self._unknown = tokenizer.token_to_id(tokenizer.special_tokens.get("unk_token", ""))
-        self._ids = frozenset(token for token in found if token is not None)
+        self._ids = frozenset(token for token in ids if token is not None)
 
     def set_apart(self, text: str) -> str:
         """Return a text with a stand-in for the first character of each mark in it."""
@@ -76,15 +76,15 @@ class SpelledMarks:
             return plain.ids, plain.offsets
         return self._encode(text, add_special_tokens)
 
-    def _replaced(self, text: str, instead: Callable[[str], str]) -> str:
+    def _replaced(self, text: str, substitute: Callable[[str], str]) -> str:
         """Return a text with `instead(first)` for the first character of each mark."""
         if self._begins is None:
             return text
 
-        def replaced(found: re.Match[str]) -> str:
-            at = found.start()
-            spelled = any(text[at : at + length] in self._marks for length in self._lengths)
-            return instead(found[0]) if spelled else found[0]
+        def replaced(match: re.Match[str]) -> str:
+            start = match.start()
+            spelled = any(text[start : start + length] in self._marks for length in self._lengths)
+            return substitute(match[0]) if spelled else match[0]
 
         return self._begins.sub(replaced, text)
 
@@ -103,7 +103,7 @@ class SpelledMarks:
             (*span, token) for token, span in coded if self._is_mark(token, neutral, span)
         ]
         if split:
-            cuts += [(at + 1, at + 1, None) for at, one in enumerate(text) if ord(one) in self._restore]
+            cuts += [(index + 1, index + 1, None) for index, char in enumerate(text) if ord(char) in self._restore]
             cuts.sort(key=lambda cut: cut[:2])
         # 2. Encode the whole text at once, with an alias for each mark. So the text around a mark is split and merged
         # as usual. `_literal` knows no mark but the alias.
@@ -115,21 +115,21 @@ class SpelledMarks:
         coded_text = self._literal.encoding(literal, add_special_tokens)
         # 3. Replace the aliases by the marks, and shift the spans to `text`. Alias and mark differ in length.
         alias, waiting, shift = self._literal.token_to_id(_ALIAS), iter(cuts), 0
-        found: list[tuple[int, tuple[int, int]]] = []
+        tokens: list[tuple[int, tuple[int, int]]] = []
         for token, (start, end), is_added in zip(
             coded_text.ids, coded_text.offsets, coded_text.special_tokens_mask, strict=True
         ):
             if token == alias:
                 first, after, mark = next(waiting)
                 shift = after - end
-                found += [] if mark is None else [(mark, (first, after))]
+                tokens += [] if mark is None else [(mark, (first, after))]
             elif is_added:
-                found.append((token, (start, end)))
+                tokens.append((token, (start, end)))
             elif not split and self._is_mark(token, literal, (start, end)):  # text was merged into a whole mark
                 return self._encode(text, add_special_tokens, split=True)
             else:
-                found.append((token, (start + shift, end + shift)))
-        return [token for token, _ in found], [span for _, span in found]
+                tokens.append((token, (start + shift, end + shift)))
+        return [token for token, _ in tokens], [span for _, span in tokens]
 
     def _is_mark(self, token: int, text: str, span: tuple[int, int]) -> bool:
         """Return whether a token is a mark. The unknown token is a mark only if the text spells it."""

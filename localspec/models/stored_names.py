@@ -33,13 +33,13 @@ def stored_name(name: str) -> str:
 def use_stored_names(module: Any) -> None:  # a torch module, whose methods for hooks have no types
     """Make a module save and load state dicts with the stored names of its direct parameters and submodules."""
     stored = {name: other for name, other in STORED_NAMES.items() if hasattr(module, name)}
-    ours = {other: name for name, other in stored.items()}
+    names = {other: name for name, other in stored.items()}
 
     def save(_: Any, state: dict[str, Any], prefix: str, *__: Any) -> None:
         _rename(state, prefix, stored)
 
     def load(_: Any, state: dict[str, Any], prefix: str, *__: Any) -> None:
-        _rename(state, prefix, ours)
+        _rename(state, prefix, names)
 
     module.register_state_dict_post_hook(save)
     module.register_load_state_dict_pre_hook(load)
@@ -112,15 +112,15 @@ def adapted_parts(config: TransformerConfig, layers: Sequence[int], which: str) 
     made_of = weight_map(config)
     for layer in layers:
         for linear in LINEARS:
-            ours = f"layers.{layer}.{linear}.weight"
+            full_name = f"layers.{layer}.{linear}.weight"
             first = block = 0
-            for weight, size in made_of[ours]:
+            for weight, size in made_of[full_name]:
                 name = weight.removesuffix(".weight")
                 if name.rpartition(".")[2] in WHICH[which]:
                     # Keys and values of Phi-3's fused projection are one block.
                     fused = which == "vko" and name.endswith("qkv_proj")
                     start = first + (config.num_heads * config.head_dim if fused else 0)
-                    inputs = in_features(ours, config)
+                    inputs = in_features(full_name, config)
                     assert inputs is not None
                     yield AdaptedPart(layer, linear, name, block, start, first + size, first, size, inputs)
                     block += 1

@@ -87,10 +87,10 @@ class Parting:
 
     def between(self, start: int, end: int) -> tuple[str, str]:
         """Return the thoughts and the answer in `text[start:end]`, without marks."""
-        found: list[list[str]] = [[], []]
+        texts: list[list[str]] = [[], []]
         for thinks, first, after in self._parts:
-            found[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
-        return "".join(found[0]), "".join(found[1])
+            texts[not thinks].append(self.text[max(first, start) : end if after is None else min(after, end)])
+        return "".join(texts[0]), "".join(texts[1])
 
     def _look(self) -> None:
         """Divide the whole text into thoughts and answer; `settled` is how many characters are final."""
@@ -143,13 +143,13 @@ class Parting:
 
     def _part(self, thinks: bool, start: int, closing: str) -> int | None:
         """Add the thoughts or answer from `start` to the mark `closing`. Return the mark's end, or None if missing."""
-        found = self.text.find(closing, start)
-        end = found if found >= 0 else len(self.text) - (0 if self._whole else possible(self.text, (closing,)))
+        position = self.text.find(closing, start)
+        end = position if position >= 0 else len(self.text) - (0 if self._whole else possible(self.text, (closing,)))
         while end > start and self.text[end - 1].isspace():
             end -= 1
-        self._parts.append((thinks, start, end if found >= 0 or (thinks and self._whole) else None))
-        self.settled = end if found < 0 else found + len(closing)
-        return None if found < 0 else self.settled
+        self._parts.append((thinks, start, end if position >= 0 or (thinks and self._whole) else None))
+        self.settled = end if position < 0 else position + len(closing)
+        return None if position < 0 else self.settled
 
     def _begin_answer(self, place: int) -> None:
         self.answer = place if self.answer is None else self.answer
@@ -191,13 +191,13 @@ class Thinking:
         """Return the text of tokens, with the special tokens that are marks."""
         if not self._special or self._special.keys().isdisjoint(tokens):
             return self._decode(tokens)
-        found, run = "", list[int]()
+        text, run = "", list[int]()
         for token in tokens:
             if token in self._special:
-                found, run = found + self._decode(run) + self._special[token], []
+                text, run = text + self._decode(run) + self._special[token], []
             else:
                 run.append(token)
-        return found + self._decode(run)
+        return text + self._decode(run)
 
     def parting(self, prompt: Sequence[int]) -> Parting:
         """Return a `Parting` for the reply to this prompt, which may end in the mark before thoughts."""
@@ -250,7 +250,7 @@ class Switch(NamedTuple):
 
 def find_switch(template: str, render: Render) -> Switch | None:
     """Return the switch of a template; None if none of its variables changes the text."""
-    named = [Switch(variable) for variable in _VARIABLES if variable in template]
+    switches = [Switch(variable) for variable in _VARIABLES if variable in template]
     if _WORDS[False] in template:
-        named.append(Switch(None))
-    return next((switch for switch in named if switch.changes(render, None)), None)
+        switches.append(Switch(None))
+    return next((switch for switch in switches if switch.changes(render, None)), None)

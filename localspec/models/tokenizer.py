@@ -71,14 +71,14 @@ class Tokenizer:
 
         Raises the errors of the constructor.
         """
-        known = {*TOKENIZER_FILES, "config.json"} & files.keys()
+        names = {*TOKENIZER_FILES, "config.json"} & files.keys()
         try:
-            texts = {name: files[name].decode("utf-8") for name in known}
+            texts = {name: files[name].decode("utf-8") for name in names}
         except UnicodeDecodeError as error:
             raise _damaged(path, error) from error
         others: list[Any] = [share_with, _handed_on.pop() if _handed_on else None]
-        found = (other._with_template(texts, path) for other in others if other is not None)
-        return next(filter(None, found), None) or cls(texts, path)
+        copies = (other._with_template(texts, path) for other in others if other is not None)
+        return next(filter(None, copies), None) or cls(texts, path)
 
     def hand_on(self) -> None:
         """Let the next tokenizer share the vocabulary of this one, if both are read from the same files."""
@@ -89,11 +89,11 @@ class Tokenizer:
         differing = {name for name in TOKENIZER_FILES if files.get(name) != self._files.get(name)}
         if differing - {"chat_template.jinja"} or "LlamaTokenizer" in files.get("tokenizer_config.json", ""):
             return None  # Llama's splitting depends on config.json, too
-        found = copy(self)
-        found._files, found._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
-        found.trial = try_out(files, path)
-        found.chat_template = _default_template(files, found._read("tokenizer_config.json"))
-        return found
+        tokenizer = copy(self)
+        tokenizer._files, tokenizer._path = {name: files[name] for name in TOKENIZER_FILES if name in files}, path
+        tokenizer.trial = try_out(files, path)
+        tokenizer.chat_template = _default_template(files, tokenizer._read("tokenizer_config.json"))
+        return tokenizer
 
     # -- text and ids -------------------------------------------------------------------------------------------------
 
@@ -130,12 +130,12 @@ class Tokenizer:
 
     def reading_as_text(self, marks: Collection[str], alias: str) -> Self:
         """Return a copy that reads the added tokens `marks` as ordinary text, and `alias` as a token."""
-        found = copy(self)
-        found.backend = Backend.from_str(self.backend.to_str())
-        found.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-        found.backend.add_tokens([AddedToken(alias, normalized=False)])
-        found.backend.encode_special_tokens = True
-        return found
+        tokenizer = copy(self)
+        tokenizer.backend = Backend.from_str(self.backend.to_str())
+        tokenizer.backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+        tokenizer.backend.add_tokens([AddedToken(alias, normalized=False)])
+        tokenizer.backend.encode_special_tokens = True
+        return tokenizer
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Return the text of ids, without the clean-up of spaces that transformers offers."""
@@ -147,8 +147,8 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token in the spelling of the vocabulary; None if the vocabulary lacks the token."""
-        found: int | None = self.backend.token_to_id(token)
-        return found
+        token_id: int | None = self.backend.token_to_id(token)
+        return token_id
 
     def get_vocab(self) -> dict[str, int]:
         """Return all tokens with their ids."""
@@ -165,11 +165,11 @@ class Tokenizer:
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
         """The ids that the GGUF file requires before and after every prompt, whatever the chat template writes."""
-        found = self._read("tokenizer_config.json").get(AROUND)
-        pair = found if isinstance(found, list) and len(found) == 2 else [[], []]
-        known = range(self.backend.get_vocab_size(with_added_tokens=True))
+        marks = self._read("tokenizer_config.json").get(AROUND)
+        pair = marks if isinstance(marks, list) and len(marks) == 2 else [[], []]
+        ids = range(self.backend.get_vocab_size(with_added_tokens=True))
         sides = (side if isinstance(side, list) else [] for side in pair)
-        before, after = ([one for one in side if type(one) is int and one in known] for side in sides)
+        before, after = ([token for token in side if type(token) is int and token in ids] for side in sides)
         return before, after
 
     @cached_property

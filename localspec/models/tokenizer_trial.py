@@ -59,9 +59,9 @@ class Trial:
 
         version = f"{tokenizers.__version__} "
         with suppress(OSError, UnicodeDecodeError):
-            found = self.record.read_text("ascii")
-            if found.startswith(version) and len(found) == len(version) + HASH:
-                return found.removeprefix(version)
+            text = self.record.read_text("ascii")
+            if text.startswith(version) and len(text) == len(version) + HASH:
+                return text.removeprefix(version)
         result = compute()
         with suppress(OSError):  # it is computed again the next time
             self.record.write_text(version + result, "ascii")
@@ -77,9 +77,9 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
     if _OWN in path.parents:
         return Trial()
     mark = _mark({name: text.encode("utf-8", "surrogatepass") for name, text in files.items()})
-    known = Paths(home()).tokenizers / mark
-    if mark in _tried or known.is_file():
-        return Trial(_tried.get(mark, ""), known)
+    record = Paths(home()).tokenizers / mark
+    if mark in _tried or record.is_file():
+        return Trial(_tried.get(mark, ""), record)
     tokenizer, *template = _child_results(files, path)
     if "error" in tokenizer:
         why = first_line(tokenizer["error"])
@@ -88,9 +88,9 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
     _tried[mark] = template[0].get("error", "")
     if not _tried[mark]:
         with suppress(OSError):  # if its result cannot be saved, it is tried again the next time
-            private_directory(known.parent)
-            known.touch(0o600)
-    return Trial(_tried[mark], known)
+            private_directory(record.parent)
+            record.touch(0o600)
+    return Trial(_tried[mark], record)
 
 
 def forget(files: Mapping[str, bytes]) -> None:
@@ -125,8 +125,8 @@ def _child_results(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]
     The last item is always an error, to be used in place of a missing result.
     """
     contents = {name: text.encode("utf-8", "surrogatepass") for name, text in files.items()}
-    said = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
-    sent = b"".join([json.dumps(said).encode(), b"\n", *contents.values()])
+    request = {"path": str(path), "files": {name: len(content) for name, content in contents.items()}}
+    sent = b"".join([json.dumps(request).encode(), b"\n", *contents.values()])
     with _at_hand.pop() if _at_hand else _started() as child:
         try:
             output, why = child.communicate(sent, _PATIENCE)[0], "the trial crashed its process, with the code {}"

@@ -38,9 +38,9 @@ def child() -> None:
     _limit_memory()
     if not (line := sys.stdin.buffer.readline()):  # the request: names and lengths of texts, then these texts
         sys.exit()
-    said, read = json.loads(line), sys.stdin.buffer.read
-    files = {name: read(length).decode("utf-8", "surrogatepass") for name, length in said["files"].items()}
-    path, tokenizer = Path(said["path"]), None
+    request, read = json.loads(line), sys.stdin.buffer.read
+    files = {name: read(length).decode("utf-8", "surrogatepass") for name, length in request["files"].items()}
+    path, tokenizer = Path(request["path"]), None
     for seconds in (_SECONDS, _TEMPLATE_SECONDS):
         _limit_computing(seconds)
         result: dict[str, Any] = {}
@@ -102,9 +102,9 @@ def _decodes_in_bounds(decoder: Any) -> bool:
         waiting += step["decoders"] if isinstance(step.get("decoders"), list) else []
         if step.get("type") == "Replace":
             pattern = step.get("pattern")
-            found = pattern if isinstance(pattern, dict) else {}
-            length = len(str(found["String"])) if "String" in found else 1
-            if "String" not in found and not _ONE.fullmatch(str(found.get("Regex"))):
+            fields = pattern if isinstance(pattern, dict) else {}
+            length = len(str(fields["String"])) if "String" in fields else 1
+            if "String" not in fields and not _ONE.fullmatch(str(fields.get("Regex"))):
                 return False
             if len(str(step.get("content"))) > length:
                 return False

@@ -70,22 +70,22 @@ def test_the_improvement_is_tokens_by_the_cost_of_an_iteration() -> None:
 def test_half_the_layers_and_four_tokens_are_best_for_the_paper() -> None:
     """Figure 5, for a model of 32 layers; a fifth token brings almost nothing."""
     best = propose(32, 0.0, PAPER)
-    assert (len(best.kept), best.gamma) == (16, 4)
-    assert best.kept == (*range(8), *range(24, 32))
+    assert (len(best.layers), best.gamma) == (16, 4)
+    assert best.layers == (*range(8), *range(24, 32))
     assert best.speedup == best.table[16, 4] == pytest.approx(improvement(4, 0.5, PAPER))
     assert 1 < best.table[16, 5] / best.table[16, 4] < 1.01
     assert len(best.table) == 32 * 5
     with_its_head = propose(32, 0.65, PAPER)  # Llama 7B
     assert with_its_head.gamma == 4
-    assert 14 <= len(with_its_head.kept) <= 16
+    assert 14 <= len(with_its_head.layers) <= 16
 
 
 def test_what_costs_more_is_drafted_otherwise() -> None:
     dear, sure = propose(32, 0.0, Constants(delta=2.0)), propose(32, 0.0, Constants(u=1e-9))
-    assert len(dear.kept) > 16, "an iteration that costs much must bring many tokens"
-    assert len(sure.kept) < 16, "where a few layers agree with all of them, a few will do"
+    assert len(dear.layers) > 16, "an iteration that costs much must bring many tokens"
+    assert len(sure.layers) < 16, "where a few layers agree with all of them, a few will do"
     assert propose(32, 0.0, Constants(discount=0.9)).gamma < 3
-    assert propose(1, 4.0, PAPER).kept == (0,)
+    assert propose(1, 4.0, PAPER).layers == (0,)
 
 
 def test_a_draft_reads_the_head_whatever_it_skips() -> None:
@@ -141,7 +141,7 @@ def test_where_acceptance_was_measured_the_proposal_goes_by_it_and_by_the_tree()
 
     best = propose(8, 0.5, constants, [half, few], length)
     assert set(best.table) == {(kept, gamma) for kept in (2, 4) for gamma in range(1, 17)}
-    assert best.kept == (0, 2, 4, 6)
+    assert best.layers == (0, 2, 4, 6)
     assert best.gamma > 5, "no cap where more pays"
     beta = share(8, 4, 0.5)
     assert best.table[4, 2] == pytest.approx((1 + 0.9 + 0.9 * 0.81) / (0.2 + beta + 1))

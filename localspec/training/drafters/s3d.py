@@ -356,10 +356,10 @@ class Trainable(TrainableDrafter):
 
         rows, best = fastest(layers)
         rows, chosen = (rows, best) if best.speedup > 1 else fastest(max(1, layers // 2))
-        listed, constants = _listed(chosen.kept), priced[rows]
+        listed, constants = _listed(chosen.layers), priced[rows]
         hopeless = "" if best.speedup > 1 else "No number of layers is expected to pay here. "
         sentence = (
-            f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.kept)} of {layers} layers ({listed}) "
+            f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.layers)} of {layers} layers ({listed}) "
             f"and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain decoding. This "
             "follows from S3D's formula with "
             f"{'the acceptance of these layers before training' if said else 'the U of the paper'}, "
