@@ -186,8 +186,8 @@ def _parallelspec(engine: OtherEngine, trained: DrafterCard, checkpoint: Checkpo
     def write(directory: Path) -> None:
         stored, weights = load_file(trained.path / WEIGHTS), {}
         for name in weight_map(sizes):
-            own = stored.get(f"model.{stored_name(name)}")
-            weights[name] = target.weights[name] if own is None else own.to(target.dtype)
+            tensor = stored.get(f"model.{stored_name(name)}")
+            weights[name] = target.weights[name] if tensor is None else tensor.to(target.dtype)
         if options.form == "model":  # the mask has its own row next to the embedding
             weights["embed_tokens"][content["pard_token"]] = (stored["masks"][0] / sizes.embed_scale).to(target.dtype)
         _write_model(directory, sizes, weights, {**content, "dtype": _name(target.dtype)}, checkpoint, vocab_size)
@@ -201,30 +201,30 @@ def _small_model(
     engine: OtherEngine, small: Checkpoint, checkpoint: Checkpoint, target: _Model, parallel: bool
 ) -> Counterpart:
     """Return the counterpart of a published or trained small model. `parallel`: the model has a mask token."""
-    own, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
-    compare_stored(small.path, own.sizes.vocab_size, checkpoint.path, vocab_size)
+    model, vocab_size, tokens = _Model.of(small), target.sizes.vocab_size, 0
+    compare_stored(small.path, model.sizes.vocab_size, checkpoint.path, vocab_size)
     form: Form = "draft model"
     notes: tuple[str, ...] = ()
     if parallel:
-        if target_map(own.config.content, small.path) is not None:
+        if target_map(model.config.content, small.path) is not None:
             raise UsageMistake(
                 f"The small model in {small.path} reads the target's states (PARD-2), which {engine.label} does not "
                 "provide; use a small model that does not read states, or draft_model:MODEL."
             )
-        form, notes = _parallel(engine, small.path, mask_token(own.config, small.path), vocab_size)
+        form, notes = _parallel(engine, small.path, mask_token(model.config, small.path), vocab_size)
         tokens = MODEL_MASKS + 1 if form == "parallel draft model" else 0
-    if own.sizes.vocab_size != vocab_size:
+    if model.sizes.vocab_size != vocab_size:
         notes += (
-            f"The embedding of the small model now has {vocab_size} rows instead of {own.sizes.vocab_size}, because "
+            f"The embedding of the small model now has {vocab_size} rows instead of {model.sizes.vocab_size}, because "
             f"{engine.label} needs as many as the target has.",
         )
 
     def write(directory: Path) -> None:
-        content = {**own.config.content, "dtype": _name(own.dtype)}
-        _write_model(directory, own.sizes, own.weights, content, checkpoint, vocab_size)
+        content = {**model.config.content, "dtype": _name(model.dtype)}
+        _write_model(directory, model.sizes, model.weights, content, checkpoint, vocab_size)
         _copy_licences(small.path, directory)
 
-    return Counterpart(form, tokens, write, ((own.sizes.num_heads, own.sizes.num_kv_heads),), notes)
+    return Counterpart(form, tokens, write, ((model.sizes.num_heads, model.sizes.num_kv_heads),), notes)
 
 
 def _parallel(engine: OtherEngine, path: Path, mask: int, vocab_size: int) -> tuple[Form, tuple[str, ...]]:
@@ -275,7 +275,7 @@ def _options(trained: DrafterCard, checkpoint: Checkpoint) -> Any:
 def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of config.json about layers that all have the same window."""
     count, window = sizes.num_layers, sizes.sliding_windows[0]
-    said: dict[str, Any] = {"num_hidden_layers": count, "sliding_window": window}
+    entries: dict[str, Any] = {"num_hidden_layers": count, "sliding_window": window}
     others = {
         "layer_types": ["full_attention" if window is None else "sliding_attention"] * count,
         "use_sliding_window": window is not None,
@@ -283,7 +283,7 @@ def _layers(sizes: TransformerConfig, content: Mapping[str, Any]) -> dict[str, A
     }
     others["no_rope_layers"] = [int(not sizes.is_local(layer)) for layer in range(count)]
     windowed = ("layer_types",) if content["model_type"] == "gemma3_text" else ()  # else its class assumes a pattern
-    return said | {name: value for name, value in others.items() if name in content or name in windowed}
+    return entries | {name: value for name, value in others.items() if name in content or name in windowed}
 
 
 def _name(dtype: torch.dtype) -> str:

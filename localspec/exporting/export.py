@@ -46,25 +46,25 @@ def export(engine: str, drafter: str, model: str | None, out: Path, tensor_paral
     Raises NotHere and LocalspecError for models and drafters that are missing or damaged, and DoesNotFit if the disk is
     full.
     """
-    named = engine_named(engine)
+    other_engine = engine_named(engine)
     out = Path(os.path.abspath(os.path.expanduser(out)))
     if os.path.lexists(out) and not (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
         raise UsageMistake(f"{out} already exists, and nothing is overwritten; give another --out.")
     card = _target_of(drafter, model)
     checkpoint = originals(card.path)
-    found = counterpart(named, drafter, card, checkpoint)
-    check_path(named, out, found.form)
+    result = counterpart(other_engine, drafter, card, checkpoint)
+    check_path(other_engine, out, result.form)
     config = read_config(checkpoint)
-    for heads, kv_heads in ((config.num_attention_heads, config.num_key_value_heads), *found.heads):
+    for heads, kv_heads in ((config.num_attention_heads, config.num_key_value_heads), *result.heads):
         check_heads(heads, kv_heads, tensor_parallel)
     with _whole(out) as directory:
-        found.write(directory)
+        result.write(directory)
     repository, revision = _served_as(card)
-    tokens = found.tokens or named.tokens
-    words = command(named, found.form, repository, revision, out, tokens, tensor_parallel)
+    tokens = result.tokens or other_engine.tokens
+    words = command(other_engine, result.form, repository, revision, out, tokens, tensor_parallel)
     sizes = {file.name: file.stat().st_size for file in sorted(out.iterdir())}
     return Exported(
-        engine, found.form, card.name, out, tuple(sizes), sum(sizes.values()), tokens, tuple(words), found.notes
+        engine, result.form, card.name, out, tuple(sizes), sum(sizes.values()), tokens, tuple(words), result.notes
     )
 
 
@@ -104,10 +104,10 @@ def _whole(out: Path) -> Iterator[Path]:
     try:
         with without_rights(OWNER_READS):
             out.parent.mkdir(parents=True, exist_ok=True)
-            for left in out.parent.glob(f".{glob.escape(out.name)}.*.new"):  # left by killed exports
-                process = left.name.split(".")[-2]
+            for leftover in out.parent.glob(f".{glob.escape(out.name)}.*.new"):  # left by killed exports
+                process = leftover.name.split(".")[-2]
                 if process.isdecimal() and (int(process) == os.getpid() or not psutil.pid_exists(int(process))):
-                    shutil.rmtree(left, ignore_errors=True)
+                    shutil.rmtree(leftover, ignore_errors=True)
             new = out.parent / f".{out.name}.{os.getpid()}.new"
             new.mkdir()
             yield new

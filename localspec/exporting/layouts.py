@@ -54,19 +54,19 @@ def _heads(opened: Any, options: MedusaOptions, vocabulary: torch.Tensor, shared
         tensor: torch.Tensor = opened.get_slice(name)[head : head + 1][0]
         return tensor.float()
 
-    kept = opened.get_tensor("kept") if options.vocabulary else slice(None)
+    ids = opened.get_tensor("kept") if options.vocabulary else slice(None)
     for head in range(options.heads):
         for layer in range(options.layers):
             for part in ("weight", "bias"):
-                own = of_head(f"blocks.{layer}.{part}", head)
-                yield f"blocks.{head}.layers.{layer}.{part}", own.to(vocabulary.dtype)
+                values = of_head(f"blocks.{layer}.{part}", head)
+                yield f"blocks.{head}.layers.{layer}.{part}", values.to(vocabulary.dtype)
         if options.private:
             whole = vocabulary.clone()
-            whole[kept] = of_head("linears", head).to(vocabulary.dtype)
+            whole[ids] = of_head("linears", head).to(vocabulary.dtype)
             yield f"lm_heads.{head}.weight", whole
         elif options.change_rank:
             whole = vocabulary.float().clone()
-            whole[kept] = torch.addmm(whole[kept], of_head("own.up", head), of_head("own.down", head))
+            whole[ids] = torch.addmm(whole[ids], of_head("own.up", head), of_head("own.down", head))
             yield f"lm_heads.{head}.weight", whole.to(vocabulary.dtype)
 
 
@@ -92,20 +92,20 @@ def write_eagle3(
 
 
 def _eagle3(opened: Any, options: Eagle3Options, sizes: TransformerConfig, dtype: torch.dtype) -> Iterator[Named]:
-    def own(name: str) -> torch.Tensor:
+    def get(name: str) -> torch.Tensor:
         tensor: torch.Tensor = opened.get_tensor(name)
         return tensor.to(dtype)
 
     for name, theirs in _MIDLAYER.items():
-        yield f"midlayer.{theirs}", own(name)
+        yield f"midlayer.{theirs}", get(name)
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    for name, part in zip("qkv", torch.split(own("qkv.weight"), [queries, keys, keys]), strict=True):
+    for name, part in zip("qkv", torch.split(get("qkv.weight"), [queries, keys, keys]), strict=True):
         yield f"midlayer.self_attn.{name}_proj.weight", part
-    yield from (("fc.weight", own("fc.weight")), ("norm.weight", own("norm")), ("lm_head.weight", own("head.weight")))
+    yield from (("fc.weight", get("fc.weight")), ("norm.weight", get("norm")), ("lm_head.weight", get("head.weight")))
     if options.vocabulary:
-        kept: torch.Tensor = opened.get_tensor("kept")
-        yield "d2t", kept - torch.arange(len(kept))
-        yield "t2d", torch.zeros(sizes.vocab_size, dtype=torch.bool).index_fill_(0, kept, True)
+        ids: torch.Tensor = opened.get_tensor("kept")
+        yield "d2t", ids - torch.arange(len(ids))
+        yield "t2d", torch.zeros(sizes.vocab_size, dtype=torch.bool).index_fill_(0, ids, True)
 
 
 def write_model(
