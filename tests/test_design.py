@@ -1,12 +1,12 @@
 """docs/design.md lists every file with the first sentence of its docstring."""
 
 from command import ROOT
-from design_files import PAGE, written
+from design_files import PAGE, updated
 
 
 def test_every_file_is_listed_as_its_docstring_says():
     page = PAGE.read_text("utf-8")
-    assert written(page) == page, "run `python tools/design_files.py`"
+    assert updated(page) == page, "run `python tools/design_files.py`"
 
 
 def test_every_folder_has_a_section():

@@ -41,9 +41,9 @@ _DATA = (
 def avoided(path: Path) -> list[tuple[int, str]]:
     """Return the line and the word of each avoided word in a file; names and code in backquotes are not searched."""
     return [
-        (line + text.count("\n", 0, found.start()), found[0].lower())
+        (line + text.count("\n", 0, match.start()), match[0].lower())
         for line, text in _prose(path)
-        for found in _AVOIDED.finditer(_CODE.sub(lambda code: " " * len(code[0]), text))
+        for match in _AVOIDED.finditer(_CODE.sub(lambda code: " " * len(code[0]), text))
     ]
 
 
@@ -69,9 +69,9 @@ def wordy() -> dict[str, list[tuple[int, str]]]:
     """Return the files of the repository that contain avoided words, with the line and the word of each."""
     command = ["git", "ls-files", "*.py", "*.md", "*.toml", "*.cpp", "*.h", "*.cu"]
     files = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
-    here = {name: avoided(ROOT / name) for name in files if not name.startswith(_DATA) and (ROOT / name).is_file()}
-    del here[Path(__file__).relative_to(ROOT).as_posix()]  # it lists them
-    return {name: found for name, found in here.items() if found}
+    findings = {name: avoided(ROOT / name) for name in files if not name.startswith(_DATA) and (ROOT / name).is_file()}
+    del findings[Path(__file__).relative_to(ROOT).as_posix()]  # it lists them
+    return {name: words for name, words in findings.items() if words}
 
 
 def main() -> int:

@@ -69,8 +69,8 @@ def prepare() -> None:
     imported = localspec("import", str(fetch(PUBLISHED)), "--json", captured=True)
     if imported.returncode:  # the child printed the reason on standard error
         raise NotFetched(f"{model.title} could not be imported.")
-    made = json.loads(imported.stdout)
-    print(f"Imported as {made['name']}: {size(made['bytes'])} in {made['packing']}.")
+    report = json.loads(imported.stdout)
+    print(f"Imported as {report['name']}: {size(report['bytes'])} in {report['packing']}.")
 
 
 def ask(question: str, *flags: str) -> int:
@@ -85,11 +85,11 @@ def compare(question: str) -> int:
     raced = localspec("race", "-m", NAME, *SAMPLING, "--drafter", "phrases", "--json", question, captured=True)
     if raced.returncode:
         return raced.returncode
-    found: dict[str, Any] = json.loads(raced.stdout)
-    pace, plain = (tokens_a_second(found[half]["tokens_per_second"]) for half in ("speculative", "plain"))
-    same = "the same text" if found["identical"] else "another text"
-    print(found["speculative"]["text"])
-    print(f"{speedup(found['speedup'])} with drafts copied from the question: {pace} instead of {plain}, {same}")
+    report: dict[str, Any] = json.loads(raced.stdout)
+    pace, plain = (tokens_a_second(report[half]["tokens_per_second"]) for half in ("speculative", "plain"))
+    same = "the same text" if report["identical"] else "another text"
+    print(report["speculative"]["text"])
+    print(f"{speedup(report['speedup'])} with drafts copied from the question: {pace} instead of {plain}, {same}")
     return 0
 
 

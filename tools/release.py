@@ -34,8 +34,8 @@ def hatchling(kind: str, dist: Path, **variables: str) -> Path:
         )
         if done.returncode:
             sys.exit(done.stderr.rstrip())
-        (made,) = Path(folder).iterdir()
-        return made.replace(dist / made.name)
+        (archive,) = Path(folder).iterdir()
+        return archive.replace(dist / archive.name)
 
 
 def write_checksums(dist: Path) -> None:
@@ -59,19 +59,19 @@ def build_wheels(dist: Path) -> dict[str, Path]:
 def complaints(version: str, changelog: str, changes: str) -> list[str]:
     """Return the reasons against a release, by the version, the changelog's top entry and the output of `git
     status`."""
-    found = []
+    reasons = []
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
-        found.append(f"localspec/__init__.py has version {version!r}; a release has one such as 1.2.3 or 1.2.3rc1.")
+        reasons.append(f"localspec/__init__.py has version {version!r}; a release has one such as 1.2.3 or 1.2.3rc1.")
     top = re.search(r"^## (\S+) · (.+)$", changelog, re.MULTILINE)
     if top is None:
-        found.append("CHANGELOG.md has no entry such as '## 1.2.3 · 2030-01-31'.")
+        reasons.append("CHANGELOG.md has no entry such as '## 1.2.3 · 2030-01-31'.")
     elif top[1] != version:
-        found.append(f"CHANGELOG.md begins with {top[1]}, but the version is {version}; write what is new in it.")
+        reasons.append(f"CHANGELOG.md begins with {top[1]}, but the version is {version}; write what is new in it.")
     elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", top[2]):
-        found.append(f"CHANGELOG.md says that {version} is {top[2]!r}; give it the day of the release.")
+        reasons.append(f"CHANGELOG.md says that {version} is {top[2]!r}; give it the day of the release.")
     if changes:
-        found.append(f"There are changes that no commit has:\n{changes}")
-    return found
+        reasons.append(f"There are changes that no commit has:\n{changes}")
+    return reasons
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -79,9 +79,9 @@ def contents(wheel: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def different(one: Path, other: Path) -> list[str]:
+def different(wheel: Path, other: Path) -> list[str]:
     """Return the names of files that differ between two wheels."""
-    first, second = contents(one), contents(other)
+    first, second = contents(wheel), contents(other)
     return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
 
 
@@ -103,9 +103,9 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     code = "import localspec.machine.library as l; assert l.library().ls_abi(); print(l.__file__)"
     where = subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True, text=True).stdout
     assert str(folder) in where, f"not the wheel's own: {where}"
-    asked = [str(python), "-m", "localspec", "run", "Who are you?", "-m", "demo", "--json", "--temp", "0", "--no-log"]
-    said = subprocess.run(asked, cwd=folder, check=True, capture_output=True, text=True).stdout
-    print(f"  asked who it is, it says: {json.loads(said)['text']}", flush=True)
+    command = [str(python), "-m", "localspec", "run", "Who are you?", "-m", "demo", "--json", "--temp", "0", "--no-log"]
+    output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+    print(f"  asked who it is, it says: {json.loads(output)['text']}", flush=True)
 
 
 def main() -> None:
@@ -120,10 +120,10 @@ def main() -> None:
         return
     rehearsal = options.rehearsal
     git = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, check=True, capture_output=True, text=True)
-    found = complaints(localspec.__version__, (ROOT / "CHANGELOG.md").read_text("utf-8"), git.stdout)
-    for complaint in found:
-        print(complaint, file=sys.stderr)
-    if found and not rehearsal:
+    reasons = complaints(localspec.__version__, (ROOT / "CHANGELOG.md").read_text("utf-8"), git.stdout)
+    for reason in reasons:
+        print(reason, file=sys.stderr)
+    if reasons and not rehearsal:
         sys.exit(1)
     shutil.rmtree(dist, ignore_errors=True)
     sdist = hatchling("sdist", dist)
@@ -133,8 +133,8 @@ def main() -> None:
         print(f"{sdist.name}: a wheel is built from it, in an empty environment", flush=True)
         pip(environment(folder / "builder"), "wheel", "--no-deps", "-w", str(folder / "from-sdist"), str(sdist))
         (again,) = (folder / "from-sdist").iterdir()
-        ours = wheels.get(this_machine())
-        if ours is not None and (again.name != ours.name or (names := different(ours, again))):
+        wheel = wheels.get(this_machine())
+        if wheel is not None and (again.name != wheel.name or (names := different(wheel, again))):
             sys.exit(f"The sdist gives another wheel than this tree, {again.name}: {', '.join(names)}")
         print(f"{again.name}: installed in an empty environment", flush=True)
         try_wheel(again, folder)
