@@ -51,7 +51,7 @@ def bench(
     are taken from `store`, and searched only with `tune`. Raises UsageMistake if no prompt leaves room for an answer in
     the context.
     """
-    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", progress) as temporary:
+    with TemporaryDirectory() as folder, Store.open(Path(folder) / "localspec.db", progress) as temporary:
         # A separate store, because costs are measured once and not for every engine; it has no phrases.
         load = partial(Engine, store=temporary, phrases="off", reporter=Reporter(progress=progress), measured=True)
         paired = partial(load, tune=tune) if store is None else partial(load, store=store, tune=tune)
@@ -105,10 +105,10 @@ def bench(
                     "exactness": promise,
                     **_draft_model_facts(first),
                     **figures.of_row(
-                        ours, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
+                        row_replies, replies[0], categories, target.read_bytes, bandwidth, row.accept == "exact", costs
                     ),
                 }
-                for row, first, promise, ours in zip(rows, firsts, exactness, replies, strict=True)
+                for row, first, promise, row_replies in zip(rows, firsts, exactness, replies, strict=True)
             ],
             "peers": [],  # measured by research/compare_peers.py; the key stays for readers of reports
         }
@@ -121,18 +121,18 @@ def _first_engines(
 
     Engines with the same draft model share the loaded model, and the hyperparameters found for this pair of models.
     """
-    made: dict[int, Engine] = {}
+    engines: dict[int, Engine] = {}
     # Fixed sizes come last, because they use the window and the phrases that a search finds.
-    for number, choice in sorted(enumerate(choices), key=lambda one: one[1].fixed):
-        same_draft = [one for one in made.values() if one.choice.draft == choice.draft]
-        same = [one for one in same_draft if one.choice.drafter == choice.drafter]
+    for number, choice in sorted(enumerate(choices), key=lambda pair: pair[1].fixed):
+        same_draft = [other for other in engines.values() if other.choice.draft == choice.draft]
+        same = [other for other in same_draft if other.choice.drafter == choice.drafter]
         if choice.draft is None:
-            made[number] = load(choice, share_with=engine)
+            engines[number] = load(choice, share_with=engine)
         elif same:
-            made[number] = load(choice, share_with=same[0])
+            engines[number] = load(choice, share_with=same[0])
         else:
-            made[number] = paired(choice, share_with=same_draft[0] if same_draft else engine)
-    return [made[number] for number in range(len(choices))]
+            engines[number] = paired(choice, share_with=same_draft[0] if same_draft else engine)
+    return [engines[number] for number in range(len(choices))]
 
 
 def _draft_model_facts(engine: Engine) -> dict[str, Any]:

@@ -18,16 +18,16 @@ ROUNDS = 3  # at each look
 
 @dataclass(frozen=True)
 class RowCosts:
-    """The costs of forwards by their rows (new tokens), in multiples of a forward of one row, which takes `one` s."""
+    """The costs of forwards by their rows (new tokens), in multiples of a forward of one row, which takes `unit` s."""
 
     rows: tuple[int, ...]
     costs: tuple[float, ...]
-    one: float
+    unit: float
 
     def mean(self, forwards: Mapping[int, int]) -> float:
         """Return the mean seconds of a forward. `forwards` counts forwards by their number of rows."""
         units = sum(count * linear(self.rows, self.costs, rows) for rows, count in forwards.items())
-        return self.one * units / sum(forwards.values())
+        return self.unit * units / sum(forwards.values())
 
 
 class RowTimer:
@@ -37,16 +37,16 @@ class RowTimer:
         self._target = target
         self._rounds: list[dict[int, float]] = []  # seconds by rows
 
-    def time_forwards(self, most: int) -> None:
-        """Time forwards of 1, 2, 4, … rows, up to the first of these numbers that is at least `most`."""
+    def time_forwards(self, largest: int) -> None:
+        """Time forwards of 1, 2, 4, … rows, up to the first of these numbers that is at least `largest`."""
         target = self._target
-        rows = [n for at, n in enumerate(ROWS) if at == 0 or ROWS[at - 1] < most]
+        rows = [n for index, n in enumerate(ROWS) if index == 0 or ROWS[index - 1] < largest]
         context = max(0, min(CONTEXT, target.context - rows[-1]))
         cache = target.cache(context + rows[-1])
         for _ in range(ROUNDS):
             seconds = {}
             for n in rows:
-                tokens = [(7 + 31 * place) % target.vocab_size for place in range(n)]
+                tokens = [(7 + 31 * position) % target.vocab_size for position in range(n)]
                 cache.assume(context)
                 began = time.perf_counter()
                 picks_after(target, cache, tokens)
@@ -60,8 +60,8 @@ class RowTimer:
             return None
         rows = sorted({n for seconds in self._rounds for n in seconds})
         medians = [median(seconds[n] / seconds[1] for seconds in self._rounds if n in seconds) for n in rows]
-        one = median(seconds[1] for seconds in self._rounds)
-        return RowCosts(tuple(rows), tuple(accumulate(medians, max)), one)  # more rows are never cheaper
+        unit = median(seconds[1] for seconds in self._rounds)
+        return RowCosts(tuple(rows), tuple(accumulate(medians, max)), unit)  # more rows are never cheaper
 
 
 def most_rows(forwards: Sequence[Mapping[int, int]]) -> int:
@@ -89,17 +89,17 @@ def of_row(
     """
     prompts = len(categories)
     pairs = [
-        (ours, theirs, categories[turn % prompts])
-        for turn, (ours, theirs) in enumerate(zip(replies, plain, strict=True))
-        if ours.tokens_per_second and theirs.tokens_per_second  # a reply of one token has no speed
+        (reply, baseline, categories[turn % prompts])
+        for turn, (reply, baseline) in enumerate(zip(replies, plain, strict=True))
+        if reply.tokens_per_second and baseline.tokens_per_second  # a reply of one token has no speed
     ]
-    speed, speed_quartiles = spread([ours.tokens_per_second for ours, _, _ in pairs])
-    speedup, speedup_quartiles = spread([_speedup(ours, theirs) for ours, theirs, _ in pairs])
-    parts = [_costs(ours, theirs) for ours, theirs, _ in pairs]
+    speed, speed_quartiles = spread([reply.tokens_per_second for reply, _, _ in pairs])
+    speedup, speedup_quartiles = spread([_speedup(reply, baseline) for reply, baseline, _ in pairs])
+    parts = [_costs(reply, baseline) for reply, baseline, _ in pairs]
     draft, verify, host = (_median([cost[part] for cost in parts]) for part in range(3))
-    limits = _limits([(ours, theirs) for ours, theirs, _ in pairs], costs) if costs else [None] * len(pairs)
+    limits = _limits([(reply, baseline) for reply, baseline, _ in pairs], costs) if costs else [None] * len(pairs)
     limit, limit_quartiles = spread([limit for limit in limits if limit is not None])
-    memory = _median([_memory_held(ours) / _memory_held(theirs) for ours, theirs, _ in pairs])
+    memory = _median([_memory_held(reply) / _memory_held(baseline) for reply, baseline, _ in pairs])
     same = [reply.token_ids == plain[turn % prompts].token_ids for turn, reply in enumerate(replies)]
     return {
         "prompts": prompts,
@@ -120,19 +120,19 @@ def of_row(
         "peak_bytes": max(reply.memory.peak for reply in replies),
         "M": rounded(speedup and memory and speedup / memory),
         "identical": all(same) if comparable else None,
-        "identical_prompts": sum(all(same[at::prompts]) for at in range(prompts)) if comparable else None,
+        "identical_prompts": sum(all(same[index::prompts]) for index in range(prompts)) if comparable else None,
         "off_reason": next((reply.off_reason for reply in reversed(replies) if reply.off_reason), None),
         "categories": {
             category: {
                 "speedup": rounded(
-                    _median([_speedup(ours, theirs) for ours, theirs, named in pairs if named == category])
+                    _median([_speedup(reply, baseline) for reply, baseline, kind in pairs if kind == category])
                 ),
                 "speedup_limit": rounded(
                     _median(
                         [
                             limit
-                            for limit, (*_, named) in zip(limits, pairs, strict=True)
-                            if limit is not None and named == category
+                            for limit, (*_, kind) in zip(limits, pairs, strict=True)
+                            if limit is not None and kind == category
                         ]
                     )
                 ),
@@ -145,8 +145,8 @@ def of_row(
     }
 
 
-def _speedup(ours: Statistics, theirs: Statistics) -> float:
-    return ours.tokens_per_second / theirs.tokens_per_second
+def _speedup(reply: Statistics, plain: Statistics) -> float:
+    return reply.tokens_per_second / plain.tokens_per_second
 
 
 def _costs(reply: Statistics, plain: Statistics) -> tuple[float, float, float]:
@@ -162,13 +162,13 @@ def _limits(pairs: Sequence[tuple[Statistics, Statistics]], costs: RowCosts) -> 
     Each pair is a reply and the plain reply to the same prompt. A limit is None if the pair's forwards were not counted
     by rows. Both steps include Python's work between forwards: without it small models would seem to exceed the limit.
     """
-    counted = [(ours, theirs) for ours, theirs in pairs if ours.rows and theirs.rows]
-    host = _median([(theirs.decode_seconds - theirs.verify_seconds) / theirs.steps for _, theirs in counted])
+    counted = [(reply, plain) for reply, plain in pairs if reply.rows and plain.rows]
+    host = _median([(plain.decode_seconds - plain.verify_seconds) / plain.steps for _, plain in counted])
     return [
-        ours.acceptance_length * (costs.mean(theirs.rows) + (host or 0.0)) / (costs.mean(ours.rows) + (host or 0.0))
-        if ours.rows and theirs.rows
+        reply.acceptance_length * (costs.mean(plain.rows) + (host or 0.0)) / (costs.mean(reply.rows) + (host or 0.0))
+        if reply.rows and plain.rows
         else None
-        for ours, theirs in pairs
+        for reply, plain in pairs
     ]
 
 

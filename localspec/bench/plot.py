@@ -123,17 +123,17 @@ def _label_and_colour(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _drawn(title: str, below: str, bars: Sequence[PlotBar]) -> str:
-    most = max((one.speed for one in bars), default=1.0)
+    fastest = max((bar.speed for bar in bars), default=1.0)
     parts = [
         words(MARGIN // 9, 30, one_line(title), size=17),
         words(MARGIN // 9, 52, one_line(below), colour=PLAIN),
     ]
-    for number, one in enumerate(bars):
-        top, length = TOP + number * (BAR + GAP), WIDE * one.speed / most
+    for number, bar in enumerate(bars):
+        top, length = TOP + number * (BAR + GAP), WIDE * bar.speed / fastest
         middle = top + BAR / 2 + 5
         parts += [
-            words(LEFT - 10, middle, one_line(one.name), anchor="end"),
-            box(LEFT, top, length, BAR, one.colour),
-            words(LEFT + length + 8, middle, f"{one.speed:.1f}{one.label}", colour=one.colour),
+            words(LEFT - 10, middle, one_line(bar.name), anchor="end"),
+            box(LEFT, top, length, BAR, bar.colour),
+            words(LEFT + length + 8, middle, f"{bar.speed:.1f}{bar.label}", colour=bar.colour),
         ]
     return drawing(LEFT + WIDE + MARGIN, TOP + len(bars) * (BAR + GAP) + GAP, parts)

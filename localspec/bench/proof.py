@@ -66,17 +66,17 @@ class Divergence:
 
     def sentence(self, precision: str) -> str:
         """Return a sentence about where the texts differ, and what to do."""
-        one, other = (
+        first, second = (
             "the end" if text is None else json.dumps(text, ensure_ascii=False)
             for text in (self.plain, self.speculative)
         )
         where = f"prompt {self.prompt} ({self.sampling}), token {self.token} of the reply"
         if self.repeatable:
-            what, remedy = f"Speculation changes the text at {where}: {one} becomes {other}", "use --no-spec"
+            finding, remedy = f"Speculation changes the text at {where}: {first} becomes {second}", "use --no-spec"
         else:
-            what = f"Two runs of plain decoding differ at {where}: {one}, then {other}"
+            finding = f"Two runs of plain decoding differ at {where}: {first}, then {second}"
             remedy = "use another --dtype"
-        return f"{what}, with a logit gap of {self.gap:.2g} ({precision}); {remedy}, and report this line."
+        return f"{finding}, with a logit gap of {self.gap:.2g} ({precision}); {remedy}, and report this line."
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,15 @@ def prove(model: str, settings: "Settings", prompts: int, max_tokens: int, repor
 
     choice = _choice(card, settings, reporter)
     # A separate store: phrases of this proof are used in it, and nothing of it is saved.
-    with TemporaryDirectory() as place, Store.open(Path(place) / "localspec.db", reporter.notice) as store:
+    with TemporaryDirectory() as folder, Store.open(Path(folder) / "localspec.db", reporter.notice) as store:
         plain = Engine(replace(choice, drafter="none", nodes=0), store=store, reporter=reporter)
         speculative = Engine(choice, store=store, reporter=reporter, share_with=plain)
         replies, compared, drafted, accepted, divergence = 2 * prompts, 0, 0, 0, None
         reporter.progress(f"reply 1 of {replies}")
-        for case, expected, found in _pairs(plain, speculative, prompts, max_tokens):
-            drafted, accepted = drafted + found.drafted, accepted + found.accepted
-            if found.token_ids != expected.token_ids:
-                divergence = _divergence(plain, case, expected, found, max_tokens)
+        for case, expected, actual in _pairs(plain, speculative, prompts, max_tokens):
+            drafted, accepted = drafted + actual.drafted, accepted + actual.accepted
+            if actual.token_ids != expected.token_ids:
+                divergence = _divergence(plain, case, expected, actual, max_tokens)
                 break
             compared += 1
             reporter.progress(f"reply {min(compared // 2 + 1, replies)} of {replies}")
@@ -152,10 +152,10 @@ def _choice(card: TargetCard, settings: "Settings", reporter: Reporter) -> "Choi
     from localspec.store.store import user_store
 
     with user_store(reporter.notice, create=False) as store:
-        known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
-        choice = choose(card, settings, measurements=known)
+        measurements = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
+        choice = choose(card, settings, measurements=measurements)
         if (choice.drafter, settings.drafter, settings.draft_max) == ("none", "auto", "auto"):
-            choice = choose(card, replace(settings, draft_max=AUTO_NODES), measurements=known)
+            choice = choose(card, replace(settings, draft_max=AUTO_NODES), measurements=measurements)
     if choice.drafter == "none":
         raise UsageMistake("Without a drafter there is nothing to compare; leave --drafter and --draft-max out.")
     return replace(choice, fixed=True)
@@ -198,23 +198,23 @@ def _reply(engine: "Engine", case: _Case, max_tokens: int) -> "Statistics":
 
 
 def _divergence(
-    plain: "Engine", case: _Case, expected: "Statistics", found: "Statistics", max_tokens: int
+    plain: "Engine", case: _Case, expected: "Statistics", actual: "Statistics", max_tokens: int
 ) -> Divergence:
-    """Return where `found` differs from `expected`, the reply of plain decoding.
+    """Return where `actual` differs from `expected`, the reply of plain decoding.
 
     If plain decoding does not reproduce `expected`, return where its second reply differs instead.
     """
     again = _reply(plain, case, max_tokens)
     repeatable = again.token_ids == expected.token_ids
     if not repeatable:
-        found = again
-    both = list(zip_longest(expected.token_ids, found.token_ids))
-    place = next(place for place, (one, other) in enumerate(both) if one != other)
+        actual = again
+    both = list(zip_longest(expected.token_ids, actual.token_ids))
+    index = next(index for index, (token, other) in enumerate(both) if token != other)
     ends = sorted(plain.target.stop_tokens)
-    ones, others = ([token] if token is not None else ends for token in both[place])
+    expected_tokens, actual_tokens = ([token] if token is not None else ends for token in both[index])
     # The session has the tokens of `again`, which are the same up to the difference.
-    prefix = plain.session.tokens[: expected.prompt_tokens + place]
-    gap = max(min(plain.gap(prefix, one, other) for other in others) for one in ones)
-    texts = [None if token is None else safe(plain.target.decode([token])) for token in both[place]]
+    prefix = plain.session.tokens[: expected.prompt_tokens + index]
+    gap = max(min(plain.gap(prefix, token, other) for other in actual_tokens) for token in expected_tokens)
+    texts = [None if token is None else safe(plain.target.decode([token])) for token in both[index]]
     sampling = "greedy" if case.sampling.greedy else f"temperature {TEMPERATURE}, seed {case.sampling.seed}"
-    return Divergence(case.number, sampling, place + 1, texts[0], texts[1], gap, repeatable)
+    return Divergence(case.number, sampling, index + 1, texts[0], texts[1], gap, repeatable)

@@ -58,8 +58,8 @@ class Lane:
 
     def until(self, seconds: float | None = None) -> tuple[str, int]:
         """Return the text and the number of tokens after this many seconds; None means now."""
-        seen = [moment for moment in self.moments if seconds is None or moment.seconds <= seconds]
-        return "".join(moment.text for moment in seen), sum(moment.tokens for moment in seen)
+        past = [moment for moment in self.moments if seconds is None or moment.seconds <= seconds]
+        return "".join(moment.text for moment in past), sum(moment.tokens for moment in past)
 
     def decoding(self, seconds: float | None = None) -> float | None:
         """Return the seconds of decoding so far, or within the first `seconds` of this lane's work.
@@ -99,27 +99,27 @@ def race(lanes: Sequence[Lane], streams: Sequence[Generator[Event, None, None]])
     """
     running = dict(enumerate(streams))
     while running:
-        at = min(running, key=lambda one: lanes[one].seconds)
-        lane, began = lanes[at], time.perf_counter()
-        event = next(running[at])
+        current = min(running, key=lambda index: lanes[index].seconds)
+        lane, began = lanes[current], time.perf_counter()
+        event = next(running[current])
         lane.seconds += time.perf_counter() - began
         match event:
             case Text():
                 lane.add(event)
             case Done(_, statistics):
                 lane.statistics = statistics
-                running.pop(at).close()
+                running.pop(current).close()
         yield lane
 
 
 def result(plain: Lane, speculative: Lane) -> RaceResult:
     """Return the result of a finished race. Speeds are not compared if there were no drafts, or too few tokens."""
     assert plain.statistics is not None and speculative.statistics is not None
-    one, other = plain.statistics.token_ids, speculative.statistics.token_ids
+    expected, actual = plain.statistics.token_ids, speculative.statistics.token_ids
     parted = None
-    if one != other:
-        pairs = zip(one, other, strict=False)
-        parted = next((at for at, (a, b) in enumerate(pairs, start=1) if a != b), min(len(one), len(other)) + 1)
+    if expected != actual:
+        pairs = zip(expected, actual, strict=False)
+        parted = next((n for n, (a, b) in enumerate(pairs, start=1) if a != b), min(len(expected), len(actual)) + 1)
     speeds = plain.tokens_per_second, speculative.tokens_per_second
     if not all(speeds):
         return RaceResult(None, parted, "there was no second token")
@@ -176,7 +176,7 @@ def racers(
     lanes = [Lane("plain decoding"), Lane(f"with {one_line(drafting.choice.drafter)}")]
     limits = Limits(settings.max_tokens or LONGEST, settings.stop)
     sessions = [engine.session for engine in engines]
-    return lanes, [on_its_own_clock(one, one.generate(tokens, sampling, limits)) for one in sessions]
+    return lanes, [on_its_own_clock(session, session.generate(tokens, sampling, limits)) for session in sessions]
 
 
 def opponents(
@@ -186,27 +186,27 @@ def opponents(
     return racers(with_drafts(engine), prompt, system, settings, engine.sampling(settings))
 
 
-def sentences(lanes: Sequence[Lane], found: RaceResult) -> Iterator[str]:
+def sentences(lanes: Sequence[Lane], outcome: RaceResult) -> Iterator[str]:
     """Yield the sentences about the result of a race."""
     plain, fast = lanes
     speeds = f"{fast.tokens_per_second:.1f} and {plain.tokens_per_second:.1f} tokens/s after the first token"
-    if found.speedup is None:
+    if outcome.speedup is None:
         yield (
             f"{fast.tokens_per_second:.1f} tokens/s {fast.name} and {plain.tokens_per_second:.1f} by plain decoding "
-            f"after the first token; they cannot be compared: {found.why_not}."
+            f"after the first token; they cannot be compared: {outcome.why_not}."
         )
     else:
-        ratio = speedup(found.speedup)
+        ratio = speedup(outcome.speedup)
         yield f"{ratio} {fast.name} ({speeds})"
         if ratio == "as fast":
             yield "Drafts cost as much time here as they save."
-        elif found.speedup < 1:
+        elif outcome.speedup < 1:
             yield "Drafts do not pay here: checking them took longer than they saved."
-    if found.same:
+    if outcome.same:
         yield "✓ both texts are the same"
     else:
         yield (
-            f"The texts differ from token {found.parted} on, because passes of several rows round differently here. "
+            f"The texts differ from token {outcome.parted} on, because passes of several rows round differently here. "
             "Give `--exact` to make them the same, if this machine can."
         )
     assert fast.statistics is not None
@@ -293,9 +293,9 @@ def moments(lanes: Sequence[Lane]) -> Iterator[float]:
             yield now
 
 
-def redrawn(lines: Sequence[str], before: int) -> str:
-    """Return the terminal output that draws `lines` over the last frame, which has `before` lines."""
-    up = f"\x1b[{before}A" if before else ""
+def redrawn(lines: Sequence[str], height: int) -> str:
+    """Return the terminal output that draws `lines` over the last frame, which has `height` lines."""
+    up = f"\x1b[{height}A" if height else ""
     return up + "".join(f"\r\x1b[K{line}\n" for line in lines)
 
 
@@ -304,18 +304,18 @@ def whole_screen(lines: Sequence[str]) -> str:
     return "\x1b[H" + "\r\n".join(f"\x1b[K{line}" for line in lines) + "\x1b[J"
 
 
-def recording(lanes: Sequence[Lane], size: terminal_size, end: Sequence[str], title: str, made: int) -> Iterator[str]:
+def recording(lanes: Sequence[Lane], size: terminal_size, end: Sequence[str], title: str, now: int) -> Iterator[str]:
     """Yield the lines of a file in asciinema's format, version 2: the replay at true speed, and the result.
 
-    `made` is the present time in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
+    `now` is the present time in seconds since 1970. https://docs.asciinema.org/manual/asciicast/v2/
     """
-    head = {"version": 2, "width": size.columns, "height": size.lines, "timestamp": made, "title": title}
+    head = {"version": 2, "width": size.columns, "height": size.lines, "timestamp": now, "title": title}
     yield json.dumps(head) + "\n"
-    before, seconds = 0, 0.0
+    height, seconds = 0, 0.0
     for seconds in moments(lanes):
         lines = frame(lanes, size, seconds)
-        yield _output(seconds, redrawn(lines, before))
-        before = len(lines)
+        yield _output(seconds, redrawn(lines, height))
+        height = len(lines)
     yield _output(seconds, "".join(f"{line}\n" for line in end))
     yield _output(seconds + LINGER, "")
 

@@ -40,8 +40,8 @@ def label(report: dict[str, Any]) -> str:
 
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
     """Return the result in a sentence: the fastest of several servers, or the speed of the only one."""
-    known = [row for row in rows if row[WHOLE]]
-    if not known:
+    answered = [row for row in rows if row[WHOLE]]
+    if not answered:
         return "No server answered, so there is no speed to show."
     if len(rows) == 1:
         after = "" if rows[0]["tokens_per_second"] is None else f", then {rows[0]['tokens_per_second']:.1f} tokens/s"
@@ -50,7 +50,7 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     others = [row for row in rows[1:] if row["speedup"]]
     if not others:
         return (
-            f"{row_name(known[0])} gives {known[0][WHOLE]:.1f} tokens/s of whole replies; there is nothing "
+            f"{row_name(answered[0])} gives {answered[0][WHOLE]:.1f} tokens/s of whole replies; there is nothing "
             "to compare with."
         )
     best = max(others, key=lambda row: row["speedup"])
@@ -64,14 +64,14 @@ def row_name(row: dict[str, Any]) -> str:
 
 
 def _bars(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
-    known = [row for row in rows if row[WHOLE]]
-    most = max((row[WHOLE] for row in known), default=1.0)
-    said = [
+    answered = [row for row in rows if row[WHOLE]]
+    fastest = max((row[WHOLE] for row in answered), default=1.0)
+    labels = [
         f"{row[WHOLE]:.1f} tokens/s" + (f"  {speedup(row['speedup'])}" if row["speedup"] and row is not rows[0] else "")
-        for row in known
+        for row in answered
     ]
-    names = [shortened(row_name(row), LONGEST_NAME) for row in known]
-    return bars(names, [row[WHOLE] / most for row in known], said, width)
+    names = [shortened(row_name(row), LONGEST_NAME) for row in answered]
+    return bars(names, [row[WHOLE] / fastest for row in answered], labels, width)
 
 
 def _heads(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -98,15 +98,15 @@ def label(report: dict[str, Any]) -> str:
 def sentence(rows: Sequence[dict[str, Any]]) -> str:
     """Return the result: the row that is fastest compared with plain decoding, or that no row is faster."""
     plain, drafting = rows[0]["tokens_per_second"], [row for row in rows if _drafts(row) and row["speedup"]]
-    known = [row for row in drafting if row["reliable"] is not False]
+    reliable = [row for row in drafting if row["reliable"] is not False]
     if plain is None:
         return "No reply was long enough to measure a speed; give a larger --max-tokens."
     if not drafting:
         auto = ", and `auto` uses no drafts" if any(row["nodes"] == "auto" and not _drafts(row) for row in rows) else ""
         return f"Plain decoding gives {plain:.1f} tokens/s here{auto}; name a drafter to compare with `--drafter`."
-    if not known:
+    if not reliable:
         return f"Plain decoding gave {plain:.1f} tokens/s while other programs disturbed it, so no speedup is reliable."
-    best = max(known, key=lambda row: row["speedup"])
+    best = max(reliable, key=lambda row: row["speedup"])
     # Each figure is a separate median, so the speedup need not be the quotient of the two speeds.
     speeds = f"the medians are {best['tokens_per_second']:.1f} and {plain:.1f} tokens/s"
     ratio = speedup(best["speedup"])
@@ -123,10 +123,10 @@ def _drafts(row: dict[str, Any]) -> bool:
 
 def _bars(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     measured = [row for row in rows if row["tokens_per_second"]]
-    most = max((row["tokens_per_second"] for row in measured), default=1.0)
-    said = [f"{row['tokens_per_second']:.1f} tokens/s{gain(row)}" for row in measured]
-    shares = [row["tokens_per_second"] / most for row in measured]
-    return [*bars([row_name(row) for row in measured], shares, said, width)]
+    fastest = max((row["tokens_per_second"] for row in measured), default=1.0)
+    labels = [f"{row['tokens_per_second']:.1f} tokens/s{gain(row)}" for row in measured]
+    shares = [row["tokens_per_second"] / fastest for row in measured]
+    return [*bars([row_name(row) for row in measured], shares, labels, width)]
 
 
 def gain(row: dict[str, Any]) -> str:
@@ -188,9 +188,9 @@ def _figures(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
         first, *rest = _widths(lines)
         if sum(rest) + len(rest) + min(first, LEAST_NAME) <= width:
             break
-        at = lines[0].index(head)
+        column = lines[0].index(head)
         left_out.append(head)
-        lines = [[*line[:at], *line[at + 1 :]] for line in lines]
+        lines = [[*line[:column], *line[column + 1 :]] for line in lines]
     yield from columns(lines[0], lines[1:], width)
     shown = ((", ".join(head for head in heads if head in lines[0]), meaning) for heads, meaning in _MEANINGS)
     yield from wrapped(" · ".join(f"{heads}: {meaning}" for heads, meaning in shown if heads), width)
@@ -221,11 +221,11 @@ def _above_memory(row: dict[str, Any]) -> bool:
 
 
 def _depths(rows: Sequence[dict[str, Any]], width: int) -> Iterator[str]:
-    found = [row for row in rows if row["acceptance_by_depth"]]
-    if found:
+    measured = [row for row in rows if row["acceptance_by_depth"]]
+    if measured:
         yield ""
         yield from wrapped("acceptance rate at depth 1, 2, …, given that the parent node was accepted", width)
-    for row in found:
+    for row in measured:
         yield from wrapped(f"{_name(row)}: {' '.join(f'{chance:.2f}' for chance in row['acceptance_by_depth'])}", width)
 
 

@@ -104,7 +104,7 @@ def test_the_figures_are_json():
 
 
 COSTS = RowCosts(
-    (1, 2, 4, 8, 16), (1.0, 1.0, 1.0, 1.2, 2.0), one=0.2
+    (1, 2, 4, 8, 16), (1.0, 1.0, 1.0, 1.2, 2.0), unit=0.2
 )  # a fifth of a second for one row, and little more for 8
 
 
@@ -139,7 +139,7 @@ def test_the_limit_is_of_the_rows_that_were_verified_step_by_step():
 def test_what_the_host_does_between_forwards_is_in_the_limit():
     """Where forwards take almost no time, the host limits the speed, however many rows a forward has."""
     plain = [said(seconds=1.0, verify=0.2, rows={1: 4})]
-    row = judged([said(seconds=0.55, steps=2, rows={16: 2})], plain, RowCosts((1, 16), (1.0, 4.0), one=0.05))
+    row = judged([said(seconds=0.55, steps=2, rows={16: 2})], plain, RowCosts((1, 16), (1.0, 4.0), unit=0.05))
     assert row["speedup_limit"] == pytest.approx(2.0 * (0.05 + 0.2) / (0.2 + 0.2)) and row["reliable"] is False
 
 

@@ -42,7 +42,7 @@ def test_rows_take_turns_up_to_what_was_verified(target):
     timer.time_forwards(5)
     assert target.asked == [1, 2, 4, 8] * figures.ROUNDS and target.slots == [256 + 8] and target.assumed == 256
     costs = timer.costs()
-    assert costs.rows == (1, 2, 4, 8) and costs.costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and costs.one == 1.0
+    assert costs.rows == (1, 2, 4, 8) and costs.costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and costs.unit == 1.0
     assert costs.mean({1: 3, 8: 1}) == pytest.approx((3 + 1.7) / 4) and costs.mean({6: 2}) == pytest.approx(1.5)
     timer.time_forwards(1)
     assert target.asked[-figures.ROUNDS :] == [1] * figures.ROUNDS and timer.costs().rows == (1, 2, 4, 8)
@@ -52,7 +52,7 @@ def test_a_busy_time_changes_no_ratio(target):
     target.slowdown.extend([4.0] * 4 * figures.ROUNDS)
     timer = RowTimer(target)
     timer.time_forwards(8)
-    assert timer.costs().costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and timer.costs().one == 4.0
+    assert timer.costs().costs == pytest.approx((1.0, 1.1, 1.3, 1.7)) and timer.costs().unit == 4.0
 
 
 def test_more_rows_are_never_cheaper(target):
