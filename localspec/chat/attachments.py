@@ -95,50 +95,50 @@ def with_files(text: str) -> ComposedPrompt:
     A name that is neither a file nor like a path is ordinary text, and so is `\@path`. Raises one UsageMistake for all
     files that are missing, unreadable, or not text.
     """
-    found = list(_mentions(text))
+    mentions = list(_mentions(text))
     texts, troubles = dict[str, str](), []
-    for name in dict.fromkeys(one.name for one in found if not one.escaped):
+    for name in dict.fromkeys(mention.name for mention in mentions if not mention.escaped):
         try:
             texts[name] = _read(name)
         except _Unread as trouble:
             troubles.append(str(trouble))
     if troubles:
         raise UsageMistake(_refusal(troubles))
-    for one in reversed(found):
-        if one.escaped:
-            text = text[: one.start] + text[one.start + 1 :]
+    for mention in reversed(mentions):
+        if mention.escaped:
+            text = text[: mention.start] + text[mention.start + 1 :]
     names = tuple(_label(name, content) for name, content in texts.items())
     return ComposedPrompt(text).after(joined(*texts.values()), *names)
 
 
-def measured(text: str, count: Callable[[str], int] | None, context: int, *, seen: bool = False) -> list[str]:
+def measured(text: str, count: Callable[[str], int] | None, context: int, *, visible: bool = False) -> list[str]:
     """Return sentences about the length and the files of a prompt, to be displayed before it is sent.
 
-    The length of a long prompt is given, unless `seen` says that the whole prompt is visible. Each named file is read,
-    for its size, tokens and problems. If `count` is None, no model is loaded yet, and the context is not mentioned.
+    The length of a long prompt is given, unless the whole prompt is `visible`. Each named file is read, for its
+    size, tokens and problems. If `count` is None, no model is loaded yet, and the context is not mentioned.
     """
-    said, tokens = [], 0
-    found = [one for one in _mentions(text) if not one.escaped]
-    if found and found[-1].end == len(text) and not _is_there(found[-1].name):
-        found.pop()  # still being typed
-    names = dict.fromkeys(one.name for one in found)
+    sentences, tokens = [], 0
+    mentions = [mention for mention in _mentions(text) if not mention.escaped]
+    if mentions and mentions[-1].end == len(text) and not _is_there(mentions[-1].name):
+        mentions.pop()  # still being typed
+    names = dict.fromkeys(mention.name for mention in mentions)
     for name in names:
         try:
             content = _read(name)
         except _Unread as trouble:
-            said.append(_refusal([str(trouble)]))
+            sentences.append(_refusal([str(trouble)]))
             continue
         counted_in_file = None if count is None else counted_tokens(content, count)
         tokens += counted_in_file or 0
-        said.append(_label(name, content, counted_in_file))
-    long = not seen and is_long(text)
+        sentences.append(_label(name, content, counted_in_file))
+    long = not visible and is_long(text)
     typed = counted_tokens(text, count) if count is not None and (tokens or long) else None
     if long:
         weight = "" if typed is None else f", {typed:,} tokens"
-        said.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{weight}")
-    if typed is not None and (whole := tokens + typed) > context:
-        said.insert(0, f"too long: {whole:,} tokens, but the model reads at most {context:,}")
-    return said
+        sentences.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{weight}")
+    if typed is not None and (total := tokens + typed) > context:
+        sentences.insert(0, f"too long: {total:,} tokens, but the model reads at most {context:,}")
+    return sentences
 
 
 def is_long(text: str) -> bool:
@@ -152,15 +152,15 @@ def counted_tokens(text: str, count: Callable[[str], int]) -> int:
 
 
 def _mentions(text: str) -> Iterator[_Mention]:
-    for found in _MENTION.finditer(text):
-        escaped, quoted, bare = found[1] == "\\", found[2], found[3]
+    for match in _MENTION.finditer(text):
+        escaped, quoted, bare = match[1] == "\\", match[2], match[3]
         names = [quoted] if quoted else [bare, bare.rstrip(_CLOSING)]
         name = next((name for name in names if name and _is_there(name)), None)
         # In program code, an @ follows a quote or a bracket.
-        if name is None and not text[: found.start()][-1:].strip() and (quoted or _PATH.fullmatch(names[-1])):
+        if name is None and not text[: match.start()][-1:].strip() and (quoted or _PATH.fullmatch(names[-1])):
             name = names[-1]
         if name is not None:
-            yield _Mention(found.start(), found.end(), escaped, name)
+            yield _Mention(match.start(), match.end(), escaped, name)
 
 
 def _is_there(name: str) -> bool:
@@ -186,5 +186,5 @@ def _read(name: str) -> str:
 
 
 def _label(name: str, content: str, tokens: int | None = None) -> str:
-    told = "" if tokens is None else f", {tokens:,} tokens"
-    return one_line(f"{name} ({size(len(content.encode()))}{told})")
+    count = "" if tokens is None else f", {tokens:,} tokens"
+    return one_line(f"{name} ({size(len(content.encode()))}{count})")

@@ -42,31 +42,31 @@ def rows(history: "History", infos: Sequence[ConversationInfo]) -> list[ListedCo
 
     Raises StoreTrouble.
     """
-    known = {info.id: info for info in infos}
+    by_id = {info.id: info for info in infos}
     families: dict[int, list[ConversationInfo]] = {}
     for info in infos:
-        families.setdefault(_root(info, known), []).append(info)
+        families.setdefault(_root(info, by_id), []).append(info)
     pairs = {info.id: _pairs(info, family) for family in families.values() for info in family}
-    wanted = [pair for several in pairs.values() for pair in several]
-    found = history.partings(wanted) if wanted else {}
+    all_pairs = [pair for several in pairs.values() for pair in several]
+    partings = history.partings(all_pairs) if all_pairs else {}
     listed = []
     for family in families.values():
         for info in family:
-            pair = next((one for one in pairs[info.id] if one in found), None)
-            says = "" if pair is None else _says(pair[1], *found[pair])
+            pair = next((pair for pair in pairs[info.id] if pair in partings), None)
+            says = "" if pair is None else _says(pair[1], *partings[pair])
             below = info is not family[0]
             named = below and info.named and info.title != family[0].title
             listed.append(ListedConversation(info, below, says, named))
     return listed
 
 
-def _root(info: ConversationInfo, known: Mapping[int, ConversationInfo]) -> int:
-    """Return the id of the oldest ancestor. `known` (conversations by id) leads to the ancestor, but may lack it."""
-    seen = {info.id}
+def _root(info: ConversationInfo, by_id: Mapping[int, ConversationInfo]) -> int:
+    """Return the id of the oldest ancestor. `by_id` (conversations by id) leads to the ancestor, but may lack it."""
+    visited = {info.id}
     number = info.id
-    while (above := known.get(number)) is not None and above.branch_of is not None and above.branch_of not in seen:
+    while (above := by_id.get(number)) is not None and above.branch_of is not None and above.branch_of not in visited:
         number = above.branch_of
-        seen.add(number)
+        visited.add(number)
     return number
 
 
@@ -100,7 +100,7 @@ def _beginning(text: str, other: str = "") -> str:
     If one text is the beginning of the other, that place is the end of the shorter text.
     """
     line, compared = one_line(text), one_line(other)
-    differ = (at for at, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])
+    differ = (index for index, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])
     same = next(differ, min(len(line), len(compared)))
     start = line.rfind(" ", 0, same - CONTEXT) + 1 if same > SHOWN - CONTEXT else 0
     shown = line[start : start + SHOWN]
@@ -115,6 +115,6 @@ def by_present_names(infos: Iterable[ConversationInfo]) -> list[ConversationInfo
     return [info._replace(model=names.get(info.model, info.model)) for info in infos]
 
 
-def by_present_name(found: Saved) -> Saved:
+def by_present_name(saved: Saved) -> Saved:
     """Return this conversation with its model's present name, which may differ from the saved name."""
-    return found._replace(info=by_present_names([found.info])[0])
+    return saved._replace(info=by_present_names([saved.info])[0])

@@ -85,15 +85,15 @@ def read(line: str) -> ParsedLine:
     name = ALIASES.get(word[1:], word[1:])
     if name == "set" and rest and rest[0].split(maxsplit=1)[0] == "system":  # as in Ollama
         name, rest = "system", rest[0].split(maxsplit=1)[1:]
-    found = next((command for command in COMMANDS if command.name == name), None)
-    if found is None and name in ELSEWHERE:
+    command = next((command for command in COMMANDS if command.name == name), None)
+    if command is None and name in ELSEWHERE:
         raise UsageMistake(f"There is no command {word}. {ELSEWHERE[name]}")
-    if found is None:
+    if command is None:
         guess = nearest(word, [f"/{command.name}" for command in COMMANDS])
         raise UsageMistake(f"There is no command {_quoted(word)}{guess}; /help lists them, and //text sends /text.")
-    if rest and not found.argument:
+    if rest and not command.argument:
         raise UsageMistake(f"{word} takes no text, but you wrote {_quoted(rest[0])}; leave it out.")
-    return ParsedLine(found.name, "".join(rest))
+    return ParsedLine(command.name, "".join(rest))
 
 
 def _quoted(text: str) -> str:
@@ -126,22 +126,24 @@ def needed(before: str) -> str | None:
     if _is_command(before):
         word, space, _ = before.partition(" ")
         return word[1:] if space and word in ("/resume", "/model") else None
-    found = _PATH.search(before)
-    return None if found is None else "@" + os.path.split(found[1] or found[2] or "")[0]
+    match = _PATH.search(before)
+    return None if match is None else "@" + os.path.split(match[1] or match[2] or "")[0]
 
 
 def look_up(need: str, history: "History | None") -> list[Suggestion]:
     """Read the suggestions of the list `need` from the disk. Return an empty list if that fails."""
     try:
         if need == "resume":
-            found = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
-            return [Suggestion(str(row.info.id), row.name) for row in found]
+            conversations = rows(history, history.conversations(MOST, lambda info: info.for_a_chat)) if history else ()
+            return [Suggestion(str(row.info.id), row.name) for row in conversations]
         if need == "model":
             from localspec.models import registry  # not needed for the first paint
 
             models = registry.installed()
             here = [
-                Suggestion(card.name, card.description) for card, got in models if not isinstance(got, LocalspecError)
+                Suggestion(card.name, card.description)
+                for card, result in models
+                if not isinstance(result, LocalspecError)
             ]
             away = (card for card in registry.cards().values() if not card.here)
             return [*here, *(Suggestion(card.name, f"not here yet: {card.description}") for card in away)]
@@ -153,17 +155,17 @@ def look_up(need: str, history: "History | None") -> list[Suggestion]:
 def choices(before: str, known: Known) -> list[Completion]:
     """Return the possible completions of the text before the cursor, from the lists that are loaded already."""
     if not _is_command(before):
-        found = _PATH.search(before)
-        return [] if found is None else _paths(before[: found.start()], found[1] or found[2] or "", known)
+        match = _PATH.search(before)
+        return [] if match is None else _paths(before[: match.start()], match[1] or match[2] or "", known)
     word, space, rest = before.partition(" ")
     if not space:
-        return [_command(one) for one in COMMANDS if f"/{one.name}".startswith(word)]
+        return [_command(command) for command in COMMANDS if f"/{command.name}".startswith(word)]
     entries = _settings(rest) if word == "/set" else known.get(word[1:], ())
-    wanted = rest.strip().lower()
+    query = rest.strip().lower()
     return [
         Completion(f"{word} {entry.text}", one_line(entry.text), one_line(entry.about))
         for entry in entries
-        if entry.text.lower().startswith(wanted) or (word == "/resume" and wanted in entry.about.lower())
+        if entry.text.lower().startswith(query) or (word == "/resume" and query in entry.about.lower())
     ]
 
 
@@ -175,8 +177,8 @@ def starts_command(before: str) -> bool:
 def is_whole(before: str) -> bool:
     """Return whether Enter runs this line. False for a line that is only the beginning of a command."""
     word = before.partition(" ")[0]
-    begun = _is_command(before) and word == before and any(f"/{one.name}".startswith(word) for one in COMMANDS)
-    return not begun or any(f"/{one.name}" == word for one in COMMANDS)
+    begun = _is_command(before) and word == before and any(f"/{command.name}".startswith(word) for command in COMMANDS)
+    return not begun or any(f"/{command.name}" == word for command in COMMANDS)
 
 
 def _is_command(before: str) -> bool:
@@ -196,11 +198,11 @@ def _settings(rest: str) -> list[Suggestion]:
 
 
 def _files(folder: str) -> Iterator[Suggestion]:
-    with os.scandir(os.path.expanduser(folder) or ".") as found:
-        for one in found:
-            if safe(one.name) == one.name and not {'"', "\n"} & set(one.name):
-                directory = one.is_dir()
-                yield Suggestion(f"{one.name}/" if directory else one.name, "a directory" if directory else "")
+    with os.scandir(os.path.expanduser(folder) or ".") as entries:
+        for entry in entries:
+            if safe(entry.name) == entry.name and not {'"', "\n"} & set(entry.name):
+                directory = entry.is_dir()
+                yield Suggestion(f"{entry.name}/" if directory else entry.name, "a directory" if directory else "")
 
 
 def _paths(ahead: str, typed: str, known: Known) -> list[Completion]:

@@ -33,15 +33,15 @@ def saved_conversation(history: History | None, which: Resumed) -> Saved:
 
     Raises StoreTrouble, and UsageMistake if the conversation does not exist.
     """
-    wanted = None if history is None else which
+    number = None if history is None else which
     if history is not None and not isinstance(which, int):
-        wanted = history.latest(lambda info: info.by_chat if which == "last" else info.by_run)
-    found = None if history is None or not isinstance(wanted, int) else history.read(wanted)
-    if found is None:
+        number = history.latest(lambda info: info.by_chat if which == "last" else info.by_run)
+    saved = None if history is None or not isinstance(number, int) else history.read(number)
+    if saved is None:
         if not isinstance(which, int):
             raise UsageMistake("There is no conversation to continue here; leave --continue out to begin one.")
         raise UsageMistake(f"There is no conversation {which} here; `localspec history list` shows those that are.")
-    return found
+    return saved
 
 
 class Conversation:
@@ -64,7 +64,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self.source = source  # where new turns come from: a chat, or `run`
         self._origin: int | None = None  # the saved conversation that this one is a branch of
-        self._before: Conversation | None = None  # the conversation it branched from, until it has a new answer
+        self._parent: Conversation | None = None  # the conversation it branched from, until it has a new answer
         self._siblings: list[Turn] = []  # other answers in place of its turn number `_branched_at`
         self._branched_at = -1
         self.same_answer = False  # the last answer equals one of the siblings
@@ -112,10 +112,10 @@ class Conversation:
         self._leave()
         other = Conversation(self._history, self.model, self.system, self._notice, self.source)
         other.turns, other._counted_by = self.turns[:turns], self._counted_by
-        other._origin, other._before = self.id or self._origin, self
-        known = self._siblings if self._branched_at == turns else []
+        other._origin, other._parent = self.id or self._origin, self
+        siblings = self._siblings if self._branched_at == turns else []
         other._branched_at = turns
-        other._siblings = [*self.turns[turns : turns + 1], *known, *self._saved_siblings(turns)]
+        other._siblings = [*self.turns[turns : turns + 1], *siblings, *self._saved_siblings(turns)]
         if other.turns and other._origin is None and self._unsaved_from is not None:
             other._unsaved_from, other._trouble = 0, self._trouble
         return other
@@ -124,8 +124,8 @@ class Conversation:
         """Return the next turn of the saved origin, branches and siblings that begin with the same first `turns`."""
         if self._history is None or self.id is None:
             return []
-        said = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
-        found: list[Turn] = []
+        beginning = [(turn.prompt, turn.reply) for turn in self.turns[:turns]]
+        siblings: list[Turn] = []
         with suppress(StoreTrouble):  # an unnecessary branch costs nothing
             infos = self._history.conversations()
             origin = next((info.branch_of for info in infos if info.id == self.id), None)
@@ -133,28 +133,28 @@ class Conversation:
             for info in infos:
                 near = info.id != self.id and (info.id in family or info.branch_of in family)
                 saved = self._history.read(info.id) if near and info.turns > turns else None
-                if saved is not None and [(turn.prompt, turn.reply) for turn in saved.turns[:turns]] == said:
-                    found += saved.turns[turns : turns + 1]
-        return found
+                if saved is not None and [(turn.prompt, turn.reply) for turn in saved.turns[:turns]] == beginning:
+                    siblings += saved.turns[turns : turns + 1]
+        return siblings
 
     def back(self) -> "Conversation | None":
         """Delete this branch and return its origin, if the branch has no new answer; otherwise return None.
 
         An answer that equals an earlier one does not count as new.
         """
-        before, self._before = self._before, None
-        if before is not None and self.id is not None and self._history is not None:
+        parent, self._parent = self._parent, None
+        if parent is not None and self.id is not None and self._history is not None:
             try:
                 self._history.take_back(self.id)
             except StoreTrouble as trouble:
                 self._notice(f"Conversation {self.id}, which is empty, could not be deleted: {trouble}")
-        if before is not None and self.same_answer:  # that seed was tried: the next answer uses another
-            turn = before.turns[self._branched_at]
+        if parent is not None and self.same_answer:  # that seed was tried: the next answer uses another
+            turn = parent.turns[self._branched_at]
             tried = {**turn.figures, "seed": self.turns[-1].figures.get("seed")}
-            before.turns[self._branched_at] = replace(turn, figures=tried)
-        if before is not None:
-            before._mark_open()
-        return before
+            parent.turns[self._branched_at] = replace(turn, figures=tried)
+        if parent is not None:
+            parent._mark_open()
+        return parent
 
     def instruct(self, system: str | None) -> None:
         """Set the system prompt from the next reply on, and save it at once if the conversation is saved."""
@@ -214,16 +214,16 @@ class Conversation:
         """The number of tokens up to the end of the last answer, counted by this model; 0 if unknown."""
         last = next((turn.figures for turn in reversed(self.turns) if turn.reply), {})
         counts = [last.get(name) for name in ("prompt_tokens", "completion_tokens")]
-        known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
-        return sum(filter(None, counts)) if known else 0
+        is_known = self._counted_by == self.model and all(type(count) is int and count > 0 for count in counts)
+        return sum(filter(None, counts)) if is_known else 0
 
     def memory_notice(self, dropped: int) -> str | None:
         """Return a sentence that says from which turn on the model reads the conversation; None if that did not change.
 
         `dropped` is the number of oldest turns that were left out for the current reply.
         """
-        before = next((turn for turn in reversed(self.turns) if turn.reply), None)
-        if not dropped or (before is not None and before.figures.get("dropped_turns") == dropped):
+        last = next((turn for turn in reversed(self.turns) if turn.reply), None)
+        if not dropped or (last is not None and last.figures.get("dropped_turns") == dropped):
             return None
         oldest = "turn" if dropped == 1 else f"{dropped} turns"
         begins = memory_begins([bool(turn.reply) for turn in self.turns], dropped)
@@ -282,8 +282,8 @@ class Conversation:
                             replace(turn, reply=reply, reason=event.reason, figures=figures, reasoning=reasoning)
                         )
                         answer = (turn.prompt, turn.reply, turn.reason)
-                        others = [(one.prompt, one.reply, one.reason) for one in self._siblings]
-                        self.same_answer = self._before is not None and bool(reply) and answer in others
+                        others = [(sibling.prompt, sibling.reply, sibling.reason) for sibling in self._siblings]
+                        self.same_answer = self._parent is not None and bool(reply) and answer in others
                     yield event
         finally:
             if turn is not None and turn.reason is None:  # the consumer stopped, or the engine failed
@@ -291,7 +291,7 @@ class Conversation:
                 figures = {**turn.figures, **figures}
                 self._save(replace(turn, reply=reply, reason="interrupted", figures=figures, reasoning=reasoning))
             if (reply or reasoning) and not self.same_answer:
-                self._before = None
+                self._parent = None
 
     def _messages(self) -> list[dict[str, str]]:
         messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -332,25 +332,25 @@ class Conversation:
         """Begin to save a turn, in a new branch if another window continued the conversation. Return the turn's id."""
         if self.id is None and self._origin is not None:
             self._save_branch(history, self._origin)
-        before, instead = self.id, self._replaced
-        known = instead or next((turn.id for turn in reversed(self.turns)), 0)
+        previous, instead = self.id, self._replaced
+        newest = instead or next((turn.id for turn in reversed(self.turns)), 0)
         say = partial(
             history.say, prompt=turn.prompt, model=self.model, system=self.system, asked=turn.asked, source=self.source
         )
         try:
-            self.id, number = say(before, instead=instead, newest=known or None)
+            self.id, number = say(previous, instead=instead, newest=newest or None)
         except WentOn:
-            assert before is not None
-            self._save_branch(history, before)
+            assert previous is not None
+            self._save_branch(history, previous)
             self.id, number = say(self.id)
             self._notice(
-                f"Conversation {before} was continued in another window, so what you say here is saved as "
+                f"Conversation {previous} was continued in another window, so what you say here is saved as "
                 f"conversation {self.id}."
             )
         else:
-            if before not in (None, self.id):
+            if previous not in (None, self.id):
                 self._notice(
-                    f"Conversation {before} was deleted elsewhere, so everything from here on is saved as "
+                    f"Conversation {previous} was deleted elsewhere, so everything from here on is saved as "
                     f"conversation {self.id}."
                 )
         self._replaced = None
@@ -375,16 +375,16 @@ class Conversation:
         If inserting the turn failed, retry only when the next turn is saved.
         """
         self.turns[-1] = turn
-        behind = self._unsaved_from is not None
-        if self._history is None or (behind and (turn.reason is None or not turn.id)):
+        has_unsaved = self._unsaved_from is not None
+        if self._history is None or (has_unsaved and (turn.reason is None or not turn.id)):
             return turn
         try:
-            if behind:
+            if has_unsaved:
                 self._keep_rest(self._history)
                 self._report_saved()
             else:
-                there = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
-                if turn.reason is not None and not there:
+                exists = self._history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
+                if turn.reason is not None and not exists:
                     self._notice("This turn was deleted while it was written, so it is not saved.")
         except StoreTrouble as trouble:
             self._report_unsaved(len(self.turns) - 1, trouble)
@@ -438,11 +438,11 @@ class Conversation:
             self._unsaved_from = turn
             if trouble.reported:
                 return
-            kept = "" if self.id is None else f" What was saved before remains as conversation {self.id}."
-            self._notice(f"This turn is not saved: {trouble}{kept}")
+            note = "" if self.id is None else f" What was saved before remains as conversation {self.id}."
+            self._notice(f"This turn is not saved: {trouble}{note}")
 
 
 def _filled_context(statistics: "Statistics", limits: "Limits | None") -> bool:
     """Return which limit ended a reply: True for the full context, False for the limit of tokens."""
-    most = limits.max_tokens if limits is not None else None
-    return most is None or 0 < statistics.tokens < most  # 0: unknown
+    limit = limits.max_tokens if limits is not None else None
+    return limit is None or 0 < statistics.tokens < limit  # 0: unknown

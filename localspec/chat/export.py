@@ -14,18 +14,18 @@ _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 _LONGEST_NAME = 60
 
 
-def as_markdown(found: Saved) -> str:
+def as_markdown(saved: Saved) -> str:
     """Return the whole conversation as Markdown that is safe to print on a terminal."""
-    parts = [f"# {found.info.title}"]
-    if found.system:
-        parts.append(f"## System\n\n{_with_closed_fence(found.system)}")
-    for turn in found.turns:
+    parts = [f"# {saved.info.title}"]
+    if saved.system:
+        parts.append(f"## System\n\n{_with_closed_fence(saved.system)}")
+    for turn in saved.turns:
         parts.append(f"## You\n\n{_with_closed_fence(turn.prompt)}")
-        said = [_quoted(turn.reasoning)] if turn.reasoning else []
-        said += [_with_closed_fence(turn.reply)] if turn.reply else []
+        answer = [_quoted(turn.reasoning)] if turn.reasoning else []
+        answer += [_with_closed_fence(turn.reply)] if turn.reply else []
         how = ending(turn.reason, turn.figures)
-        reply = "\n\n".join([*said, *([f"*({how})*"] if how else [])]) if said else _UNANSWERED
-        parts.append(f"## localspec ({one_line(found.info.model)})\n\n{reply}")
+        reply = "\n\n".join([*answer, *([f"*({how})*"] if how else [])]) if answer else _UNANSWERED
+        parts.append(f"## localspec ({one_line(saved.info.model)})\n\n{reply}")
     return "\n\n".join(parts)
 
 
@@ -38,10 +38,10 @@ def _with_closed_fence(text: str) -> str:
     """Make `text` safe, and close a code block that is still open, so that the text after it is not code."""
     text, fence = safe(text), ""
     for line in text.split("\n"):
-        found = _FENCE.match(line)
-        if found and not fence:
-            fence = found[1]
-        elif found and found[1].startswith(fence) and line.strip() == found[1]:
+        match = _FENCE.match(line)
+        if match and not fence:
+            fence = match[1]
+        elif match and match[1].startswith(fence) and line.strip() == match[1]:
             fence = ""
     return f"{text}\n{fence}" if fence else text
 
@@ -49,7 +49,7 @@ def _with_closed_fence(text: str) -> str:
 def proposed_file(title: str, directory: Path) -> str:
     """Return a file name made from the title that does not exist in the directory yet."""
     words = re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:_LONGEST_NAME].rstrip("-_") or "conversation"
-    names = (f"{words}{number}.md" for number in ("", *(f"-{at}" for at in range(2, 1000))))
+    names = (f"{words}{number}.md" for number in ("", *(f"-{index}" for index in range(2, 1000))))
     return next((name for name in names if not os.path.lexists(directory / name)), f"{words}.md")
 
 

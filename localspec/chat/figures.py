@@ -133,7 +133,7 @@ class LiveStats:
     def figures(self) -> Figures:
         """Return the present figures. Call this only while the engine waits, for example between two events."""
         choice = self._engine.choice
-        known = Figures(
+        figures = Figures(
             reading=self._reading,
             tokens=self._tokens,
             reasoning_tokens=self._reasoning,
@@ -150,21 +150,21 @@ class LiveStats:
             sampling=self.sampling,
         )
         now = self._engine.session.so_far if self._tokens else None
-        return self._with_memory(known if now is None else _with_decoding(known, now))
+        return self._with_memory(figures if now is None else _with_decoding(figures, now))
 
     def _pieces_per_second(self) -> float | None:
         since = self._seconds - self._first
         return (self._pieces - 1) / since if not self._tokens and since > 0 else None
 
     def _with_memory(self, figures: Figures) -> Figures:
-        held = self._engine.session.memory
-        if held is None:  # it is on another machine, or unknown
+        memory = self._engine.session.memory
+        if memory is None:  # it is on another machine, or unknown
             return figures
         when, free = self._free
         if time.monotonic() - when >= MEMORY_SECONDS:
             free = free_memory(self._engine.choice.device)
             self._free = time.monotonic(), free
-        return replace(figures, memory=replace(held, cache=held.cache + held.parked, parked=0), free=free)
+        return replace(figures, memory=replace(memory, cache=memory.cache + memory.parked, parked=0), free=free)
 
 
 def _with_decoding(figures: Figures, now: Statistics) -> Figures:
@@ -245,8 +245,8 @@ def share_words(sources: Mapping[str, int]) -> str:
 def shares(sources: Mapping[str, int]) -> list[tuple[str, float]]:
     """Return each drafter's share of the reply's tokens, with its name in words, the largest share first."""
     total = sum(sources.values())
-    named = sorted(sources.items(), key=lambda one: -one[1])
-    return [(source_name(name), count / total) for name, count in named if count]
+    ranked = sorted(sources.items(), key=lambda item: -item[1])
+    return [(source_name(name), count / total) for name, count in ranked if count]
 
 
 def seconds_words(seconds: float) -> str:

@@ -55,7 +55,7 @@ class Introduction:
         """A sentence on how well the model answers."""
         if not self.parameters:
             return ELSEWHERE
-        return TOY if self.toy else next(words for most, words in EXPECTATIONS if self.parameters <= most)
+        return TOY if self.toy else next(words for limit, words in EXPECTATIONS if self.parameters <= limit)
 
 
 def introduction(engine: "Answerer", card: TargetCard) -> Introduction:

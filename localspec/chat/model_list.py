@@ -55,8 +55,8 @@ class Choosable:
 
     def matches(self, words: str) -> bool:
         """Return whether all of these words are in the displayed text of the model."""
-        said = " ".join((self.heading, *self.about, self.card.entry.publisher if self.card.entry else "")).casefold()
-        return all(word in said for word in words.casefold().split())
+        text = " ".join((self.heading, *self.about, self.card.entry.publisher if self.card.entry else "")).casefold()
+        return all(word in text for word in words.casefold().split())
 
 
 def models_here(current: TargetCard | None) -> list[Choosable]:
@@ -84,27 +84,27 @@ def all_models(
         measurements = Measurements(MeasurementCache(store), quiet=True)
         machine = _with_freed(this_machine(measurements.bandwidth), *freed)
         here = recommendations(machine, measurements, here=True, rule=rule)
-        ways = {one.card.name: one for one in here}
-        if current is not None and current.name not in ways:
+        pairs = {pair.card.name: pair for pair in here}
+        if current is not None and current.name not in pairs:
             with suppress(LocalspecError):  # listed without its speed
-                ways[current.name] = recommend(model_of(current), machine, measurements, here=True, rule=rule)
-        paces = {name: _pace(one, current is not None and name == current.name) for name, one in ways.items()}
+                pairs[current.name] = recommend(model_of(current), machine, measurements, here=True, rule=rule)
+        paces = {name: _pace(pair, current is not None and name == current.name) for name, pair in pairs.items()}
         if current is not None and pace:
             paces[current.name] = pace
         every = recommendations(machine, measurements, here=False, rule=rule)
         more = all_pairs(here, every)[len(here) :]
-    taken = preferred(every)
-    best = {taken.model_and_drafter} if taken is not None else set()
+    winner = preferred(every)
+    best = {winner.model_and_drafter} if winner is not None else set()
     # The recommended first, then the best by quality and comfort.
-    more.sort(key=lambda one: (one.model_and_drafter not in best, -one.worth))
+    more.sort(key=lambda pair: (pair.model_and_drafter not in best, -pair.worth))
     elsewhere = [
-        replace(one, recommended=pair.model_and_drafter in best)
+        replace(item, recommended=pair.model_and_drafter in best)
         for pair in more
-        if (one := _item_to_fetch(pair)) is not None
+        if (item := _item_to_fetch(pair)) is not None
     ]
-    mine = {name for name, one in ways.items() if one.model_and_drafter in best}
-    local = [replace(one, recommended=one.card.name in mine) for one in _here(current, paces)]
-    return [*local, *sorted(elsewhere, key=lambda one: one.place == "too large")], any(
+    best_names = {name for name, pair in pairs.items() if pair.model_and_drafter in best}
+    local = [replace(item, recommended=item.card.name in best_names) for item in _here(current, paces)]
+    return [*local, *sorted(elsewhere, key=lambda item: item.place == "too large")], any(
         device.bandwidth for device in machine.devices
     )
 
@@ -119,7 +119,7 @@ def repository(name: str) -> Choosable | None:
     return Choosable(card, "elsewhere", card.name, ("not in the registry; the hub is asked about it",))
 
 
-def named(name: str) -> TargetCard:
+def named_model(name: str) -> TargetCard:
     """Return the model of this name, which may have to be fetched.
 
     Raises the errors of `registry.resolve` for any other name.
@@ -127,9 +127,9 @@ def named(name: str) -> TargetCard:
     try:
         return registry.named_card(full_name(name))
     except NotHere:
-        if (found := repository(name)) is None:
+        if (model := repository(name)) is None:
             raise
-        return found.card
+        return model.card
 
 
 def named_on_server(name: str, where: str = "") -> TargetCard:
@@ -139,19 +139,23 @@ def named_on_server(name: str, where: str = "") -> TargetCard:
 
 def in_lines(models: Sequence[Choosable], current: TargetCard) -> Iterator[str]:
     """Return the list as lines of text, with the command that fetches a model that is not here."""
-    by_place = {place: [one for one in models if one.place == place] for place in ("here", "elsewhere", "too large")}
-    for one in by_place["here"]:
-        answers = " (answers now)" if one.card == current else ""
-        yield f"{one.heading}{answers}: {' · '.join(one.about)}"
+    by_place = {
+        place: [model for model in models if model.place == place] for place in ("here", "elsewhere", "too large")
+    }
+    for model in by_place["here"]:
+        answers = " (answers now)" if model.card == current else ""
+        yield f"{model.heading}{answers}: {' · '.join(model.about)}"
     if by_place["elsewhere"]:
         yield "These models fit this machine, but are not here; `localspec pull NAME` fetches one:"
-        yield from (f"{one.heading}: {' · '.join(one.about)}" for one in by_place["elsewhere"])
+        yield from (f"{model.heading}: {' · '.join(model.about)}" for model in by_place["elsewhere"])
     if by_place["too large"]:
-        yield f"These models do not fit this machine: {', '.join(one.title for one in by_place['too large'])}."
+        yield f"These models do not fit this machine: {', '.join(model.title for model in by_place['too large'])}."
 
 
-def _with_freed(machine: Machine, device: str, freed_bytes: int) -> Machine:
-    devices = (replace(one, free=one.free + freed_bytes) if one.name == device else one for one in machine.devices)
+def _with_freed(machine: Machine, name: str, freed_bytes: int) -> Machine:
+    devices = (
+        replace(device, free=device.free + freed_bytes) if device.name == name else device for device in machine.devices
+    )
     return replace(machine, devices=tuple(devices))
 
 
@@ -159,15 +163,15 @@ def _with_freed(machine: Machine, device: str, freed_bytes: int) -> Machine:
 
 
 def _here(current: TargetCard | None, paces: Mapping[str, tuple[str, ...]]) -> Iterator[Choosable]:
-    found, choice = list(registry.installed()), saved_choice(Paths(home()))
-    if current is not None and current not in (card for card, _ in found):  # a directory, given by -m
+    installed, choice = list(registry.installed()), saved_choice(Paths(home()))
+    if current is not None and current not in (card for card, _ in installed):  # a directory, given by -m
         path = str(current.path)
         yield Choosable(current, "here", current.name, (*paces.get(current.name, ()), path))
-    for card, what in found:
-        if isinstance(what, LocalspecError):
-            yield Choosable(card, "here", card.name, (str(what),), usable=False)
+    for card, result in installed:
+        if isinstance(result, LocalspecError):
+            yield Choosable(card, "here", card.name, (str(result),), usable=False)
         else:
-            about = (*_parameters_and_weights(what), *paces.get(card.name, ()), *_sentences(card.description))
+            about = (*_parameters_and_weights(result), *paces.get(card.name, ()), *_sentences(card.description))
             chosen = choice is not None and choice.model in (registry.reference(card), card.name)
             yield Choosable(card, "here", card.name, about, default=chosen)
 
@@ -176,39 +180,39 @@ def _parameters_and_weights(checkpoint: Checkpoint) -> tuple[str, ...]:
     return f"{amount(checkpoint.parameters)} parameters", checkpoint.size_in_words
 
 
-def _pace(one: Recommendation, is_current: bool) -> tuple[str, ...]:
+def _pace(pair: Recommendation, is_current: bool) -> tuple[str, ...]:
     """Return the speed of a model in words, with its speedup, or the reason why the model does not fit."""
-    if one.plan is None:
+    if pair.plan is None:
         return ()
-    if not one.fits:
-        return () if is_current else (f"does not fit now: {_too_large(one)}",)
-    return pace_in_words(one.plan.speed, one.plan.measured, one.speedup if one.drafts else None)
+    if not pair.fits:
+        return () if is_current else (f"does not fit now: {_too_large(pair)}",)
+    return pace_in_words(pair.plan.speed, pair.plan.measured, pair.speedup if pair.drafts else None)
 
 
-def _too_large(one: Recommendation) -> str:
-    assert one.plan is not None
-    device = one.plan.precision.device
+def _too_large(pair: Recommendation) -> str:
+    assert pair.plan is not None
+    device = pair.plan.precision.device
     on = "" if device.name == "cpu" else f" on {device.name}"
-    needed, usable = distinct(size, one.plan.bytes, device.usable)
+    needed, usable = distinct(size, pair.plan.bytes, device.usable)
     return f"needs {needed}{on}, and {usable} may be used"
 
 
-def _item_to_fetch(one: Recommendation) -> Choosable | None:
+def _item_to_fetch(pair: Recommendation) -> Choosable | None:
     """Return the item for a model to fetch, or for a model here whose drafter is to be fetched; None for any other."""
-    card, needed = one.card, one.to_fetch
+    card, needed = pair.card, pair.to_fetch
     if card.here:
-        if not one.fits or not (needed.bytes or needed.drafter):
+        if not pair.fits or not (needed.bytes or needed.drafter):
             return None
-        title, download = f"{card.name} with {one.drafter}", "only the drafter is downloaded"
+        title, download = f"{card.name} with {pair.drafter}", "only the drafter is downloaded"
     else:
         title = card.name
         weights = "size not known" if needed.bytes is None else f"{size(needed.bytes)} download"
         download = weights + " with its drafter" * needed.drafter
-    if one.plan is not None and not one.fits:
-        return Choosable(card, "too large", title, (_too_large(one),), usable=False, gated=one.gated)
-    fits = () if one.plan is not None else ("it is unknown whether the model fits",)
-    about = (download, *fits, *_pace(one, False), *_sentences(card.license), *_sentences(card.description))
-    return Choosable(card, "elsewhere", title, about, gated=one.gated)
+    if pair.plan is not None and not pair.fits:
+        return Choosable(card, "too large", title, (_too_large(pair),), usable=False, gated=pair.gated)
+    fits = () if pair.plan is not None else ("it is unknown whether the model fits",)
+    about = (download, *fits, *_pace(pair, False), *_sentences(card.license), *_sentences(card.description))
+    return Choosable(card, "elsewhere", title, about, gated=pair.gated)
 
 
 def _sentences(*texts: str | None) -> Iterable[str]:

@@ -38,20 +38,20 @@ def pools_of(store: Store, card: TargetCard) -> list[PoolInfo]:
 
     Raises StoreTrouble.
     """
-    name, place = reference(card), str(card.path)
-    return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == place]
+    name, path = reference(card), str(card.path)
+    return [pool for pool in store.phrases.pools() if pool.model == name or pool.path == path]
 
 
 def readable_phrases(
     pool: PoolInfo, phrases: Iterable[Phrase], decode: Decode, words: str = ""
 ) -> Iterator[ReadablePhrase]:
     """Yield each of the pool's `phrases` whose displayed line contains all of `words`."""
-    wanted = words.casefold().split()
+    terms = words.casefold().split()
     for phrase in phrases:
         before, after = (*unpack_tokens(phrase.before), *unpack_key(phrase.key)), unpack_tokens(phrase.after)
         text = decode((*before, *after))
         line = _line(before, after, text, decode)
-        if all(word in line.casefold() for word in wanted):
+        if all(word in line.casefold() for word in terms):
             yield ReadablePhrase(pool, phrase, text, line)
 
 
@@ -125,13 +125,13 @@ class Stories:
 
     def of(self, phrase: Phrase) -> str:
         """Return how often a phrase was used, in which conversation last, and in how many replies it was accepted."""
-        said = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
+        uses = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
-            said = "never used, learned from a refused draft"
+            uses = "never used, learned from a refused draft"
         where = "" if phrase.conversation is None else f", last in {self.title(phrase.conversation)}"
         replies = "1 reply" if phrase.served == 1 else f"{phrase.served:,} replies"
         served = f", correct in {replies}" if phrase.served else ""
-        return f"{said}{where}{served}"
+        return f"{uses}{where}{served}"
 
     def title(self, conversation: int) -> str:
         """Return the title of a conversation."""

@@ -80,7 +80,7 @@ class ChatSettings:
         Raises UsageMistake for an unknown key.
         """
         sampling = model.sampling(self.now) if model is not None else None
-        return [_line(one, self.now, sampling) for one in ([_key(key)] if key else KEYS)]
+        return [_line(setting, self.now, sampling) for setting in ([_key(key)] if key else KEYS)]
 
     @property
     def chosen(self) -> list[str]:

@@ -66,24 +66,24 @@ def start_chat(
     """
     move_only_copies(paths := Paths(environment.home()), Reporter(notice, progress))
     database = paths.database
-    store = found = None
+    store = saved = None
     if resume is not None:
         store = at_the_end.enter_context(user_store(notice, create=False))
-        found = saved_conversation(store.history if store else None, resume)
-    card = (find_card or _named_model)(settings, found, Reporter(notice, progress))
+        saved = saved_conversation(store.history if store else None, resume)
+    card = (find_card or _named_model)(settings, saved, Reporter(notice, progress))
     if store is None:  # measurements of this machine are saved there too
         store = at_the_end.enter_context(user_store(notice, create=settings.log))
-    card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=found is not None)
+    card = card or _unnamed_model(settings, store, Reporter(notice, progress), instead=saved is not None)
     history = store.history if store is not None and settings.log else None
-    written = store is not None and store.path is not None and not store.read_only
-    if say_what_is_saved and written and history is not None and not _ever_saved(history):
+    writable = store is not None and store.path is not None and not store.read_only
+    if say_what_is_saved and writable and history is not None and not _ever_saved(history):
         notice(
             f"conversations are saved in {database} (only you can read it). --no-log turns that off; `localspec "
             "history` and `localspec pool` show and delete them."
         )
-    if found is None:
+    if saved is None:
         return StartedChat(card, store, Conversation(history, registry.reference(card), settings.system, notice))
-    conversation = Conversation.resume(history, found, registry.reference(card), notice)
+    conversation = Conversation.resume(history, saved, registry.reference(card), notice)
     if settings.origins.get("system", "").startswith("--"):
         conversation.system = settings.system
     return StartedChat(card, store, conversation)
@@ -97,8 +97,8 @@ def chosen_model(settings: Settings, store: Store | None, reporter: Reporter, sa
     """
     if saves:
         move_only_copies(Paths(environment.home()), reporter)
-    found = _named_model(settings, None, reporter, saves)
-    return found or _unnamed_model(settings, store, reporter, saves=saves)
+    card = _named_model(settings, None, reporter, saves)
+    return card or _unnamed_model(settings, store, reporter, saves=saves)
 
 
 def choose(card: TargetCard, by: By, notice: Callable[[str], None]) -> None:
@@ -117,16 +117,16 @@ def _ever_saved(history: History) -> bool:
         return True
 
 
-def _named_model(settings: Settings, found: Saved | None, reporter: Reporter, saves: bool = True) -> TargetCard | None:
+def _named_model(settings: Settings, saved: Saved | None, reporter: Reporter, saves: bool = True) -> TargetCard | None:
     """Return the model that `-m` names, or the conversation's model, or else the model that other settings name."""
-    if found is not None and not settings.origins.get("model", "").startswith("--"):
+    if saved is not None and not settings.origins.get("model", "").startswith("--"):
         try:
-            return _resolve(found.info.model)
+            return _resolve(saved.info.model)
         except NotHere:
-            gone = "is no longer here"
-            if not registry.could_be_here(found.info.model):
-                gone = "is not here: it was removed, or belongs to a server (give --server)"
-            reporter.notice(f"the model of this conversation, {by_present_name(found).info.model}, {gone}.")
+            reason = "is no longer here"
+            if not registry.could_be_here(saved.info.model):
+                reason = "is not here: it was removed, or belongs to a server (give --server)"
+            reporter.notice(f"the model of this conversation, {by_present_name(saved).info.model}, {reason}.")
     if settings.model is None:
         return None
     try:
@@ -165,8 +165,8 @@ def _unnamed_model(
         try:
             card = _resolve(choice.model)
         except NotHere as error:
-            known = registry.find(choice.model)
-            without_file = [str(error)] if known and known.here else []
+            registered = registry.find(choice.model)
+            without_file = [str(error)] if registered and registered.here else []
         else:
             if instead:
                 notify(f"{card.name} answers; choose another model with -m.")
@@ -202,21 +202,23 @@ def _best(models: Sequence[TargetCard], settings: Settings, store: Store | None)
     from localspec.choosing.survey import preferred, recommendations
     from localspec.machine.machine import this_machine
 
-    known = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
-    machine = _on_named_device(this_machine(known.bandwidth), settings)
-    machine = replace(machine, devices=tuple(replace(one, free=one.total) for one in machine.devices))
+    measurements = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
+    machine = _on_named_device(this_machine(measurements.bandwidth), settings)
+    machine = replace(machine, devices=tuple(replace(device, free=device.total) for device in machine.devices))
     names = {card.name for card in models}
-    found = [
-        one for one in recommendations(machine, known, here=True, rule=settings.drafter_rule) if one.card.name in names
+    candidates = [
+        pair
+        for pair in recommendations(machine, measurements, here=True, rule=settings.drafter_rule)
+        if pair.card.name in names
     ]
-    chosen = preferred(found, settings.prefer)
+    chosen = preferred(candidates, settings.prefer)
     return models[0] if chosen is None else chosen.card
 
 
 def _on_named_device(machine: "Machine", settings: Settings) -> "Machine":
     """Return the machine with only the device that the settings name. A missing device is reported later."""
-    named = None if settings.device == "auto" else machine.device(settings.device)
-    return machine if named is None else replace(machine, devices=(named,))
+    device = None if settings.device == "auto" else machine.device(settings.device)
+    return machine if device is None else replace(machine, devices=(device,))
 
 
 def _resolve(name: str) -> TargetCard:

@@ -124,10 +124,10 @@ class Trace:
         refused = tuple(_refused_after(draft, token - first))
         return TokenPlace(token, self.source(token), step, first, after, drafted, refused)
 
-    def texts(self, before: int, tokens: Sequence[int]) -> list[str]:
-        """Return the text that each of these tokens would have after the first `before` tokens of the reply."""
+    def texts(self, count: int, tokens: Sequence[int]) -> list[str]:
+        """Return the text that each of these tokens would have after the first `count` tokens of the reply."""
         pieces = Detokenizer(self.decode)
-        for token in self.tokens[max(before - CONTEXT, 0) : before]:
+        for token in self.tokens[max(count - CONTEXT, 0) : count]:
             pieces.add(token)
         pieces.flush()
         texts = [pieces.add(token) for token in tokens]
@@ -150,9 +150,9 @@ def _refused_after(draft: Draft, depth: int) -> Iterator[RefusedDraft]:
     for node, parent in enumerate(draft.parents):
         if proposers[node]:
             below[parent].append(node)
-    said = tokens[path[depth + 1]] if depth + 1 < len(path) else None
+    accepted = tokens[path[depth + 1]] if depth + 1 < len(path) else None
     for node in below[path[depth]]:
-        if node in path or tokens[node] == said:
+        if node in path or tokens[node] == accepted:
             continue
         chain, size, heap = [node], 0, [node]
         while below[chain[-1]]:
@@ -160,7 +160,7 @@ def _refused_after(draft: Draft, depth: int) -> Iterator[RefusedDraft]:
         while heap:
             size += 1
             heap += below[heap.pop()]
-        yield RefusedDraft(tuple(tokens[one] for one in chain), tuple(proposers[one] for one in chain), size)
+        yield RefusedDraft(tuple(tokens[link] for link in chain), tuple(proposers[link] for link in chain), size)
 
 
 class Pieces:
@@ -183,7 +183,7 @@ class Pieces:
 
     def grow(self) -> int:
         """Decode new tokens, and return the number of new pieces (`Piece`). Use this from one thread at a time."""
-        before, trace = len(self.all), self._trace
+        count, trace = len(self.all), self._trace
         ended, end = trace.ended, len(trace.tokens)  # in this order
         for token in trace.tokens[self._added : end]:
             self._added += 1
@@ -193,7 +193,7 @@ class Pieces:
         if ended and self._first < self._added:
             self._text += self._detokenizer.flush()
             self._close()
-        return len(self.all) - before
+        return len(self.all) - count
 
     def at(self, token: int) -> int:
         """Return the index in `all` of the `Piece` that contains a token, or of the last if it is not decoded yet."""
@@ -237,10 +237,10 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
     yield f"{visible(piece.text)}  {which} of {total}, by {', '.join(names)}"
     yield _step(trace, place)
     for token in range(piece.first, piece.after):
-        found = trace.place(token)
-        if found.refused:
+        token_place = trace.place(token)
+        if token_place.refused:
             yield "drafted here and refused:"
-            yield from (f"  {_refused(trace, token, one)}" for one in found.refused)
+            yield from (f"  {_refused(trace, token, draft)}" for draft in token_place.refused)
             return
     yield _why_no_draft(place)
 
@@ -279,11 +279,11 @@ def step_by_step(trace: Trace) -> Iterator[str]:
         return place.step if place.drafted else 0
 
     for _, group in groupby(pieces.all, drafting_step):
-        said = [*group]
-        step, last = (trace.place(piece.first).step for piece in (said[0], said[-1]))
-        parts = groupby(said, lambda piece: source_name(trace.source(piece.after - 1)))
+        members = [*group]
+        step, last = (trace.place(piece.first).step for piece in (members[0], members[-1]))
+        parts = groupby(members, lambda piece: source_name(trace.source(piece.after - 1)))
         line = ", ".join(f"{visible(''.join(piece.text for piece in some))} {name}" for name, some in parts)
-        tokens = (token for piece in said for token in range(piece.first, piece.after))
-        refused = [_refused(trace, token, one) for token in tokens for one in trace.place(token).refused]
+        tokens = (token for piece in members for token in range(piece.first, piece.after))
+        refused = [_refused(trace, token, draft) for token in tokens for draft in trace.place(token).refused]
         steps = str(step) if step == last else f"{step} to {last}"
         yield f"{steps}: {line}" + (f"; refused: {'; '.join(refused)}" if refused else "")

@@ -376,7 +376,7 @@ class _Talk:
     def _answer(self, line: str) -> None:
         """Send the typed prompt, with the text of the files that it names."""
         prompt, engine = with_files(line), self._loaded()
-        for about in measured(line, engine.count_tokens, engine.context, seen=True):
+        for about in measured(line, engine.count_tokens, engine.context, visible=True):
             tell(one_line(f"+ {about}"))
         self._answer_prompt(prompt)
 

@@ -9,7 +9,7 @@ from golden import wording
 from machines import BILLION, LITTLE, PHI, SEVEN, cpu, gpu, machine, unfetched
 
 from localspec.chat import model_list
-from localspec.chat.model_list import all_models, in_lines, models_here, named, repository
+from localspec.chat.model_list import all_models, in_lines, models_here, named_model, repository
 from localspec.choosing import survey
 from localspec.choosing.measure import NoMeasurements
 from localspec.choosing.survey import recommend
@@ -146,10 +146,10 @@ def test_the_facts_of_the_answering_model_are_shown_again(registered):
 
 
 def test_a_name_stands_for_what_is_registered_or_a_repository():
-    assert not named("qwen3-1.7b").here and named("demo").here
-    assert named("org/name@v1").entry.source == Source("org/name", "v1") and not named("org/name").here
+    assert not named_model("qwen3-1.7b").here and named_model("demo").here
+    assert named_model("org/name@v1").entry.source == Source("org/name", "v1") and not named_model("org/name").here
     with pytest.raises(NotHere, match="dmeo"):
-        named("dmeo")
+        named_model("dmeo")
     assert repository("no repository") is None and repository(" org/name ").card.name == "org/name"
 
 

@@ -33,9 +33,12 @@ async def _model(chat: "ChatScreen", name: str) -> None:
 
 
 def _named(name: str, at_a_server: bool) -> "TargetCard":
-    from localspec.chat.model_list import named, named_on_server  # imported on this thread: typing does not wait for it
+    from localspec.chat.model_list import (
+        named_model,
+        named_on_server,
+    )  # imported on this thread: typing does not wait for it
 
-    return named_on_server(name) if at_a_server else named(name)
+    return named_on_server(name) if at_a_server else named_model(name)
 
 
 def _system(chat: "ChatScreen", text: str) -> None:
