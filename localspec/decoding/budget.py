@@ -28,8 +28,8 @@ class ObservedCosts:
         self._forwards = 0
         self._recent: deque[float] = deque(maxlen=REMEMBERED)  # deviations of the last forwards
         # The same by the size of their rows (1, 2 to 4, 5 to 8, 9 to 16, …), with the number of each forward.
-        self._of: dict[int, deque[tuple[int, float]]] = {}
-        self._then: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
+        self._by_size: dict[int, deque[tuple[int, float]]] = {}
+        self._baseline: dict[int, float] = {}  # the deviation by size at first, or when plain steps were last looked at
         self._plain = 0  # plain steps since they were requested
         self._factors: dict[int, float] = {}  # by size; a tree needs one for each node, so each is computed once
 
@@ -38,7 +38,7 @@ class ObservedCosts:
         size = _size(rows)
         factor = self._factors.get(size)
         if factor is None:
-            nearest = min(filter(self._fresh, self._of), key=lambda other: abs(other - size), default=None)
+            nearest = min(filter(self._fresh, self._by_size), key=lambda other: abs(other - size), default=None)
             factor = self._factors[size] = 1.0 if nearest is None else self._deviation(nearest)
         return self._measured.at(rows, context) * factor
 
@@ -52,7 +52,7 @@ class ObservedCosts:
         """Whether forwards of trees became so much slower or faster that plain steps should be timed again."""
         return any(
             max(self._deviation(size), then) >= CHANGE * min(self._deviation(size), then)
-            for size, then in self._then.items()
+            for size, then in self._baseline.items()
             if size and self._fresh(size)
         )
 
@@ -64,24 +64,24 @@ class ObservedCosts:
         self._forwards += 1
         self._factors.clear()
         self._recent.append(deviation)
-        self._of.setdefault(size, deque(maxlen=REMEMBERED)).append((self._forwards, deviation))
+        self._by_size.setdefault(size, deque(maxlen=REMEMBERED)).append((self._forwards, deviation))
         if self._fresh(size):
-            self._then.setdefault(size, self._deviation(size))
+            self._baseline.setdefault(size, self._deviation(size))
         self._plain += rows == 1
         if self._plain >= ENOUGH or not self.wants_plain:
             if self._plain >= ENOUGH:
-                self._then |= {size: self._deviation(size) for size in self._of if self._fresh(size)}
+                self._baseline |= {size: self._deviation(size) for size in self._by_size if self._fresh(size)}
             self._plain = 0
 
     def _deviation(self, size: int) -> float:
-        return median(deviation for _, deviation in self._of[size])
+        return median(deviation for _, deviation in self._by_size[size])
 
     def _fresh(self, size: int) -> bool:
         """Return whether enough forwards of this size class were timed lately. Discard older times."""
-        seen = self._of[size]
-        while seen and self._forwards - seen[0][0] >= FRESH:
-            seen.popleft()
-        return len(seen) >= ENOUGH
+        times = self._by_size[size]
+        while times and self._forwards - times[0][0] >= FRESH:
+            times.popleft()
+        return len(times) >= ENOUGH
 
 
 def _size(rows: int) -> int:
@@ -201,7 +201,7 @@ class Budget:
     ) -> None:
         self._branches, self._always_off = branches, off_reason
         self.most, self._costs = most, None if costs is None else ObservedCosts(costs)
-        self._seen: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
+        self._hits: dict[tuple[str | None, int, int], tuple[float, float]] = {}  # (hits, tries); None means all sources
         # Seconds of recent steps outside of draft and forward, with trees and without.
         self._tree_overheads, self._plain_overheads = (deque[float](maxlen=REMEMBERED) for _ in range(2))
         self._lately = (0.0, 0.0)  # recent tokens, and their seconds by the costs
@@ -284,17 +284,17 @@ class Budget:
         worth *= self._costs.slowness
         hosts = _hosts(tree, chances)
         order = sorted(chances, key=chances.__getitem__, reverse=True)  # a stable sort: parents before their children
-        kept, most = 0, -self._costs.at(1, context) - self._overhead(False)
+        best_size, most_saved = 0, -self._costs.at(1, context) - self._overhead(False)
         tokens, rows = 0.0, 1 + hosts.count(0)
         for size, node in enumerate(order[1:], start=1):
             tokens += chances[node]
             rows += 1 + hosts.count(node)
             saved = tokens * worth - self._costs.at(rows, context) - self._overhead(True)
-            if saved > most:
-                kept, most = size, saved
-        if not kept:
+            if saved > most_saved:
+                best_size, most_saved = size, saved
+        if not best_size:
             return tree.subtree([0])
-        best = set(order[: kept + 1])
+        best = set(order[: best_size + 1])
         nodes = [node for node in range(tree.size) if node in best or hosts[node] in best]
         return tree if len(nodes) == tree.size else tree.subtree(nodes)
 
@@ -324,8 +324,8 @@ class Budget:
             children = self._draft.children[node]
             for rank, (drafted_token, child) in enumerate(children.items()):
                 for key in self._keys(self._draft, child, rank):
-                    hits, tries = self._seen.get(key, (0.0, 0.0))
-                    self._seen[key] = DECAY * hits + (drafted_token == token), DECAY * tries + 1
+                    hits, tries = self._hits.get(key, (0.0, 0.0))
+                    self._hits[key] = DECAY * hits + (drafted_token == token), DECAY * tries + 1
             node = children.get(token)
 
     def _note_declined(self) -> None:
@@ -395,21 +395,21 @@ class Budget:
 
         Probes and the nodes below them are left out.
         """
-        given, path = {0: 0.0}, {0: 1.0}  # chances: `given` the parent was accepted, and of the whole `path`
+        chances, path = {0: 0.0}, {0: 1.0}  # of each node after its parent, and of the whole path to it
         for parent, children in enumerate(tree.children):
             if parent not in path:
                 continue
             # A drafter that was right once tends to stay right; the other siblings share the rest.
-            rest = max(1 - given[parent], 0.2) / 2  # an untried source has a chance of at most 0.9
+            rest = max(1 - chances[parent], 0.2) / 2  # an untried source has a chance of at most 0.9
             for rank, node in enumerate(children.values()):
-                if tree.chance and (own := tree.chance[node]) is not None:
-                    given[node], path[node] = own, path[parent] * own
+                if tree.chance and (estimate := tree.chance[node]) is not None:
+                    chances[node], path[node] = estimate, path[parent] * estimate
                     continue
                 chance = rest * 0.5**rank if rank else 1 - rest
                 for key in self._keys(tree, node, rank):  # an unseen source is estimated from all
-                    hits, tries = self._seen.get(key, (0.0, 0.0))
+                    hits, tries = self._hits.get(key, (0.0, 0.0))
                     chance = (hits + PRIOR * chance) / (tries + PRIOR)
-                given[node], path[node] = chance, path[parent] * chance
+                chances[node], path[node] = chance, path[parent] * chance
         return path
 
     @staticmethod

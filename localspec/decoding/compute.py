@@ -152,14 +152,14 @@ class RowAttention(Protocol):
     def reserve_rows(
         self,
         positions: Sequence[int],
-        seen: Sequence[Sequence[int]] | None = None,
+        visible: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[Any, ...]:
         """Reserve room for the keys and values of new rows. Return the `places` for `__call__`.
 
-        Each row sees itself. Without `seen`, each row also sees all rows before it. With `seen`, row i sees the first
-        `seen[i][0]` rows and the rows with the numbers `seen[i][1:]`. With a `window`, a row sees no row that is
-        `window` positions or more before it.
+        Each row sees itself. Without `visible`, each row also sees all rows before it. With `visible`, row i sees the
+        first `visible[i][0]` rows and the rows with the numbers `visible[i][1:]`. With a `window`, a row sees no row
+        that is `window` positions or more before it.
         """
 
     def __call__(self, qkv: Rows, *places: Any) -> Rows:
@@ -276,15 +276,15 @@ class DraftableModel(ForwardModel[CacheT], Protocol[CacheT]):
 
 
 def rows_seen(
-    first: int, rows: int, seen: Sequence[Sequence[int]] | None = None, window: int | None = None
+    first: int, rows: int, visible: Sequence[Sequence[int]] | None = None, window: int | None = None
 ) -> npt.NDArray[np.bool_]:
     """Return bool [rows, first + rows]: the rows that each new row sees, `first` stored rows before `rows` new ones.
-    `seen` and `window` are those of `RowAttention.reserve_rows`."""
-    if seen is None:
-        visible = np.tri(rows, first + rows, first, np.bool_)
+    `visible` and `window` are those of `RowAttention.reserve_rows`."""
+    if visible is None:
+        mask = np.tri(rows, first + rows, first, np.bool_)
     else:
-        visible = np.zeros((rows, first + rows), np.bool_)
-        for row, (before, *others) in enumerate(seen):
-            visible[row, :before] = True
-            visible[row, [*others, first + row]] = True
-    return visible if window is None else np.triu(visible, first - window + 1)
+        mask = np.zeros((rows, first + rows), np.bool_)
+        for row, (first_rows, *others) in enumerate(visible):
+            mask[row, :first_rows] = True
+            mask[row, [*others, first + row]] = True
+    return mask if window is None else np.triu(mask, first - window + 1)

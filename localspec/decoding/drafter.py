@@ -72,7 +72,7 @@ class DrafterState:
     def nbytes(self) -> int:
         """Bytes of this state."""
         total = sum(int(row.nbytes) for row in self.features) + (self.cache.nbytes if self.cache else 0)
-        return total + sum(one.nbytes for one in self.inner)
+        return total + sum(state.nbytes for state in self.inner)
 
     def copy(self, length: int) -> "DrafterState":
         """Return a copy of the state after the first `length` tokens, or after fewer if the cache cannot be cut there.
@@ -83,7 +83,7 @@ class DrafterState:
         if cache is not None:
             reached = cache.reachable(min(length, cache.length))
             cache = cache.copy(reached, reached)
-        inner = [one.copy(length) for one in self.inner]
+        inner = [state.copy(length) for state in self.inner]
         return DrafterState(cache, self.features[:length], inner)
 
 

@@ -40,8 +40,8 @@ class Exactness:
         types = {"bitwise": bool, "widest": int, "multiple": int, "largest": float}
         if not isinstance(value, dict) or {name: type(field) for name, field in value.items()} != types:
             return None
-        found = cls(**value)
-        return found if found.widest > 1 and found.multiple in MULTIPLES and 0 <= found.largest < math.inf else None
+        result = cls(**value)
+        return result if result.widest > 1 and result.multiple in MULTIPLES and 0 <= result.largest < math.inf else None
 
     def word(self, rule: Rule) -> str:
         """Return how closely replies under this acceptance rule match plain decoding: `bitwise`, `numerical` or

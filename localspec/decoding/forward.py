@@ -182,12 +182,12 @@ def brought_back(parked: ParkableT, cache: ParkableT) -> ParkableT:
     return cache if cache.take(parked) else parked
 
 
-def common_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+def common_prefix(text: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the longest common prefix of two texts: how many tokens of a cache can be reused."""
-    start, most = 0, min(len(ours), len(theirs))
-    while start < most and ours[start : start + _AT_ONCE] == theirs[start : start + _AT_ONCE]:
+    start, shortest = 0, min(len(text), len(other))
+    while start < shortest and text[start : start + _AT_ONCE] == other[start : start + _AT_ONCE]:
         start += _AT_ONCE
-    for index in range(start, most):
-        if ours[index] != theirs[index]:
+    for index in range(start, shortest):
+        if text[index] != other[index]:
             return index
-    return most
+    return shortest

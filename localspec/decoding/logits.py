@@ -214,8 +214,8 @@ class NumpyLogits(LogitsBase):
     def _survivors(self, row: int, sampling: Sampling) -> tuple[npt.NDArray[np.float32], Ids]:
         scores, ids = _cooled(self.rows[row], sampling), np.arange(self.rows.shape[-1])
         if sampling.top_k and sampling.top_k < len(scores):
-            kept = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]
-            scores, ids = scores[kept], ids[kept]
+            mask = scores >= np.partition(scores, -sampling.top_k)[-sampling.top_k]
+            scores, ids = scores[mask], ids[mask]
         if sampling.top_p < 1:
             order = np.argsort(-scores, kind="stable")
             chances = _softmax(scores[order])
@@ -223,8 +223,8 @@ class NumpyLogits(LogitsBase):
             scores, ids = scores[order], ids[order]
         if sampling.min_p:
             chances = _softmax(scores)
-            kept = chances >= sampling.min_p * chances.max(initial=0.0)
-            scores, ids = scores[kept], ids[kept]
+            mask = chances >= sampling.min_p * chances.max(initial=0.0)
+            scores, ids = scores[mask], ids[mask]
         return scores, ids
 
 

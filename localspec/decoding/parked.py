@@ -89,8 +89,8 @@ class Parked:
         `copying` is the copy bandwidth in bytes/s."""
         self._budget, self._costs, self._copying = budget, costs, copying
         self._texts: list[ParkedText] = []
-        self._gone = 0.0  # the value of the text that was removed last
-        self._left = self._again = 0.0  # recent copies of a prefix; those whose rest was needed again
+        self._removed_value = 0.0  # the value of the text that was removed last
+        self._copies = self._returns = 0.0  # recent copies of a prefix; those whose rest was needed again
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -115,18 +115,18 @@ class Parked:
         best = max([live, *self._texts], key=rank)
         start = self._start(best, live, best.reach(prompt))
         if best.branched is not None and start.length > best.branched:  # the rest of a copied text is needed again
-            self._again, best.branched = self._again + 1, None
+            self._returns, best.branched = self._returns + 1, None
         if start.copied:
-            if self._left >= REMEMBERED:
-                self._left, self._again = self._left / 2, self._again / 2
-            self._left, best.branched = self._left + 1, start.length
+            if self._copies >= REMEMBERED:
+                self._copies, self._returns = self._copies / 2, self._returns / 2
+            self._copies, best.branched = self._copies + 1, start.length
         return start
 
     def _start(self, best: ParkedText, live: ParkedText, length: int) -> Start:
         """Return the cheapest start of a prompt: after the first `length` tokens of the text `best`, or after none."""
         whole = best.cache.length
         leaves = bool(live.cache.length) and live.nbytes <= self.budget
-        chance = (self._again + 1) / (self._left + SEEN)
+        chance = (self._returns + 1) / (self._copies + SEEN)
         # The cost of each way, in seconds.
         cutting = chance * self._prefill_seconds(length, whole)
         copying = best.nbytes * length / max(whole, 1) / self._copying
@@ -141,7 +141,7 @@ class Parked:
     def add(self, text: ParkedText, needed: ParkedText | None = None) -> None:
         """Park a text, then remove the least valuable texts beyond the budget, but never the text that is `needed`
         next."""
-        text.since = self._gone
+        text.since = self._removed_value
         self._texts.append(text)
         self.fit(needed)
 
@@ -156,7 +156,7 @@ class Parked:
             least = min((text for text in self._texts if text is not needed), key=self._worth, default=None)
             if least is None:
                 return
-            self._gone = self._worth(least)
+            self._removed_value = self._worth(least)
             self._texts.remove(least)
 
     def clear(self) -> bool:

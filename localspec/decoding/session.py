@@ -35,16 +35,16 @@ class Tally:
         self._reached: list[int] = []  # by depth: how often a parent was accepted and had a child
         self._accepted: list[int] = []  # by depth: how often one of its children was accepted
 
-    def add(self, step: Step, taken: int) -> None:
-        """Count one decode step. The reply takes only the first `taken` of the tokens that the step committed."""
+    def add(self, step: Step, count: int) -> None:
+        """Count one decode step. The reply takes only the first `count` of the tokens that the step committed."""
         assert step.tree is not None
         self.steps += 1
         self.drafted += step.tree.size - 1
         self.rows[step.tree.size] += 1
-        self.committed += taken
+        self.committed += count
         self.draft_seconds += step.draft_seconds
         self.verify_seconds += step.verify_seconds
-        self.accepted += min(taken, len(step.path) - 1)
+        self.accepted += min(count, len(step.path) - 1)
         for depth, node in enumerate(step.path):
             if not step.tree.children[node]:
                 break
@@ -68,8 +68,8 @@ class Tally:
 def step_sources(step: Step) -> list[str]:
     """Return the source of each committed token of a decode step. The bonus token comes from the target."""
     assert step.tree is not None
-    named = step.tree.source or ["drafter"] * step.tree.size
-    return [*(named[node] for node in step.path[1:]), "target"]
+    sources = step.tree.source or ["drafter"] * step.tree.size
+    return [*(sources[node] for node in step.path[1:]), "target"]
 
 
 def draft_of(step: Step) -> Draft:
@@ -228,12 +228,12 @@ class _Reply:
                 began = self._clock()
                 step = self._within_memory(self._decode, self._give_up_trees)
                 session.tokens += step.committed
-                reason, taken = self._commit(step.committed, step_sources(step))
-                self.tally.add(step, taken)
+                reason, count = self._commit(step.committed, step_sources(step))
+                self.tally.add(step, count)
                 self.drafts.append(draft_of(step))
                 ended = self._clock()
                 self.tally.step_seconds += ended - began
-                self._report_pace(step, taken, ended - self.last_seconds)
+                self._report_pace(step, count, ended - self.last_seconds)
                 self.last_seconds = ended
                 yield from self._release(reason is not None)
             self._finish(self.transcript.tokens)
@@ -310,12 +310,12 @@ class _Reply:
         )
 
     def _give_up_spare(self) -> bool:
-        before, self.spare = self.spare, False
-        return before
+        had_spare, self.spare = self.spare, False
+        return had_spare
 
     def _shrink_chunks(self) -> bool:
-        before, self.chunk = self.chunk, SMALL_CHUNK
-        return before > SMALL_CHUNK
+        previous, self.chunk = self.chunk, SMALL_CHUNK
+        return previous > SMALL_CHUNK
 
     def _give_up_trees(self) -> bool:
         fewer = self.session.budget.nodes > 0
@@ -329,17 +329,17 @@ class _Reply:
 
         Return the reason if it ended, and the number of committed tokens.
         """
-        for taken, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
+        for count, (token, source) in enumerate(zip(tokens, sources, strict=True), start=1):
             if token in self.session.target.stop_tokens:
                 self.transcript.finish()
-                return "stop", taken
+                return "stop", count
             self.sources.append(source)
             if self.transcript.add(token):
-                return "stop", taken
+                return "stop", count
             if self.transcript.tokens >= self.max_tokens:
-                return "stop" if self.transcript.finish(cut=True) else "length", taken
+                return "stop" if self.transcript.finish(cut=True) else "length", count
             if self._loops():
-                return "stop" if self.transcript.finish(cut=True) else "repetition", taken
+                return "stop" if self.transcript.finish(cut=True) else "repetition", count
         return None, len(tokens)
 
     def _loops(self) -> bool:
@@ -351,8 +351,8 @@ class _Reply:
     def _release(self, final: bool) -> Iterator[Text]:
         text, tokens, reasoning, thought = self.transcript.release(final)
         start, self.released = self.released, tokens
-        before, self.thought = self.thought, thought
-        if thought > before:
+        thought_before, self.thought = self.thought, thought
+        if thought > thought_before:
             self.thought_seconds = self.last_seconds - self.prefill_seconds
         if text or reasoning or tokens > start:
             ids = self.session.tokens[len(self.prompt) + start : len(self.prompt) + tokens]
@@ -366,15 +366,15 @@ class _Reply:
                 self.tally.steps,
                 drafts,
                 reasoning,
-                thought - before,
+                thought - thought_before,
             )
 
-    def _report_pace(self, step: Step, taken: int, seconds: float) -> None:
-        """Time this step for the speedup: the reply took `taken` of its tokens, `seconds` after the previous step."""
+    def _report_pace(self, step: Step, count: int, seconds: float) -> None:
+        """Time this step for the speedup: the reply took `count` of its tokens, `seconds` after the previous step."""
         assert step.tree is not None
         context = len(self.session.tokens) - len(step.committed)
         drafting = step.draft_seconds + step.learn_seconds
-        self.session.budget.plain.observe(step.tree.size, context, taken, seconds, drafting)
+        self.session.budget.plain.observe(step.tree.size, context, count, seconds, drafting)
 
     def _finish(self, reply_tokens: int) -> None:
         """Cut tokens, cache and drafter to the end of the text, and store the statistics.

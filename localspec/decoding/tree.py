@@ -63,13 +63,13 @@ class DraftTree:
             slots  · a b c│d e     a─b─c       d lies in the second page. In a chain d would have the slot of b, in the
                                     └d─e       first page. So d is cut off, and also its child e.
         """
-        kept, number = [0], {0: 0}
+        nodes, number = [0], {0: 0}
         for node in range(1, self.size):
-            slot, chain_slot = start + len(kept), start + self.depth[node]
+            slot, chain_slot = start + len(nodes), start + self.depth[node]
             if self.parents[node] in number and slot // page == chain_slot // page:
-                number[node] = len(kept)
-                kept.append(node)
-        return self if len(kept) == self.size else self.subtree(kept)
+                number[node] = len(nodes)
+                nodes.append(node)
+        return self if len(nodes) == self.size else self.subtree(nodes)
 
     def chain_to(self, node: int) -> "DraftTree":
         """Return the chain from the root to a node."""
@@ -153,15 +153,15 @@ def caterpillar(
 
     `levels` are the candidates by depth.
     """
-    found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
+    entries: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parent = 0
     for pick, level in zip(picks, levels, strict=True):
         below = parent
         for token, chance in level:
             if token == pick:
-                parent = len(found)
-            found.append((found[below][0] * chance, below, token, chance))
-    return likeliest_tree(found, nodes, [source] * len(found))
+                parent = len(entries)
+            entries.append((entries[below][0] * chance, below, token, chance))
+    return likeliest_tree(entries, nodes, [source] * len(entries))
 
 
 # (index of each node's parent among the nodes expanded before, their tokens, their depth) -> candidates of each
@@ -175,41 +175,41 @@ def grow_tree(root: int, expand: Expand, nodes: int, depth: int, source: str) ->
     most `nodes` / 2 nodes of a level are expanded. A child is worth less than its parent. So the descendants of a node
     outside of the best `nodes` are outside, too.
     """
-    found: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
+    entries: list[tuple[float, int, int, float]] = [(1.0, -1, root, 1.0)]  # worth, parent, token, chance
     parents, level, least = [0], [0], 0.0
     for level_depth in range(depth):
-        tokens = [found[node][2] for node in level]
+        tokens = [entries[node][2] for node in level]
         children: list[int] = []
         for node, candidates in zip(level, expand(parents, tokens, level_depth), strict=True):
             for token, chance in candidates:
-                if (worth := found[node][0] * chance) <= least:
+                if (worth := entries[node][0] * chance) <= least:
                     break
-                children.append(len(found))
-                found.append((worth, node, token, chance))
-        worths = sorted((node[0] for node in found), reverse=True)
+                children.append(len(entries))
+                entries.append((worth, node, token, chance))
+        worths = sorted((node[0] for node in entries), reverse=True)
         least = worths[nodes] if len(worths) > nodes else 0.0
-        children = sorted((node for node in children if found[node][0] >= least), key=lambda node: -found[node][0])
+        children = sorted((node for node in children if entries[node][0] >= least), key=lambda node: -entries[node][0])
         children = children[: max(nodes // 2, 1)]
-        place = {node: index for index, node in enumerate(level)}
-        parents, level = [place[found[node][1]] for node in children], children
+        number = {node: index for index, node in enumerate(level)}
+        parents, level = [number[entries[node][1]] for node in children], children
         if not level:
             break
-    return likeliest_tree(found, nodes, [source] * len(found))
+    return likeliest_tree(entries, nodes, [source] * len(entries))
 
 
-def likeliest_tree(found: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
-    """Build the tree of the root and the `nodes` most valuable other nodes of `found`.
+def likeliest_tree(entries: Sequence[tuple[float, int, int, float]], nodes: int, sources: Sequence[str]) -> DraftTree:
+    """Build the tree of the root and the `nodes` most valuable other nodes of `entries`.
 
-    `found` has (worth, parent, token, chance) of each node: the root first, and parents before their children. No child
-    is worth more than its parent. `sources` has the source of each node.
+    `entries` has (worth, parent, token, chance) of each node: the root first, and parents before their children. No
+    child is worth more than its parent. `sources` has the source of each node.
     """
-    best = sorted(range(len(found)), key=lambda node: -found[node][0])[: nodes + 1]  # stable: parents come first
+    best = sorted(range(len(entries)), key=lambda node: -entries[node][0])[: nodes + 1]  # stable: parents come first
     number = {node: index for index, node in enumerate(best)}
     tree = DraftTree(
-        [found[node][2] for node in best],
-        [number[found[node][1]] if node else -1 for node in best],
+        [entries[node][2] for node in best],
+        [number[entries[node][1]] if node else -1 for node in best],
         [sources[node] for node in best],
-        chance=[found[node][3] for node in best],
+        chance=[entries[node][3] for node in best],
     )
     return tree.subtree(depth_first(tree.parents))
 

@@ -301,7 +301,7 @@ def test_without_costs_nothing_is_pruned_learned_or_switched_off(most, cut):
         tree = random_tree(0, most, seed)
         assert cut(budget, tree, 100) is tree
         budget.observe(step(tree, WRONG))
-        assert (budget.nodes, budget.most, budget.off_reason, budget._seen) == (most, most, None, {})
+        assert (budget.nodes, budget.most, budget.off_reason, budget._hits) == (most, most, None, {})
 
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_probes_stay_with_the_node_they_hang_on() -> None:
     for _ in range(30):  # 5 is right, 6 below it is never right
         budget.observe(step(budget.prune(PROBED, 100), 5, WRONG))
     dear = Budget(5, ForwardCostModel(1.0, 1.0, 1.0, 1.0, 1.0, 9.0))
-    dear._seen = budget._seen
+    dear._hits = budget._hits
     kept = dear.prune(PROBED, 100)
     assert list(kept.tokens) == [0, 5, 7, 8, 9]
     assert list(kept.probe or ()) == [False, False, True, True, True]
@@ -504,10 +504,10 @@ def test_hits_and_tries_decay_and_a_depth_is_judged_only_where_it_was_reached() 
     feed(budget, draft, 1, 2, WRONG)
     feed(budget, draft, WRONG)
     feed(budget, draft, 1, WRONG)
-    assert budget._seen["x", 1, 0] == pytest.approx((0.85**2 + 1, 0.85**2 + 0.85 + 1))
-    assert budget._seen["x", 2, 0] == pytest.approx((0.85, 1.85))
-    assert budget._seen["x", 3, 0] == (0, 1)
-    assert {key[0] for key in budget._seen} == {None, "x"}
+    assert budget._hits["x", 1, 0] == pytest.approx((0.85**2 + 1, 0.85**2 + 0.85 + 1))
+    assert budget._hits["x", 2, 0] == pytest.approx((0.85, 1.85))
+    assert budget._hits["x", 3, 0] == (0, 1)
+    assert {key[0] for key in budget._hits} == {None, "x"}
 
 
 def test_siblings_of_a_node_on_the_path_are_judged_and_children_of_others_are_not() -> None:
@@ -516,7 +516,7 @@ def test_siblings_of_a_node_on_the_path_are_judged_and_children_of_others_are_no
     #   └2─4
     #     └5─6
     feed(budget, DraftTree([0, 1, 3, 2, 4, 5, 6], [-1, 0, 1, 0, 3, 3, 5], ["x"] * 7), 2, 5, 9)
-    ours = {key[1:]: value for key, value in budget._seen.items() if key[0] == "x"}
+    ours = {key[1:]: value for key, value in budget._hits.items() if key[0] == "x"}
     assert ours == {(1, 0): (0, 1), (1, 1): (1, 1), (2, 0): (0, 1), (2, 1): (1, 1), (3, 0): (0, 1)}
 
 
@@ -524,8 +524,8 @@ def test_the_target_s_own_token_judges_one_level_more_than_was_verified() -> Non
     budget = Budget(3, ForwardCostModel(1.0, 1.0, 9.0, 9.0))
     draft = DraftTree.chain([0, 1, 2, 3], "x")
     assert feed(budget, draft, 1, 2, 3).size == 2
-    assert budget._seen["x", 2, 0] == (1, 1)
-    assert ("x", 3, 0) not in budget._seen
+    assert budget._hits["x", 2, 0] == (1, 1)
+    assert ("x", 3, 0) not in budget._hits
 
 
 def test_an_unseen_source_is_estimated_from_all() -> None:
@@ -706,6 +706,6 @@ def test_a_new_reply_judges_no_draft_of_the_last_one() -> None:
     budget, drafted = Budget(16, PRICED), DraftTree.chain([1, 2, 3, 4], "phrases")
     budget.prune(drafted, 10)
     budget.begin()
-    before = copy.deepcopy(budget._seen)
+    before = copy.deepcopy(budget._hits)
     budget.observe(replace(step(DraftTree((7,), (-1,)), 50), verify_seconds=1e-3))
-    assert budget._seen == before
+    assert budget._hits == before
