@@ -76,20 +76,20 @@ def layers_of(options: AssistantOptions, target: TransformerConfig, context: int
         )
     lenders = {  # the last layer with its own keys and values, for each: without a window, with one
         target.sliding_windows[layer] is not None: layer
-        for layer, one in enumerate(target.layer_sizes)
-        if one.keys_of is None
+        for layer, lender in enumerate(target.layer_sizes)
+        if lender.keys_of is None
     }
     layers = []
-    for own, window in zip(sizes.layer_sizes, sizes.sliding_windows, strict=True):
+    for reader, window in zip(sizes.layer_sizes, sizes.sliding_windows, strict=True):
         layer = lenders.get(window is not None)
         lent = None if layer is None else target.sizes_of(layer)
-        if lent is None or (own.num_kv_heads, own.head_dim) != (lent.num_kv_heads, lent.head_dim):
+        if lent is None or (reader.num_kv_heads, reader.head_dim) != (lent.num_kv_heads, lent.head_dim):
             raise UsageMistake(
-                f"The assistant reads {own.num_kv_heads} key heads of {own.head_dim} channels in a layer, but this "
-                f"model has {'none' if lent is None else f'{lent.num_kv_heads} of {lent.head_dim}'} there; name the "
-                "model that it was made for."
+                f"The assistant reads {reader.num_kv_heads} key heads of {reader.head_dim} channels in a layer, but "
+                f"this model has {'none' if lent is None else f'{lent.num_kv_heads} of {lent.head_dim}'} there; name "
+                "the model that it was made for."
             )
-        layers.append(replace(own, keys_of=layer, keys_are_values=False))
+        layers.append(replace(reader, keys_of=layer, keys_are_values=False))
     return replace(sizes, layer_sizes=tuple(layers), borrows=True, vocab_size=0, tied=True, logit_cap=0.0), rope
 
 

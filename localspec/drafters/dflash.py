@@ -171,28 +171,28 @@ class Drafter(ParallelDrafter):
 
     def __init__(self, target: DraftableModel[Any], options: DFlashOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
-        compute, own = self.compute, self.compute.target.sizes
-        self._sizes, rope = layers_of(options, own, target.context)
+        compute, target_sizes = self.compute, self.compute.target.sizes
+        self._sizes, rope = layers_of(options, target_sizes, target.context)
         self._layers = [
             Layer(compute, self._sizes, rope, tensors, f"layers.{index}.") for index in range(self._sizes.num_layers)
         ]
         self._features = NormedFeatures(compute, options, self._sizes.rms_norm_eps, tensors)
         self._norm = compute.rows(np.asarray(tensors["norm.weight"])[None])
         # The target's other factors of embeddings and logits do not belong to this drafter.
-        self._scale = options.scale / own.embed_scale
-        self._multiplier = options.multiplier / own.logit_scale
-        self._cap = 0.0 if own.logit_cap == options.cap else options.cap
+        self._scale = options.scale / target_sizes.embed_scale
+        self._multiplier = options.multiplier / target_sizes.logit_scale
+        self._cap = 0.0 if target_sizes.logit_cap == options.cap else options.cap
         self._of_block = compute.recorded(self._block_logits, *(layer.attention for layer in self._layers))
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: DFlashOptions) -> dict[str, TensorSpec]:
         """List the drafter's tensors by their published names."""
-        own = target.compute.target.sizes
-        sizes, _ = layers_of(options, own, target.context)
+        target_sizes = target.compute.target.sizes
+        sizes, _ = layers_of(options, target_sizes, target.context)
         width, inner = sizes.hidden_size, sizes.intermediate_size
         queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         specs = {name: TensorSpec((width,)) for name in ("norm.weight", "hidden_norm.weight")}
-        specs["fc.weight"] = TensorSpec((width, len(options.places) * own.hidden_size))
+        specs["fc.weight"] = TensorSpec((width, len(options.places) * target_sizes.hidden_size))
         linears = {
             "self_attn.q": (queries, width), "self_attn.k": (keys, width), "self_attn.v": (keys, width),
             "self_attn.o": (width, queries), "mlp.gate": (inner, width), "mlp.up": (inner, width),
@@ -256,7 +256,7 @@ class Drafter(ParallelDrafter):
         block = self.options.block
         places: list[Any] = []
         for layer, window in zip(self._layers, self._sizes.sliding_windows, strict=True):
-            places += layer.attention.reserve_rows(range(text, text + block), self._seen(text, window), window)
+            places += layer.attention.reserve_rows(range(text, text + block), self._visible(text, window), window)
         ids = self.compute.integers([[token] for token in (root, *[self.options.mask] * (block - 1))])
         logits, states = self._of_block(ids, *places)
         return logits[: self.depth], states[: self.depth]
@@ -272,12 +272,12 @@ class Drafter(ParallelDrafter):
         logits = target.head(states) * self._multiplier
         return self.compute.tanh(logits / self._cap) * self._cap if self._cap else logits, states
 
-    def _seen(self, text: int, window: int | None) -> list[list[int]]:
+    def _visible(self, text: int, window: int | None) -> list[list[int]]:
         """Return for each row of the block a list for `reserve_rows`, such as [9, 9, 10]: the row sees the `text` of 9
         rows, and the rows 9 and 10, which are the first two of the block."""
         end, causal = text + self.options.block, self.options.causal
-        alone = causal == "all" or (causal == "windows" and window is not None)
-        ends = (place + 1 if alone else min(end, place + (window or end)) for place in range(text, end))
+        is_causal = causal == "all" or (causal == "windows" and window is not None)
+        ends = (row + 1 if is_causal else min(end, row + (window or end)) for row in range(text, end))
         return [[text, *range(text, last)] for last in ends]
 
     def _forget_rows(self, length: int) -> None:

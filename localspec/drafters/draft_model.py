@@ -164,8 +164,8 @@ class DraftModel:
             if pick in self.small.stop_tokens:
                 break
         if self._costs is None:
-            own = [dict(level)[pick] for level, pick in zip(chances, self._drafted, strict=True)]
-            return replace(DraftTree.chain([context.root, *self._drafted], SOURCE), chance=[1.0, *own])
+            pick_chances = [dict(level)[pick] for level, pick in zip(chances, self._drafted, strict=True)]
+            return replace(DraftTree.chain([context.root, *self._drafted], SOURCE), chance=[1.0, *pick_chances])
         return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
 
     def _rests(self, context: Context) -> bool:
@@ -253,11 +253,11 @@ class DraftModel:
         assert step.logits is not None
         places = range(len(self._tokens), len(self._tokens) + len(picks))
         logits = step.logits if list(rows) == list(range(len(step.logits))) else step.logits.take(rows)
-        found = logits.candidates(places, 1 if self._costs is None else WIDTH, sampling)
-        for pick, level in zip(picks, found, strict=True):
+        levels = logits.candidates(places, 1 if self._costs is None else WIDTH, sampling)
+        for pick, level in zip(picks, levels, strict=True):
             # A pick is its likeliest candidate, except for ties and for ids that truncation leaves out.
             level = level if any(token == pick for token, _ in level) else [(pick, 0.5), *level[1:]]
-            self._candidates.append([one for one in level if one[0] < self._vocabulary or one[0] == pick])
+            self._candidates.append([pair for pair in level if pair[0] < self._vocabulary or pair[0] == pick])
         self._tokens += picks
 
 

@@ -72,13 +72,13 @@ class Eagle3Options:
         """
         vocabulary = draft_vocabulary(self.vocabulary, sizes.vocab_size)
         states = self.states or ",".join(map(str, usual_places(sizes.num_layers)))
-        found = replace(self, vocabulary=vocabulary, states=states)
-        if max(found.places) >= sizes.num_layers:
+        options = replace(self, vocabulary=vocabulary, states=states)
+        if max(options.places) >= sizes.num_layers:
             raise UsageMistake(
                 f"states = {self.states!r} of eagle3 is not possible for a model of {sizes.num_layers} layers; "
                 f"give indices from 0 to {sizes.num_layers - 1}."
             )
-        return found
+        return options
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -109,9 +109,9 @@ def layer_of(target: TransformerConfig, options: Eagle3Options, context: int) ->
         return _plain_layer(target), None
     sizes, rope, _ = described(options.config, context, "drafter's layer")
     if sizes.sliding_windows != (None,):
-        found = "a layer with a window" if sizes.num_layers == 1 else f"{sizes.num_layers} layers"
+        layers = "a layer with a window" if sizes.num_layers == 1 else f"{sizes.num_layers} layers"
         raise UsageMistake(
-            f"The drafter has {found}, but EAGLE-3 has one layer that sees the whole text; use another drafter."
+            f"The drafter has {layers}, but EAGLE-3 has one layer that sees the whole text; use another drafter."
         )
     return sizes, rope
 
@@ -219,10 +219,10 @@ class Drafter(PathDrafter):
     def __init__(self, target: DraftableModel[Any], options: Eagle3Options, tensors: Mapping[str, Array]) -> None:
         """Build the drafter. Raises the errors of `DraftVocabulary`."""
         super().__init__(target, options, tensors)
-        own = self.compute.target.sizes
-        sizes, rope = layer_of(own, options, target.context)
+        target_sizes = self.compute.target.sizes
+        sizes, rope = layer_of(target_sizes, options, target.context)
         self._layer, self._eps = Layer(self.compute, sizes, rope, tensors, options.residual), sizes.rms_norm_eps
-        self._features = JoinedFeatures(self.compute, options, self._eps, tensors, own.hidden_size)
+        self._features = JoinedFeatures(self.compute, options, self._eps, tensors, target_sizes.hidden_size)
         self._norm, self._head = self.compute.rows(tensors["norm"][None]), self.compute.linear(tensors["head.weight"])
         self._embedding: Rows = self.compute.rows(np.asarray(tensors["embedding"])) if options.embedding else None
         self._vocabulary = DraftVocabulary(target, tensors, shared=False)
@@ -234,22 +234,22 @@ class Drafter(PathDrafter):
     def tensor_specs(cls, target: DraftableModel[Any], options: Eagle3Options) -> dict[str, TensorSpec]:
         """List the tensors: the matrix that joins states, the layer, its norms and head, and the ids of a draft
         vocabulary."""
-        own = target.compute.target.sizes
-        options = options.settled(own)
-        sizes, _ = layer_of(own, options, target.context)
-        if sizes.hidden_size != own.hidden_size and not options.embedding:
+        target_sizes = target.compute.target.sizes
+        options = options.settled(target_sizes)
+        sizes, _ = layer_of(target_sizes, options, target.context)
+        if sizes.hidden_size != target_sizes.hidden_size and not options.embedding:
             raise UsageMistake(
-                f"The drafter is {sizes.hidden_size} channels wide and the model {own.hidden_size}, so it would "
-                "need its own embedding; name the model that it was made for."
+                f"The drafter is {sizes.hidden_size} channels wide and the model {target_sizes.hidden_size}, so it "
+                "would need its own embedding; name the model that it was made for."
             )
-        width, channels = sizes.hidden_size, len(options.places) * own.hidden_size
+        width, channels = sizes.hidden_size, len(options.places) * target_sizes.hidden_size
         queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         inner = sizes.intermediate_size
         linears = {
             "qkv": (queries + 2 * keys, 2 * width, sizes.qkv_bias), "o": (width, queries, sizes.o_bias),
             "gate": (inner, width, sizes.mlp_bias), "up": (inner, width, sizes.mlp_bias),
             "down": (width, inner, sizes.mlp_bias), "fc": (width, channels, False),
-            "head": (options.vocabulary or own.vocab_size, width, False),
+            "head": (options.vocabulary or target_sizes.vocab_size, width, False),
         }  # fmt: skip
         specs = {name: TensorSpec((width,)) for name in ("embedding_norm", "feature_norm", "mlp_norm", "norm")}
         for name, (rows, columns, bias) in linears.items():
@@ -261,7 +261,7 @@ class Drafter(PathDrafter):
         if options.norms != "none":
             specs["states_norm"] = TensorSpec((channels,))
         if options.embedding:
-            specs["embedding"] = TensorSpec((own.vocab_size, width))
+            specs["embedding"] = TensorSpec((target_sizes.vocab_size, width))
         if options.vocabulary:
             specs["kept"] = TensorSpec((options.vocabulary,), "int64")
         return specs
@@ -295,12 +295,12 @@ class Drafter(PathDrafter):
                 states = self._read_text(context.committed)
                 (logits,), text = self._of_root(states), attention.length
             else:
-                seen = [[text, *paths[parent]] for parent in parents]
+                visible = [[text, *paths[parent]] for parent in parents]
                 first = attention.length
-                places = attention.reserve_rows([position - 2 + depth] * len(tokens), seen)
+                places = attention.reserve_rows([position - 2 + depth] * len(tokens), visible)
                 nodes = self.compute.integers(list(zip(tokens, parents, strict=True)))
                 states, logits = self._of_nodes(nodes, states, *places)
-                paths = [[*above, first + row] for row, (_, *above) in enumerate(seen)]
+                paths = [[*above, first + row] for row, (_, *above) in enumerate(visible)]
             return self._vocabulary.whole(logits) if sampled else logits
 
         depths = min(self.depth, context.nodes)

@@ -53,9 +53,9 @@ class Layers(Textless):
 
     def take(self, measured: MeasuredLayers) -> None:
         """Use these layers from the next draft on."""
-        self.kept, self._agreement = measured.layers, measured.agreement
+        self.kept_layers, self._agreement = measured.layers, measured.agreement
         # The price of a draft forward, in tokens that could be committed in its time.
-        self._price = len(self.kept) / self.compute.target.sizes.num_layers
+        self._price = len(self.kept_layers) / self.compute.target.sizes.num_layers
         self._draft_seconds: deque[float] = deque(maxlen=REMEMBERED)  # of one draft forward
 
     def observe(self, step: Step) -> None:
@@ -96,18 +96,18 @@ class Layers(Textless):
 
         def expand(parents: Sequence[int], tokens: Sequence[int], level: int) -> Sequence[Sequence[Candidate]]:
             nonlocal reached
-            found: list[Sequence[Candidate]] = [() for _ in tokens]
+            children: list[Sequence[Candidate]] = [() for _ in tokens]
             if level:
                 reached *= self._chain[-1][1]
                 pays = self._fixed or reached * self._agreement > self._price
                 if not pays or tokens[0] in self.target.stop_tokens:
-                    return found
+                    return children
                 cache.keep([0])  # for the length of this draft
             if candidates := self._next(context, tokens[0], level):
                 self._levels.append(candidates)
-                found[0] = self.calibration.chances(candidates, level + 1, self._greedy)
-                self._chain.append(found[0][0])
-            return found
+                children[0] = self.calibration.chances(candidates, level + 1, self._greedy)
+                self._chain.append(children[0][0])
+            return children
 
         try:
             return grow_tree(context.root, expand, context.nodes, depth, KIND)
@@ -120,15 +120,15 @@ class Layers(Textless):
         Return nothing if the logits are NaN or inf.
         """
         began, model = time.perf_counter(), self.compute.target
-        states = model.read_rows(model.embed([token]), context.cache, self.kept)
+        states = model.read_rows(model.embed([token]), context.cache, self.kept_layers)
         logits = self.compute.logits(model.head(states))
         if not logits.finite():
-            model.forget_rows(context.cache, 1, self.kept)
+            model.forget_rows(context.cache, 1, self.kept_layers)
             return ()
         position = len(context.committed) + level
-        (found,) = logits.candidates([position], min(context.nodes, RANKS), context.sampling)
+        (candidates,) = logits.candidates([position], min(context.nodes, RANKS), context.sampling)
         self._draft_seconds.append(time.perf_counter() - began)
-        return found
+        return candidates
 
 
 ROWS = 8  # tokens read at once: on a CPU they take little longer than one
@@ -164,7 +164,7 @@ def schedule(layers: int, most: int, available: int) -> tuple[int, int, int]:
     """
     for together in range(1, layers + 1):
         counts = range(layers, max(1, layers // LEAST), -together)  # numbers of layers at the beginning of each round
-        tries = sum(min(kept, layers if kept == layers else TRIED) + 1 + (together > 1) for kept in counts)
+        tries = sum(min(count, layers if count == layers else TRIED) + 1 + (together > 1) for count in counts)
         if tries * LEAST_READS <= most:
             break
     return tries, together, max(1, min(available, most // tries))
@@ -184,8 +184,8 @@ def probing_layers(
     tries, together, reads = schedule(count, NO_BOUND if most is None else most, available)
     replies, done = _first_reads(replies, reads), 0
     work = max(1, tries * reads_in(replies))
-    kept: tuple[int, ...] = tuple(range(count))
-    order, found = list(kept), []
+    subset: tuple[int, ...] = tuple(range(count))
+    order, results = list(subset), []
 
     def measured(subsets: Sequence[Sequence[int]]) -> Measuring[list[MeasuredLayers]]:
         nonlocal done
@@ -199,34 +199,36 @@ def probing_layers(
             done += 1
             yield MeasuringProgress(done, max(work, done), min(1.0, done / work))
 
-    while len(kept) > least:
-        tried = order if len(kept) == count else order[:TRIED]
-        going = min(together, len(kept) - least)
-        without = {layer: tuple(other for other in kept if other != layer) for layer in tried}
-        alone = yield from measured([*without.values()])
-        right = [one.agreement for one in alone]
-        order = sorted(tried, key=lambda layer: -right[tried.index(layer)]) + [one for one in order if one not in tried]
-        several = tuple(layer for layer in kept if layer not in order[:going])
-        outer = symmetric(count, len(kept) - going)
+    while len(subset) > least:
+        tried = order if len(subset) == count else order[:TRIED]
+        going = min(together, len(subset) - least)
+        without = {layer: tuple(other for other in subset if other != layer) for layer in tried}
+        trials = yield from measured([*without.values()])
+        agreements = [trial.agreement for trial in trials]
+        order = sorted(tried, key=lambda layer: -agreements[tried.index(layer)]) + [
+            layer for layer in order if layer not in tried
+        ]
+        several = tuple(layer for layer in subset if layer not in order[:going])
+        outer = symmetric(count, len(subset) - going)
         if going == 1:
-            best = alone[::-1][int(np.argmax(right[::-1]))]  # of equal layers, the last
+            best = trials[::-1][int(np.argmax(agreements[::-1]))]  # of equal layers, the last
             (other,) = yield from measured([outer])
         else:
             best, other = yield from measured([several, outer])
-        found.append(other if other.agreement >= best.agreement else best)  # of equal ones, the set with outer layers
-        kept = found[-1].layers
-        order = [layer for layer in order if layer in kept] + [layer for layer in kept if layer not in order]
-    return found
+        results.append(other if other.agreement >= best.agreement else best)  # of equal ones, the set with outer layers
+        subset = results[-1].layers
+        order = [layer for layer in order if layer in subset] + [layer for layer in subset if layer not in order]
+    return results
 
 
 def _first_reads(replies: Sequence[Text], reads: int) -> list[Text]:
     """Return the first replies that `reads` forwards can read; the last reply may be cut."""
-    taken: list[Text] = []
+    texts: list[Text] = []
     for prompt, reply in replies:
-        if (left := reads - reads_in(taken)) <= 0:
+        if (remaining := reads - reads_in(texts)) <= 0:
             break
-        taken.append((prompt, reply[: left * ROWS + 1]))
-    return taken
+        texts.append((prompt, reply[: remaining * ROWS + 1]))
+    return texts
 
 
 def agreeing(
@@ -238,7 +240,7 @@ def agreeing(
     keys and values of all layers. Row d also sees the d rows before it, with keys and values of the subset's layers.
     """
     model, greedy = target.compute.target, Sampling()
-    hits, seen, reads = np.zeros((len(subsets), PROBED_RANKS)), 0, 0
+    hits, total, reads = np.zeros((len(subsets), PROBED_RANKS)), 0, 0
     for prompt, reply in replies:
         cache = target.cache(len(prompt) + len(reply) + ROWS)
         for start in range(0, len(prompt), CHUNK):
@@ -246,18 +248,18 @@ def agreeing(
             target.forward(DraftTree.chain(part), cache, last=True)
             cache.keep(range(len(part)))
         for start in range(0, len(reply) - 1, ROWS):
-            tokens, said = reply[start : start + ROWS], reply[start + 1 : start + 1 + ROWS]
-            tokens = tokens[: len(said)]
-            seen += len(said)
+            tokens, labels = reply[start : start + ROWS], reply[start + 1 : start + 1 + ROWS]
+            tokens = tokens[: len(labels)]
+            total += len(labels)
             for index, layers in enumerate(subsets):
                 states = model.read_rows(model.embed(tokens), cache, layers)
                 logits = target.compute.logits(model.head(states))
-                positions = range(len(said))  # matter only to sampled tokens
+                positions = range(len(labels))  # matter only to sampled tokens
                 for row, candidates in enumerate(logits.candidates(positions, PROBED_RANKS, greedy)):
-                    hits[index] += [token == said[row] for token, _ in candidates]
+                    hits[index] += [token == labels[row] for token, _ in candidates]
                 reads += 1
                 yield MeasuringProgress(reads, len(subsets) * reads_in(replies), 0.0)
             target.forward(DraftTree.chain(tokens), cache)
             cache.keep(range(len(tokens)))
-    shares = (hits / max(seen, 1)).round(4).tolist()
-    return [MeasuredLayers(tuple(layers), tuple(of_it)) for layers, of_it in zip(subsets, shares, strict=True)]
+    shares = (hits / max(total, 1)).round(4).tolist()
+    return [MeasuredLayers(tuple(layers), tuple(by_rank)) for layers, by_rank in zip(subsets, shares, strict=True)]

@@ -89,5 +89,5 @@ def build(ingredients: Ingredients) -> Drafter:
     special = ingredients.target.special_tokens
     if ingredients.with_phrases:
         return Lookahead(ingredients.pool, special, COLUMNS, PHRASE)
-    own = PhrasePool(special, text=False, verification=False)
-    return WithPhrases(Lookahead(own, special, COLUMNS, PHRASE), own)
+    pool = PhrasePool(special, text=False, verification=False)
+    return WithPhrases(Lookahead(pool, special, COLUMNS, PHRASE), pool)

@@ -139,13 +139,13 @@ class Drafter(ParallelDrafter):
         """List the tensors: blocks by layer, vocabulary matrices or their changes, and the ids of a draft
         vocabulary."""
         heads, sizes = options.heads, target.compute.target.sizes
-        kept = draft_vocabulary(options.vocabulary, sizes.vocab_size)
-        specs = {"kept": TensorSpec((kept,), "int64")} if kept else {}
+        vocabulary = draft_vocabulary(options.vocabulary, sizes.vocab_size)
+        specs = {"kept": TensorSpec((vocabulary,), "int64")} if vocabulary else {}
         if options.private:
-            specs["linears"] = TensorSpec((heads, kept or sizes.vocab_size, sizes.hidden_size))
+            specs["linears"] = TensorSpec((heads, vocabulary or sizes.vocab_size, sizes.hidden_size))
         if rank := options.change_rank:
             specs["own.down"] = TensorSpec((heads, rank, sizes.hidden_size))
-            specs["own.up"] = TensorSpec((heads, kept or sizes.vocab_size, rank))
+            specs["own.up"] = TensorSpec((heads, vocabulary or sizes.vocab_size, rank))
         if options.linear:
             specs["path.weight"] = TensorSpec((heads, sizes.hidden_size, 2 * sizes.hidden_size))
             specs["path.bias"] = TensorSpec((heads, sizes.hidden_size))
@@ -194,12 +194,12 @@ class Drafter(ParallelDrafter):
 
         One draft in EVERY computes all heads, so that trees can become deeper again.
         """
-        most = min(context.nodes, self.depth)
+        heads = min(context.nodes, self.depth)
         self._drafts += 1
         always_all = self.options.tree in ("static", "dense") or context.sampling.rule == "rejection"
         if always_all or self._drafts % EVERY == 1 or len(self._reached) < EVERY:
-            return most
-        return min(most, max(1, *self._reached))
+            return heads
+        return min(heads, max(1, *self._reached))
 
     def _static(self, context: Context, logits: Logits) -> DraftTree:
         """Return the tree that was built from accuracies, with this step's tokens. The tree has no chances: the budget
@@ -210,7 +210,7 @@ class Drafter(ParallelDrafter):
         accuracies = self.accuracies or [UNMEASURED] * len(levels)
         shape = dense_tree if self.options.tree == "dense" else sparse_tree
         ranks = shape(
-            tuple(tuple(known[: len(level)]) for known, level in zip(accuracies, levels, strict=False)), nodes
+            tuple(tuple(by_rank[: len(level)]) for by_rank, level in zip(accuracies, levels, strict=False)), nodes
         )
         tokens = [levels[depth - 1][rank][0] for depth, rank in zip(ranks.depth[1:], ranks.tokens[1:], strict=True)]
         return DraftTree([context.root, *tokens], ranks.parents, ranks.source)

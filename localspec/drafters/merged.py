@@ -65,11 +65,11 @@ class Merged:
         """Let each drafter observe the step. Judge all proposals, and update each drafter's gain."""
         start = 0
         for drafter in self.drafters:
-            own = step.inner
-            if own is not None:
+            inner = step.inner
+            if inner is not None:
                 stop = start + step.hidden.rows.shape[1] * len(drafter.target_layers)
-                own, start = own.part(start, stop), stop
-            drafter.observe(replace(step, inner=own))
+                inner, start = inner.part(start, stop), stop
+            drafter.observe(replace(step, inner=inner))
         if step.tree is None:
             return
         self._token_seconds.append((step.draft_seconds + step.verify_seconds) / len(step.committed))
@@ -119,7 +119,7 @@ class Merged:
         When a drafter begins or ends a rest, the gains of all are measured again: of two drafters that always agree,
         neither seems to gain anything until the other rests.
         """
-        before = [share.rest for share in self._shares]
+        rests = [share.rest for share in self._shares]
         for share in self._shares:
             share.rest = max(share.rest - 1, 0)
         judged = [
@@ -130,10 +130,10 @@ class Merged:
         for saved, share in judged:
             if saved >= 0:
                 share.interval = SOONEST
-        for saved, share in sorted(judged, key=lambda one: one[0])[:1]:
+        for saved, share in sorted(judged, key=lambda pair: pair[0])[:1]:
             if saved < 0:
                 share.rest, share.interval = share.interval, min(2 * share.interval, LATEST)
-        if any((was > 0) != (share.rest > 0) for was, share in zip(before, self._shares, strict=True)):
+        if any((was > 0) != (share.rest > 0) for was, share in zip(rests, self._shares, strict=True)):
             for share in self._shares:
                 share.drafts = 0
 
@@ -155,30 +155,30 @@ class _Proposals:
         """Add the tree of one drafter. Of equal siblings only the first is added."""
         assert not any(tree.probe or ()), "drafters with probe nodes cannot be merged"
         self.drafted |= 1 << number
-        places = {0: 0}
+        indices = {0: 0}
         for parent, below in enumerate(tree.children):
-            if parent not in places:
+            if parent not in indices:
                 continue
             for rank, (token, node) in enumerate(below.items()):
-                own = tree.chance[node] if tree.chance else None
-                chance = 0.5 ** (rank + 1) if own is None else own
-                place = places[node] = self._find_or_add(places[parent], token)
-                self._by[place] |= 1 << number
-                self._wrong[place] *= 1 - chance
+                estimate = tree.chance[node] if tree.chance else None
+                chance = 0.5 ** (rank + 1) if estimate is None else estimate
+                index = indices[node] = self._find_or_add(indices[parent], token)
+                self._by[index] |= 1 << number
+                self._wrong[index] *= 1 - chance
                 name = tree.source[node] if tree.source else "drafter"
-                if name not in self._names[place]:
-                    self._names[place].append(name)
+                if name not in self._names[index]:
+                    self._names[index].append(name)
 
     def _find_or_add(self, parent: int, token: int) -> int:
-        place = self._children[parent].setdefault(token, len(self._tokens))
-        if place == len(self._tokens):
+        index = self._children[parent].setdefault(token, len(self._tokens))
+        if index == len(self._tokens):
             self._tokens.append(token)
             self._parents.append(parent)
             self._children.append({})
             self._by.append(0)
             self._wrong.append(1.0)
             self._names.append([])
-        return place
+        return index
 
     def tree(self, nodes: int, calibration: Calibration, greedy: bool) -> DraftTree:
         """Return the likeliest `nodes` nodes with calibrated chances."""
@@ -187,8 +187,8 @@ class _Proposals:
             for rank, node in enumerate(self._ranked(parent)):
                 chances[node] = calibration.chance(1 - self._wrong[node], self._by[node], rank, greedy)
                 worths[node] = worths[parent] * chances[node]
-        found = list(zip(worths, self._parents, self._tokens, chances, strict=True))
-        return likeliest_tree(found, nodes, ["+".join(names) for names in self._names])
+        entries = list(zip(worths, self._parents, self._tokens, chances, strict=True))
+        return likeliest_tree(entries, nodes, ["+".join(names) for names in self._names])
 
     def judge(self, committed: Sequence[int], calibration: Calibration, greedy: bool) -> None:
         """Calibrate the chances by the committed tokens, down to the last committed token that was proposed."""

@@ -59,14 +59,14 @@ class Drafter(PathDrafter, OfModel):
 
     def __init__(self, target: DraftableModel[Any], options: MtpOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
-        own, compute = self.compute.target.sizes, self.compute
-        self._eps = own.rms_norm_eps
+        sizes, compute = self.compute.target.sizes, self.compute
+        self._eps = sizes.rms_norm_eps
         self._norms = {
-            name: compute.rows(np.asarray(tensors[name])[None] + np.float32(own.norm_offset))
+            name: compute.rows(np.asarray(tensors[name])[None] + np.float32(sizes.norm_offset))
             for name in ("embedding_norm", "state_norm")
         }
         self._fc = compute.linear(tensors["fc.weight"])
-        self._model = compute.model(ahead_config(own), None, tensors)
+        self._model = compute.model(ahead_config(sizes), None, tensors)
         self._cache = self._model.cache(0)
         self._features = Features(compute)
 
@@ -80,13 +80,13 @@ class Drafter(PathDrafter, OfModel):
         mtp_layer(path)  # report a wrong config before anything is read
         options = MtpOptions() if depth is None else MtpOptions(min(max(depth, 1), 16))
         if is_packed(path):
-            names = {ours: parts[0][0] for ours, parts in ahead_gguf_map(sizes).items()}
+            names = {name: parts[0][0] for name, parts in ahead_gguf_map(sizes).items()}
             return cls(target, options, _tensors(names, registered_ahead(path, sizes)))
         made_of = ahead_map(sizes)
         stored = find_stored(inspect(path), made_of, lambda name: ahead_features(name, sizes))
-        names = {ours: parts[0][0] for ours, parts in made_of.items()}
+        names = {name: parts[0][0] for name, parts in made_of.items()}
         return cls(
-            target, options, _tensors(names, {ours: [stored[part] for part, _ in made_of[ours]] for ours in made_of})
+            target, options, _tensors(names, {name: [stored[part] for part, _ in made_of[name]] for name in made_of})
         )
 
     @classmethod
@@ -141,9 +141,9 @@ class Drafter(PathDrafter, OfModel):
                 last: Rows = states[len(states) - 1 :]
                 return last
 
-    def _read(self, tokens: Sequence[int], before: Rows) -> Rows:
+    def _read(self, tokens: Sequence[int], previous: Rows) -> Rows:
         """Read tokens and the states before them, [tokens, hidden_size]; return the layer's states, of that shape."""
-        pair = (("embedding_norm", self.compute.target.embed(tokens)), ("state_norm", before))
+        pair = (("embedding_norm", self.compute.target.embed(tokens)), ("state_norm", previous))
         normed = [self.compute.rms_norm(x, self._eps) * self._norms[name] for name, x in pair]
         states = self._model.read_rows(self._fc(self.compute.concat(normed, 1)), self._cache)
         self._cache.keep(range(len(tokens)))

@@ -68,10 +68,10 @@ def ouroboros(
     drafted = draft_model(pair, chosen, "accelerating" in parts, costs, fixed)
     if "lengthening" not in parts:
         return drafted
-    beside = "beside" in parts
-    if beside and costs is not None and not fixed:
+    anywhere = "beside" in parts
+    if anywhere and costs is not None and not fixed:
         return WithPhrases(drafted, pair.pool, anywhere=True)
-    return WithPhrases(drafted, pair.pool, chosen.phrases, chosen.phrase - 1, anywhere=beside)
+    return WithPhrases(drafted, pair.pool, chosen.phrases, chosen.phrase - 1, anywhere=anywhere)
 
 
 def build(ingredients: Ingredients) -> Drafter:

@@ -126,8 +126,8 @@ class ReplayTarget:
         logits[np.arange(len(rows)), rows] = 1
         return ForwardOutput(NumpyLogits(logits), NumpyHidden(np.empty((tree.size, 0), np.float32)))
 
-    def _at(self, place: int) -> int:
-        return self._text[min(place, len(self._text) - 1)]
+    def _at(self, index: int) -> int:
+        return self._text[min(index, len(self._text) - 1)]
 
     def aligned(self, tree: DraftTree, start: int) -> DraftTree:
         """Return the tree itself: nothing is computed, so the number of rows does not matter."""
@@ -159,8 +159,8 @@ class SimulatedBudget(Budget):
     def observe(self, step: Step, overhead: float = 0.0) -> None:
         """Observe a step. In place of its drafting time, count the predicted cost of the small model's forwards, which
         the load of the machine does not change."""
-        before, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
-        new = self._forwards - before
+        previous, self._forwards = self._forwards, self._small.forwards.copy() if self._small else Counter()
+        new = self._forwards - previous
         drafting = sum(times * self._workload.draft_costs.at(rows, CONTEXT) for rows, times in new.items())
         rows = step.tree.size if step.tree else 1
         self.steps, self.drafted = self.steps + 1, self.drafted + rows - 1
@@ -211,7 +211,11 @@ def starting(costs: ForwardCostModel) -> Hyperparameters:
 def variants(name: str, best: Hyperparameters, costs: ForwardCostModel) -> list[Hyperparameters]:
     """Return variants of `best` with every other value of the parameter `name`, without expensive windows."""
     tried = [replace(best, **{name: value}) for value in RANGES[name]]
-    return [one for one in tried if one != best and (not one.window or _window_price(one, costs) <= CHEAP)]
+    return [
+        variant
+        for variant in tried
+        if variant != best and (not variant.window or _window_price(variant, costs) <= CHEAP)
+    ]
 
 
 def _window_price(chosen: Hyperparameters, costs: ForwardCostModel) -> float:
@@ -225,15 +229,15 @@ def searching(build: Build, workload: Workload, names: Sequence[str]) -> Measuri
     One parameter is searched after the other, from a good start; each search uses the best values found before. After
     each step of a replay, yield how many values were tried, of how many.
     """
-    costs, left = workload.draft_costs, [*names]
+    costs, remaining = workload.draft_costs, [*names]
     best, least, done = starting(costs), float("inf"), 0
     waiting = [best]
-    while waiting or left:
+    while waiting or remaining:
         if not waiting:
-            waiting = variants(left.pop(0), best, costs)
+            waiting = variants(remaining.pop(0), best, costs)
             continue
         tried = waiting.pop(0)
-        total = done + 1 + len(waiting) + sum(len(variants(name, best, costs)) for name in left)
+        total = done + 1 + len(waiting) + sum(len(variants(name, best, costs)) for name in remaining)
         replay = replaying(*build(tried), workload)
         while True:
             try:

@@ -112,7 +112,7 @@ class ParallelSpecOptions:
 def layers_of(target: TransformerConfig, options: ParallelSpecOptions) -> TransformerConfig:
     """Return the sizes of a drafter of the form "medusa" or "eagle": layers without an embedding or a head."""
     windows, local = target.sliding_windows[-1:] * options.layers, target.local_layers[-1:] * options.layers
-    sizes = tuple(replace(one, keys_of=None) for one in target.layer_sizes[-1:]) * options.layers
+    sizes = tuple(replace(layer, keys_of=None) for layer in target.layer_sizes[-1:]) * options.layers
     return replace(
         target, vocab_size=0, tied=True, sliding_windows=windows, local_layers=local, layer_sizes=sizes,
         per_layer_inputs=(0, 0), delta=None,
@@ -207,7 +207,7 @@ class Drafter(ParallelDrafter, OfModel):
         if self.options.form == "model":
             sizes, rope, _ = masked_model(self.options.config, self.target.context)
         stored = {name: f"model.{stored_name(name)}" for name in weight_map(sizes)}
-        names = {name: one for name, one in stored.items() if one in tensors}
+        names = {name: key for name, key in stored.items() if key in tensors}
         return self.compute.model(sizes, rope, LazyTensors(names, lambda name: tensors[names[name]]))
 
     @classmethod
@@ -236,28 +236,28 @@ class Drafter(ParallelDrafter, OfModel):
 
         Raises UsageMistake and LocalspecError for a model that is not a drafter.
         """
-        own = target.compute.target.sizes
+        target_sizes = target.compute.target.sizes
         is_model = options.form == "model"
-        sizes = masked_model(options.config, target.context)[0] if is_model else layers_of(own, options)
+        sizes = masked_model(options.config, target.context)[0] if is_model else layers_of(target_sizes, options)
         specs = {"masks": TensorSpec((1 if is_model else options.masks, sizes.hidden_size))}
         for name, made_of in weight_map(sizes).items():
             rows, columns = sum(rows for _, rows in made_of), in_features(name, sizes)
             if is_model or name != "embed_tokens":
                 specs[f"model.{stored_name(name)}"] = TensorSpec((rows,) if columns is None else (rows, columns))
         if options.form == "eagle":
-            specs["joined.weight"] = TensorSpec((own.hidden_size, 2 * own.hidden_size))
-            specs["joined.bias"] = TensorSpec((own.hidden_size,))
+            specs["joined.weight"] = TensorSpec((target_sizes.hidden_size, 2 * target_sizes.hidden_size))
+            specs["joined.bias"] = TensorSpec((target_sizes.hidden_size,))
         if options.rank:
-            width, rank = own.hidden_size, options.rank
+            width, rank = target_sizes.hidden_size, options.rank
             specs |= {f"correction.{name}.weight": TensorSpec((rank, width)) for name in ("near", "far")}
             specs["correction.near.bias"], specs["correction.out.weight"] = (
                 TensorSpec((rank,)),
                 TensorSpec((width, rank)),
             )
-        if kept := options.tokens(own.vocab_size):
-            specs["kept"] = TensorSpec((kept,), "int64")
+        if vocabulary := options.tokens(target_sizes.vocab_size):
+            specs["kept"] = TensorSpec((vocabulary,), "int64")
         if is_model:
-            specs["never"] = TensorSpec((own.vocab_size,), "bool")
+            specs["never"] = TensorSpec((target_sizes.vocab_size,), "bool")
         return specs
 
     @property
@@ -268,8 +268,8 @@ class Drafter(ParallelDrafter, OfModel):
     @property
     def nbytes(self) -> int:
         """Bytes of weights, cache and features."""
-        own = self._joined, self._never, self._correction, self._features
-        return bytes_of(self._model, self._masks, self._cache, self._vocabulary, *own)
+        others = self._joined, self._never, self._correction, self._features
+        return bytes_of(self._model, self._masks, self._cache, self._vocabulary, *others)
 
     # -- drafting -----------------------------------------------------------------------------------------------------
 
@@ -300,8 +300,8 @@ class Drafter(ParallelDrafter, OfModel):
         far = correction.far(states)
 
         def logits_of(parents: Sequence[int], tokens: Sequence[int], depth: int) -> Rows:
-            own = slice(depth, depth + 1)  # the mask's rows; the root's own row has read the token before
-            rows = logits[own] + correction(self.compute.target.embed(tokens), far[own]) if depth else logits[:1]
+            row = slice(depth, depth + 1)  # the mask's rows; the root's own row has read the token before
+            rows = logits[row] + correction(self.compute.target.embed(tokens), far[row]) if depth else logits[:1]
             return self._vocabulary.whole(rows) if sampled else rows
 
         return self._trees.grow(context, logits_of, len(logits), self._vocabulary.ids)
@@ -328,8 +328,8 @@ class Drafter(ParallelDrafter, OfModel):
         have the root's features.
         """
         if self.options.form == "model":  # one mask for all, and ids that no tokenizer produces
-            most, embed = self._model.sizes.vocab_size - 1, self._model.embed
-            tokens, after = [min(token, most) for token in tokens], self.compute.repeated(self._masks, masks)
+            largest, embed = self._model.sizes.vocab_size - 1, self._model.embed
+            tokens, after = [min(token, largest) for token in tokens], self.compute.repeated(self._masks, masks)
         else:
             embed, after = self.compute.target.embed, self._masks[:masks]
         x = self.compute.concat([embed(tokens), after])

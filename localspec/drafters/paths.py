@@ -32,23 +32,23 @@ class Levels:
         self._seconds: list[deque[float]] = []
         self._left_out: list[int] = []  # by depth, how many drafts in a row ended before it
 
-    def pays(self, context: Context, depth: int, chance: float, left: int = 1) -> bool:
+    def pays(self, context: Context, depth: int, chance: float, remaining: int = 1) -> bool:
         """Return whether a level repays its drafting and verification; `chance` is the sum of its paths' chances.
 
-        All numbers of further levels, up to `left`, are considered, because row cost is a staircase: the first row of a
-        block costs as much as the whole block.
+        All numbers of further levels, up to `remaining`, are considered, because row cost is a staircase: the first row
+        of a block costs as much as the whole block.
         """
         self._know(depth)
         if context.token_seconds is None:
             return True
-        taken = self._seconds[depth]
+        times = self._seconds[depth]
         if self._left_out[depth] >= UNTRIED:
             self._right[depth] = max(self._right[depth], PRIOR)
-            taken.clear()
+            times.clear()
         # A busy machine makes a level slower, but a token's worth assumes an idle one.
-        seconds = min(taken) if len(taken) >= ENOUGH else 0.0
+        seconds = min(times) if len(times) >= ENOUGH else 0.0
         verified, tokens, paying = context.verify_seconds(depth + 1), 0.0, False
-        for further in range(1, left + 1):
+        for further in range(1, remaining + 1):
             chance *= self._right[depth]
             tokens += chance
             rows = context.verify_seconds(depth + further + 1) - verified
@@ -140,16 +140,16 @@ class PathTrees:
             positions = [len(context.committed) + depth] * len(tokens)
             count = 1 if self._chain else min(context.nodes, BRANCHES) if depth else context.nodes
             logits = drafter.compute.logits(logits_of(parents, tokens, depth))
-            found = logits.candidates(positions, count, sampling, ids)
+            proposals = logits.candidates(positions, count, sampling, ids)
             if overlaps is not None:
                 shares = overlaps(tokens, depth)
-                found = [
-                    [(token, chance * share) for token, chance in some]
-                    for some, share in zip(found, shares, strict=True)
+                proposals = [
+                    [(token, chance * share) for token, chance in candidates]
+                    for candidates, share in zip(proposals, shares, strict=True)
                 ]
             self.levels.record_time(depth, time.perf_counter() - began)
-            self._candidates.update(zip(paths, found, strict=True))
-            likely = [drafter.calibration.chances(candidates, depth + 1, self._greedy) for candidates in found]
+            self._candidates.update(zip(paths, proposals, strict=True))
+            likely = [drafter.calibration.chances(candidates, depth + 1, self._greedy) for candidates in proposals]
             chances = [dict(candidates) for candidates in likely]
             return likely
 

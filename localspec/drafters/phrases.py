@@ -68,8 +68,8 @@ def _as_evidence(drafted: Mapping[int, float], phrases: Mapping[int, float]) -> 
 
 
 def _as_rest(drafted: Mapping[int, float], phrases: Mapping[int, float]) -> dict[int, float]:
-    left = max(1 - sum(drafted.values()), 0.0)
-    return {**{token: left * chance for token, chance in phrases.items()}, **drafted}
+    rest = max(1 - sum(drafted.values()), 0.0)
+    return {**{token: rest * chance for token, chance in phrases.items()}, **drafted}
 
 
 def _of(joint: Mapping[int, float], token: int) -> float:
@@ -176,8 +176,8 @@ class WithPhrases:
                 node = tree.parents[node]
                 picks.append(step.greedy_picks[node])
             if node in path and len(picks) > 1:
-                before = tree.tokens[tree.parents[node]] if node else self.pool.tokens[-2]
-                self.pool.correct(before, tree.tokens[node], tried[::-1], picks[::-1])
+                preceding = tree.tokens[tree.parents[node]] if node else self.pool.tokens[-2]
+                self.pool.correct(preceding, tree.tokens[node], tried[::-1], picks[::-1])
 
     def draft(self, context: Context) -> DraftTree:
         """Return the inner tree, extended by the likeliest phrases, best first, as long as there are nodes."""
@@ -228,8 +228,8 @@ class WithPhrases:
             longest = max(group, key=lambda follower: follower[0])[1]
             node = builder.add(parent, longest.tokens[at], longest, chance)
             offer(node, group, at + 1)
-        while not self._anywhere and not inner.probe and (left := context.nodes + 1 - builder.size) > 0:
-            nodes += left
+        while not self._anywhere and not inner.probe and (missing := context.nodes + 1 - builder.size) > 0:
+            nodes += missing
             before, inner = inner.size, self.inner.draft(replace(context, nodes=nodes))
             if inner.probe or inner.size <= before:  # another request would return another window
                 break
@@ -271,14 +271,14 @@ class WithPhrases:
 
     def _followers(self, tail: Sequence[int], nodes: int) -> Followers:
         """Return the possible continuations of a text that ends in `tail`, with their weights."""
-        found = self.pool.continuations(tail, min(nodes, self._phrase_length or nodes))
-        followers = [(_weight(continuation), continuation) for continuation in found]
+        continuations = self.pool.continuations(tail, min(nodes, self._phrase_length or nodes))
+        followers = [(_weight(continuation), continuation) for continuation in continuations]
         if self._max_phrases is None or len(followers) <= self._max_phrases:
             return followers
         distinct: dict[tuple[int, ...], tuple[float, Continuation]] = {}
         for weight, continuation in followers:
-            before, _ = distinct.get(tuple(continuation.tokens), (0.0, None))
-            distinct[tuple(continuation.tokens)] = (before + weight, continuation)
+            earlier, _ = distinct.get(tuple(continuation.tokens), (0.0, None))
+            distinct[tuple(continuation.tokens)] = (earlier + weight, continuation)
         newest = list(distinct.values())[::-1]
         return sorted(newest, key=lambda follower: -follower[0])[
             : self._max_phrases
@@ -359,11 +359,11 @@ class _TreeBuilder:
 
     def grow(self, tree: DraftTree) -> None:
         """Add the nodes of `tree`, a longer draft of the same drafter, that this tree lacks."""
-        ours = [0]
+        nodes = [0]
         for node in range(1, tree.size):
-            parent, token = ours[tree.parents[node]], tree.tokens[node]
+            parent, token = nodes[tree.parents[node]], tree.tokens[node]
             same = [child for child in self._children[parent] if self._tokens[child] == token]
-            ours.append(same[0] if same else self._add(parent, token, tree.source[node] if tree.source else "drafter"))
+            nodes.append(same[0] if same else self._add(parent, token, tree.source[node] if tree.source else "drafter"))
 
     def _add(self, parent: int, token: int, source: str, stored: StoredPhrase | None = None) -> int:
         self._tokens.append(token)

@@ -45,7 +45,7 @@ class Harvest(NamedTuple):
     """The phrases of a reply that help later sessions: phrases of its text, used phrases of the store, and the
     target's continuations after refused drafts, which are not part of any text."""
 
-    said: list[StoredPhrase]
+    phrases: list[StoredPhrase]
     used: list[StoredPhrase]
     refused: list[StoredPhrase]
 
@@ -114,23 +114,23 @@ class PhrasePool:
         for node in range(1, tree.size):
             if node in accepted or (tree.probe and tree.probe[node]):
                 continue
-            phrase, at = [step.greedy_picks[node]], tree.children[node].get(step.greedy_picks[node])
-            while at is not None:
-                phrase.append(step.greedy_picks[at])
-                at = tree.children[at].get(step.greedy_picks[at])
+            phrase, child = [step.greedy_picks[node]], tree.children[node].get(step.greedy_picks[node])
+            while child is not None:
+                phrase.append(step.greedy_picks[child])
+                child = tree.children[child].get(step.greedy_picks[child])
             if len(phrase) > 1:
                 self._add(tree.tokens[tree.parents[node]], tree.tokens[node], phrase)
 
-    def correct(self, before: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
-        """Replace phrases after `before` that begin with `token` and the refused tokens `tried` (Ouroboros, §3.3).
+    def correct(self, preceding: int | None, token: int, tried: Sequence[int], picks: Sequence[int]) -> None:
+        """Replace phrases after `preceding` that begin with `token` and the refused tokens `tried` (Ouroboros, §3.3).
 
         The new phrase is `token`, followed by the target's `picks`.
         """
         if self._verification:
-            for known, phrase in list(self._learned.get(token, ())):
-                if known in (before, None) and phrase[: len(tried)] == tuple(tried):
-                    del self._learned[token][known, phrase]
-            self._add(before, token, picks)
+            for first, phrase in list(self._learned.get(token, ())):
+                if first in (preceding, None) and phrase[: len(tried)] == tuple(tried):
+                    del self._learned[token][first, phrase]
+            self._add(preceding, token, picks)
 
     def take(self, phrase: Sequence[int]) -> None:
         """Add a phrase from a Jacobi window to the pool: its first token, and the tokens that follow it."""
@@ -187,13 +187,13 @@ class PhrasePool:
         """
         if len(tail) < KEY_LENGTH:
             return self._after_single(tail[-1], ahead)
-        key, found = pack_key(tail[-2], tail[-1]), []
+        key, continuations = pack_key(tail[-2], tail[-1]), []
         for place in self._by_key.get(key, ())[-RECENT_PLACES:] if self._text else ():
             if place < len(self.tokens):
                 before = self.tokens[max(place - MATCH_LENGTH, 0) : place]
                 match = common_prefix(tail[::-1], before[::-1])
-                found.append(Continuation(self._ahead(place, ahead), match, "prompt"))
-        found += [
+                continuations.append(Continuation(self._ahead(place, ahead), match, "prompt"))
+        continuations += [
             Continuation(phrase[:ahead], KEY_LENGTH, "phrases")
             for first, phrase in self._learned.get(tail[-1], ())
             if first == tail[-2]
@@ -201,8 +201,8 @@ class PhrasePool:
         for phrase in self._stored(key):
             match = KEY_LENGTH + common_prefix(tail[-KEY_LENGTH - 1 :: -1], unpack_tokens(phrase.before)[::-1])
             stored = phrase.key, phrase.before, phrase.after
-            found.append(Continuation(unpack_tokens(phrase.after)[:ahead], match, "phrases", stored))
-        return found or self._after_single(tail[-1], ahead)
+            continuations.append(Continuation(unpack_tokens(phrase.after)[:ahead], match, "phrases", stored))
+        return continuations or self._after_single(tail[-1], ahead)
 
     def mark_used(self, stored: StoredPhrase) -> None:
         """Mark an accepted phrase of the store, which drops marked phrases last."""
@@ -212,8 +212,8 @@ class PhrasePool:
 
     def _after_single(self, token: int, ahead: int) -> list[Continuation]:
         places = self._by_token.get(token, ())[-3:] if self._text else ()
-        found = [Continuation(self._ahead(place, ahead), 1, "prompt") for place in places if place < len(self.tokens)]
-        return found + [Continuation(phrase[:ahead], 1, "phrases") for _, phrase in self._learned.get(token, ())]
+        hits = [Continuation(self._ahead(place, ahead), 1, "prompt") for place in places if place < len(self.tokens)]
+        return hits + [Continuation(phrase[:ahead], 1, "phrases") for _, phrase in self._learned.get(token, ())]
 
     def _ahead(self, place: int, ahead: int) -> list[int]:
         tokens = self.tokens[place : place + ahead]

@@ -72,21 +72,21 @@ class S3DOptions:
         left."""
         if not (self.skip or self.kept):
             return symmetric(count, max(1, count // 2))
-        named = _numbers(self.skip, "-") or _numbers(self.kept, ",")
-        kept = [layer for layer in range(count) if not named[0] <= layer <= named[1]] if self.skip else named
-        if not kept or named[-1] >= count:
-            given = f"skip = {self.skip!r}" if self.skip else f"kept = {self.kept!r}"
+        numbers = _numbers(self.skip, "-") or _numbers(self.kept, ",")
+        layers = [layer for layer in range(count) if not numbers[0] <= layer <= numbers[1]] if self.skip else numbers
+        if not layers or numbers[-1] >= count:
+            setting = f"skip = {self.skip!r}" if self.skip else f"kept = {self.kept!r}"
             raise UsageMistake(
-                f"{given} of s3d does not fit this model, whose layers are 0 to {count - 1}; keep at least one."
+                f"{setting} of s3d does not fit this model, whose layers are 0 to {count - 1}; keep at least one."
             )
-        return tuple(kept)
+        return tuple(layers)
 
 
 def _numbers(text: str, between: str) -> list[int]:
     """Return ascending numbers from a text that separates them by `between`; [] for any other text."""
     parts = [part.strip() for part in text.split(between)]
     numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and len(part) < 5]
-    rising = all(one <= two if between == "-" else one < two for one, two in pairwise(numbers))
+    rising = all(low <= high if between == "-" else low < high for low, high in pairwise(numbers))
     return numbers if rising and len(numbers) == len(parts) else []
 
 
@@ -106,12 +106,12 @@ class Drafter(ParallelDrafter):
     def __init__(self, target: DraftableModel[Any], options: S3DOptions, tensors: Mapping[str, Array]) -> None:
         super().__init__(target, options, tensors)
         model = self.compute.target
-        self.kept = options.layers(model.sizes.num_layers)
+        self.kept_layers = options.layers(model.sizes.num_layers)
         self._mask = self.compute.rows(tensors["mask"][None])
         self._vocabulary = DraftVocabulary(target, tensors)
         self._adapters = None
         if options.which != "none":
-            self._adapters = model.adapters(stacked_adapters(model.sizes, self.kept, options, tensors))
+            self._adapters = model.adapters(stacked_adapters(model.sizes, self.kept_layers, options, tensors))
 
     @classmethod
     def tensor_specs(cls, target: DraftableModel[Any], options: S3DOptions) -> dict[str, TensorSpec]:
@@ -121,8 +121,8 @@ class Drafter(ParallelDrafter):
         """
         sizes, specs = target.compute.target.sizes, {}
         sizes.need_layers_alone(cls.kind)
-        kept = options.layers(sizes.num_layers)
-        for part in adapted_parts(sizes, kept, options.which) if options.which != "none" else ():
+        layers = options.layers(sizes.num_layers)
+        for part in adapted_parts(sizes, layers, options.which) if options.which != "none" else ():
             specs[part.lora_a] = TensorSpec((options.rank, part.inputs))
             specs[part.lora_b] = TensorSpec((part.size, options.rank))
         if vocabulary := draft_vocabulary(options.vocabulary, sizes.vocab_size):
@@ -153,11 +153,11 @@ class Drafter(ParallelDrafter):
         if rows < 1:
             return None
         inputs = self.compute.concat([model.embed([context.root]), self.compute.repeated(self._mask, rows - 1)])
-        states = model.read_rows(inputs, cache, self.kept, self._adapters)
+        states = model.read_rows(inputs, cache, self.kept_layers, self._adapters)
         logits = self._vocabulary.head(states)
         if self.compute.logits(logits).finite():
             return logits
-        model.forget_rows(cache, rows, self.kept)
+        model.forget_rows(cache, rows, self.kept_layers)
         return None
 
 
@@ -171,7 +171,7 @@ def stacked_adapters(
                                                        v │ · · ■
     """
     rank, made_of = options.rank, weight_map(sizes)
-    found: dict[int, dict[str, LowRank]] = {}
+    adapters: dict[int, dict[str, LowRank]] = {}
     parts = adapted_parts(sizes, layers, options.which)
     for (layer, linear), group in groupby(parts, lambda part: (part.layer, part.linear)):
         blocks = list(group)
@@ -180,5 +180,5 @@ def stacked_adapters(
         for part in blocks:
             rows = slice(part.start - part.first, part.end - part.first)
             b[part.start : part.end, part.block * rank : (part.block + 1) * rank] = tensors[part.lora_b][rows]
-        found.setdefault(layer, {})[linear] = LowRank(a, b, options.alpha / rank)
-    return found
+        adapters.setdefault(layer, {})[linear] = LowRank(a, b, options.alpha / rank)
+    return adapters

@@ -258,8 +258,8 @@ class Drafter(PathDrafter):
         for name, shape in linears.items():
             shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
         shapes["out.weight"] = (widths.outputs, 2 * wide)
-        kept = {"kept": TensorSpec((options.vocabulary,), "int64")} if options.vocabulary else {}
-        return {**{name: TensorSpec(shape) for name, shape in shapes.items()}, **kept}
+        vocabulary = {"kept": TensorSpec((options.vocabulary,), "int64")} if options.vocabulary else {}
+        return {**{name: TensorSpec(shape) for name, shape in shapes.items()}, **vocabulary}
 
     @property
     def nbytes(self) -> int:

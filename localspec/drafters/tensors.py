@@ -30,24 +30,22 @@ class TensorSpec:
 
 
 def check_tensors(
-    expected: Mapping[str, TensorSpec], found: Mapping[str, TensorSpec], what_to_do: str = TRAIN_AGAIN
+    expected: Mapping[str, TensorSpec], stored: Mapping[str, TensorSpec], what_to_do: str = TRAIN_AGAIN
 ) -> None:
     """Raise LocalspecError if a tensor is missing, superfluous, or has an unexpected shape or type.
 
     Floating-point weights may have any precision that localspec computes in. The message ends in `what_to_do`.
     """
-    if missing := sorted(expected.keys() - found.keys()):
+    if missing := sorted(expected.keys() - stored.keys()):
         raise LocalspecError(f"{_named(missing)} missing; {what_to_do}.")
-    if extra := sorted(found.keys() - expected.keys()):
+    if extra := sorted(stored.keys() - expected.keys()):
         raise LocalspecError(f"{_named(extra)} not a part of the drafter; {what_to_do}.")
-    for name, tensor in found.items():
-        wanted = expected[name]
-        if tensor.shape != wanted.shape:
-            raise LocalspecError(
-                f"'{name}' has the shape {[*tensor.shape]} instead of {[*wanted.shape]}; {what_to_do}."
-            )
-        if tensor.dtype != wanted.dtype and not (wanted.dtype == "float32" and tensor.dtype in FLOATS.values()):
-            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {wanted.dtype}; {what_to_do}.")
+    for name, tensor in stored.items():
+        spec = expected[name]
+        if tensor.shape != spec.shape:
+            raise LocalspecError(f"'{name}' has the shape {[*tensor.shape]} instead of {[*spec.shape]}; {what_to_do}.")
+        if tensor.dtype != spec.dtype and not (spec.dtype == "float32" and tensor.dtype in FLOATS.values()):
+            raise LocalspecError(f"'{name}' is of type {tensor.dtype} instead of {spec.dtype}; {what_to_do}.")
 
 
 def _named(names: list[str]) -> str:

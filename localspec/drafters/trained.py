@@ -59,15 +59,15 @@ def bytes_of(*parts: Any) -> int:
 FREQUENT, LARGE = 2**13, 2**15  # tokens of a draft vocabulary, and of the smallest vocabulary that is shortened
 
 
-def draft_vocabulary(wanted: int, vocab_size: int) -> int:
-    """Return how many tokens a drafter proposes; 0 means all. `wanted` is this number, or -1 for the default.
+def draft_vocabulary(count: int, vocab_size: int) -> int:
+    """Return how many tokens a drafter proposes; 0 means all. `count` is this number, or -1 for the default.
 
     A head over all tokens would be most of the bytes that a draft reads. Raises UsageMistake for more tokens than the
     model has.
     """
-    if wanted > vocab_size:
-        raise UsageMistake(f"vocabulary = {wanted} is more than the model's {vocab_size} tokens; give fewer.")
-    return wanted if wanted >= 0 else FREQUENT if vocab_size > LARGE else 0
+    if count > vocab_size:
+        raise UsageMistake(f"vocabulary = {count} is more than the model's {vocab_size} tokens; give fewer.")
+    return count if count >= 0 else FREQUENT if vocab_size > LARGE else 0
 
 
 def check_vocabulary(least: int, most: int, vocab_size: int, what_to_do: str = TRAIN_AGAIN) -> None:
@@ -342,8 +342,8 @@ CARD, WEIGHTS = "drafter.json", "drafter.safetensors"
 
 def drafter_class(kind: str) -> type[TrainedDrafter]:
     """Return the class `Drafter` in the file of a kind with weights."""
-    found: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
-    return found
+    class_: type[TrainedDrafter] = import_module(kind_of(kind).file).Drafter
+    return class_
 
 
 def load_drafter(
@@ -369,8 +369,8 @@ def load_drafter(
             options = class_.parse_options({**class_.BEFORE, **card.options})
             # A few bytes of drafter.json can ask for any amount of memory: check before allocating.
             check_tensors(class_.tensor_specs(target, options), tensors.specs(), remedy(file))
-            if (kept := tensors.get("kept")) is not None:
-                check_vocabulary(int(kept.min()), int(kept.max()), target.vocab_size, remedy(file))
+            if (ids := tensors.get("kept")) is not None:
+                check_vocabulary(int(ids.min()), int(ids.max()), target.vocab_size, remedy(file))
             stored = target.compute.stored(file, tensors, card.revision, reporter or Reporter())
             drafter = class_(target, options, stored)
         except UsageMistake as mistake:

@@ -277,7 +277,7 @@ def test_a_harvest_holds_the_reply_and_nothing_of_the_prompt() -> None:
 def test_a_harvest_holds_no_special_token_and_no_phrase_across_one() -> None:
     pool, reply = PhrasePool([7]), [1, 2, 3, 4, 7, 5, 6, 8, 9, 10]
     pool.extend(reply)
-    found = pool.harvest(0).said
+    found = pool.harvest(0).phrases
     assert found
     for phrase in found:
         assert 7 not in words(phrase)

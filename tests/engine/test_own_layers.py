@@ -42,12 +42,12 @@ def profile(store: Store | None) -> ModelProfile:
 def test_the_probe_is_made_once_and_its_layers_are_used(tiny, store, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny(LLAMA).target
     first = load_layers(choice(), target, profile(store), COSTS)
-    assert first is not None and first.kept == (0, 2), "outer layers, until a probe was made"
+    assert first is not None and first.kept_layers == (0, 2), "outer layers, until a probe was made"
     found = finished(loading.probing(target, profile(store)))
     assert [len(one.layers) for one in found] == [2, 1]
     assert profile(store).recall(LAYERS) == found
     again = load_layers(choice(), target, profile(store), COSTS)
-    assert again is not None and again.kept in [one.layers for one in found]
+    assert again is not None and again.kept_layers in [one.layers for one in found]
 
 
 def test_what_its_confidence_was_worth_is_kept(tiny: Tiny, store) -> None:
@@ -67,7 +67,7 @@ def test_without_room_for_a_reply_outer_layers_stay(tiny: Tiny, store, monkeypat
     monkeypatch.setattr(target, "context", 8)
     assert finished(loading.probing(target, profile(store))) == []
     drafter = load_layers(choice(), target, profile(store), COSTS)
-    assert drafter is not None and drafter.kept == (0, 2)
+    assert drafter is not None and drafter.kept_layers == (0, 2)
 
 
 def test_a_model_of_one_layer_is_refused() -> None:
