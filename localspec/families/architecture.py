@@ -292,7 +292,7 @@ def ahead_config(target: TransformerConfig) -> TransformerConfig:
 def ahead_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
     """Return (name, number of rows) of the safetensors tensors that make up each parameter of the MTP layer."""
     family = FAMILIES[target.family]
-    return _named(target, {**family.tensors, **family.ahead}, "mtp.layers.0.")
+    return _ahead_parts(target, {**family.tensors, **family.ahead}, "mtp.layers.0.")
 
 
 def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]]:
@@ -301,10 +301,10 @@ def ahead_gguf_map(target: TransformerConfig) -> dict[str, list[tuple[str, int]]
     assert of_family is not None
     prefix = f"blk.{target.num_layers}."
     ahead = {parameter: tuple(prefix + name for name in tensors) for parameter, tensors in of_family.ahead.items()}
-    return _named(target, {**of_family.tensors, **ahead}, prefix)
+    return _ahead_parts(target, {**of_family.tensors, **ahead}, prefix)
 
 
-def _named(target: TransformerConfig, names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
+def _ahead_parts(target: TransformerConfig, names: Names, prefix: str) -> dict[str, list[tuple[str, int]]]:
     rows = {name: parts for name, parts in parameter_rows(ahead_config(target)).items() if name != "embed_tokens"}
     experts = target.experts.count if target.experts else 0
     return named_parts({**rows, **{name: [target.hidden_size] for name in BEFORE}}, names, prefix, experts)
