@@ -130,14 +130,14 @@ def tuning(
     the phrases of earlier sessions, as replies to users do, but without phrases of the replayed replies, which would
     predict these replies perfectly.
     """
-    said = yield from replying(target, QUESTIONS, Budget(choice.nodes, costs, target.branches))
-    if not said:
+    exchanges = yield from replying(target, QUESTIONS, Budget(choice.nodes, costs, target.branches))
+    if not exchanges:
         profile.reporter.notice(
             f"A context of {target.context} tokens is too short to tune the length of drafts; give a longer one."
         )
         return None
     costs_of_both = StepCosts(costs), StepCosts(small.costs)
-    workload = Workload(said, target.vocab_size, choice.nodes, *costs_of_both, target.branches)
+    workload = Workload(exchanges, target.vocab_size, choice.nodes, *costs_of_both, target.branches)
 
     def build(tried: Hyperparameters) -> tuple[Drafter, DraftModel]:
         drafter = drafter_of(choice, target, pool_of(choice, target, small, reader), (), small, tried)
@@ -148,9 +148,9 @@ def tuning(
             )
         return drafter, drafting
 
-    found = yield from searching(build, workload, kind_of(choice.drafter).searched(choice.parts))
-    profile.remember(_hyperparameters(choice, small), found)
-    return found
+    best = yield from searching(build, workload, kind_of(choice.drafter).searched(choice.parts))
+    profile.remember(_hyperparameters(choice, small), best)
+    return best
 
 
 def greedy_replies(target: Target) -> list[Exchange]:
@@ -160,7 +160,7 @@ def greedy_replies(target: Target) -> list[Exchange]:
 
 def replying(target: Target, prompts: Sequence[str], budget: Budget | None = None) -> Measuring[list[Exchange]]:
     """Return replies as `greedy_replies` does, but to these prompts. Yield after each step of a reply."""
-    said: list[Exchange] = []
+    exchanges: list[Exchange] = []
     drafter = WithPhrases(Autoregressive(), PhrasePool(target.special_tokens))
     session = Session(target, drafter, budget or Budget(0))
     for number, question in enumerate(prompts):
@@ -169,8 +169,8 @@ def replying(target: Target, prompts: Sequence[str], budget: Budget | None = Non
             for _ in session.generate(prompt, Sampling(), Limits(REPLY)):
                 yield MeasuringProgress(number, len(prompts), 0.0)
             reply = session.tokens[len(prompt) :]
-            said.append((prompt, reply[: until_it_goes_round(reply)]))
-    return [(prompt, reply) for prompt, reply in said if reply]
+            exchanges.append((prompt, reply[: until_it_goes_round(reply)]))
+    return [(prompt, reply) for prompt, reply in exchanges if reply]
 
 
 @dataclass(frozen=True)

@@ -193,10 +193,10 @@ class Engine:
         """
         reporter = Reporter(notice, progress)
         known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
-        kept = phrases_allowed(settings)
+        phrases = phrases_allowed(settings)
         model, auto = model_of(card), settings.drafter == "auto"
         decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=known)
-        load = partial(cls, store=store, phrases=kept, reporter=reporter, park=True)
+        load = partial(cls, store=store, phrases=phrases, reporter=reporter, park=True)
         if auto and model.passed_over:
             notice(model.passed_over)
         options = decide()
@@ -229,8 +229,8 @@ class Engine:
                 yield "the model's chat template changes your prompt, so the model reads a different text."
         if not self.target.chat.tokenizer.chat_template:
             yield "this model has no chat template, so it continues your text and may not answer it."
-        for what in self.target.generation.get(LEFT_OUT, ()):
-            yield f"{what} in the model's {GENERATION} is ignored, because it is not possible."
+        for value in self.target.generation.get(LEFT_OUT, ()):
+            yield f"{value} in the model's {GENERATION} is ignored, because it is not possible."
         if self.sampling(settings).rule == "typical":
             yield "with --accept typical the text is not exactly what the model would have written without drafts."
 
@@ -275,8 +275,8 @@ class Engine:
         On a CPU mapped files count as free, so only parked texts count.
         """
         session, device = self.session, self.choice.device
-        held = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
-        return device, sum(held) + session.memory.parked
+        sizes = (session.target.nbytes, session.drafter.nbytes, session.cache.nbytes) if device != "cpu" else ()
+        return device, sum(sizes) + session.memory.parked
 
     def forget_parked(self) -> None:
         """Free the memory of parked texts."""
@@ -403,18 +403,18 @@ class Engine:
     def _parked(self) -> Parked:
         """Return an empty store of parked texts for this engine. It leaves room for a full context."""
 
-        def budget(held: int) -> int:
+        def budget(parked: int) -> int:
             growing = max(0, self.target.context - self.session.cache.capacity) * self._bytes_per_token
-            return fit.parking(self._device.usable + held - growing)
+            return fit.parking(self._device.usable + parked - growing)
 
         costs = self._costs or self.profile.costs(self.choice, self.target)
         return Parked(budget, costs, cost.copying(self._device))
 
-    def gap(self, tokens: Sequence[int], one: int, other: int) -> float:
-        """Return the target's logit of token `one` minus its logit of `other`, after these tokens."""
+    def gap(self, tokens: Sequence[int], first: int, second: int) -> float:
+        """Return the target's logit of token `first` minus its logit of `second`, after these tokens."""
         cache = self.target.cache(len(tokens))
         logits = self.target.forward(DraftTree.chain(tokens), cache, last=True).logits.numpy()[0]
-        return float(logits[one] - logits[other])
+        return float(logits[first] - logits[second])
 
     # -- measurements of the model ------------------------------------------------------------------------------------
 
@@ -449,12 +449,12 @@ class Engine:
             checking = self.profile.checking(self.choice, self.target, widest)
             self.exactness = (yield from self._run_measurement(CHECKING, checking)) or self.exactness
         if self._costs and self.profile.untimed:
-            found = yield from self._run_measurement(TIMING, self.profile.timing(self.target))
-            self._costs.take(found or self._costs.model, timed=found is not None)
+            costs = yield from self._run_measurement(TIMING, self.profile.timing(self.target))
+            self._costs.take(costs or self._costs.model, timed=costs is not None)
             self._budget.take_costs(self._costs)
         if (small := self.draft_model) and self._costs and small.profile.untimed:
-            found = yield from self._run_measurement(TIMING_DRAFT, small.profile.timing(small.target))
-            small.costs.take(found or small.costs.model, timed=found is not None)
+            costs = yield from self._run_measurement(TIMING_DRAFT, small.profile.timing(small.target))
+            small.costs.take(costs or small.costs.model, timed=costs is not None)
         if self._layers and not self.profile.recall(LAYERS):
             layers = yield from self._run_measurement(PROBING, probing(self.target, self.profile))
             if layers:
@@ -474,29 +474,29 @@ class Engine:
         choice, small = self.choice, self.draft_model
         if not (small and self._costs and kind_of(choice.drafter).searched(choice.parts)):
             return
-        found = yield from shown(TUNING, tuning(choice, self.target, small, self.profile, self._costs, self._reader))
-        if found is None:
+        best = yield from shown(TUNING, tuning(choice, self.target, small, self.profile, self._costs, self._reader))
+        if best is None:
             return
-        self.hyperparameters = found
-        held = self.session.drafter.hand_over()
-        drafter = drafter_of(choice, self.target, self.pool, (), small, found)
-        drafter.resume(held, self.session.tokens)
+        self.hyperparameters = best
+        state = self.session.drafter.hand_over()
+        drafter = drafter_of(choice, self.target, self.pool, (), small, best)
+        drafter.resume(state, self.session.tokens)
         self.session.drafter = drafter
         self._calibrated = calibrated(drafter, choice, self.profile)
 
-    def _run_measurement(self, what: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
-        """Run a measurement, and yield its progress after its name `what`. Return its result; None if it failed."""
+    def _run_measurement(self, name: str, measuring: Measuring[T]) -> ProgressTexts[T | None]:
+        """Run a measurement, and yield its progress after its `name`. Return its result; None if it failed."""
         try:
-            return (yield from progress_texts(what, measuring))
+            return (yield from progress_texts(name, measuring))
         except (LocalspecError, MemoryError, RuntimeError, OSError) as trouble:
-            self._reporter.notice(f"{what.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates are used.")
+            self._reporter.notice(f"{name.removesuffix(' (once)')} failed ({first_line(trouble)}); estimates are used.")
             return None
 
     # -- saved for later sessions -------------------------------------------------------------------------------------
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
         identity, tokenizer = self.profile.identity, self.target.tokenizer.hash
-        now, earlier = (f"{tokenizer}-{one[:16]}" for one in (identity.weights, identity.revision))
+        now, earlier = (f"{tokenizer}-{digest[:16]}" for digest in (identity.weights, identity.revision))
         return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
 
     def _save_learned(self, start: int) -> None:
@@ -517,5 +517,5 @@ class Engine:
 def _cannot_spell(characters: str) -> str:
     if not characters:
         return ""
-    named = " ".join(characters[:MOST_NAMED]) + (" …" if len(characters) > MOST_NAMED else "")
-    return f"the model's vocabulary cannot encode {counted(len(characters), 'character')}: {named}"
+    shown = " ".join(characters[:MOST_NAMED]) + (" …" if len(characters) > MOST_NAMED else "")
+    return f"the model's vocabulary cannot encode {counted(len(characters), 'character')}: {shown}"

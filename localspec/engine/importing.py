@@ -84,24 +84,25 @@ def import_gguf(
     read or is not supported, or whose tokenizer or chat template cannot be used.
     """
     began, paths = time.perf_counter(), Paths(home())
-    found, model, new = _register(file, named_packing(settings) or BLOCKS, reporter, paths, origin, texts)
-    path, packing, held = found.path, found.header.default_packing, found.header.weight_bytes
-    origin = found.header.origin
+    registered, model, new = _register(file, named_packing(settings) or BLOCKS, reporter, paths, origin, texts)
+    path, packing, nbytes = registered.path, registered.header.default_packing, registered.header.weight_bytes
+    origin = registered.header.origin
     if packing != BLOCKS:
         from localspec.weights.gguf_weights import gguf_source
         from localspec.weights.opening import pack_gguf
 
-        known = forms(path).get(packing)
-        if known and not _holds_all(read(known), model):
-            known.unlink()
-            known = None
-        path = known or pack_gguf(gguf_source(model), packing, origin, this_machine().cores, reporter, paths)
-        held = path.stat().st_size
+        packed = forms(path).get(packing)
+        if packed and not _holds_all(read(packed), model):
+            packed.unlink()
+            packed = None
+        path = packed or pack_gguf(gguf_source(model), packing, origin, this_machine().cores, reporter, paths)
+        nbytes = path.stat().st_size
     card = registry.find(origin.name)
     read_from = file if os.path.abspath(file) in origin.files else Path(next(iter(origin.files)))
     return Imported(
-        card.name if card else origin.name, path, read_from, packing, found.header.parameters,
-        found.header.stored_weights, held, origin.license, model.size, model.types, new, time.perf_counter() - began,
+        card.name if card else origin.name, path, read_from, packing, registered.header.parameters,
+        registered.header.stored_weights, nbytes, origin.license, model.size, model.types, new,
+        time.perf_counter() - began,
     )  # fmt: skip
 
 
@@ -155,18 +156,18 @@ def _register(
                 f"not; `localspec verify {former.header.origin.name}` checks the whole content."
             )
     if former and same and known and not former.missing and former.header.origin.files != marked:
-        there = next(iter(former.header.origin.files))
-        reporter.notice(f"{origin.name} is still read from {there}, because sampled parts of {file} are the same.")
+        read_from = next(iter(former.header.origin.files))
+        reporter.notice(f"{origin.name} is still read from {read_from}, because sampled parts of {file} are the same.")
         chat.tokenizer.hand_on()
         return former, model, False
     if not (same and known):
         for sentence in [*model.notices(chat.added_marks()), *_rounding(header, paths)]:
             reporter.notice(sentence)
-    written = read(register(header, model.texts, reporter, paths))
-    if former and known and former.path != written.path:
+    registered = read(register(header, model.texts, reporter, paths))
+    if former and known and former.path != registered.path:
         former.path.unlink(missing_ok=True)
     chat.tokenizer.hand_on()
-    return written, model, not (same and known)
+    return registered, model, not (same and known)
 
 
 def _chat_of(model: "GgufModel") -> "ChatTokenizer":
@@ -188,10 +189,10 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
         return []
     if not types:
         free = free_disk(paths.packed)
-        held, left = distinct(size, header.weight_bytes, free)
+        needed, left = distinct(size, header.weight_bytes, free)
         notices = [
             f"{header.origin.name} has experts. Before the first reply its weights are copied once to a file of "
-            f"{held} in {paths.packed}. Only the used parts of that file must be in memory."
+            f"{needed} in {paths.packed}. Only the used parts of that file must be in memory."
         ]
         if free < header.weight_bytes:
             notices.append(
@@ -208,10 +209,10 @@ def _rounding(header: Header, paths: Paths) -> list[str]:
 
 def _forget(former: PackedFile, paths: Paths) -> None:
     """Delete the packed files of an earlier registration, `former`. They can be made again."""
-    for one in packed_in(paths.packed):
-        if one.header.origin.revision == former.header.origin.revision:
+    for packed in packed_in(paths.packed):
+        if packed.header.origin.revision == former.header.origin.revision:
             with suppress(OSError):
-                one.path.unlink(missing_ok=True)
+                packed.path.unlink(missing_ok=True)
 
 
 def _checked(file: Path) -> Path:
@@ -237,31 +238,31 @@ def _name(
     every = imports(paths)
     older = [
         name
-        for name, one in every.items()
-        if [*one.header.origin.files] == [*files] and one.header.origin.files != files  # equal if imported just now
+        for name, model in every.items()
+        if [*model.header.origin.files] == [*files] and model.header.origin.files != files  # equal if imported just now
     ]
     if older:
         remove = older[0] if len(older) == 1 else "NAME"
         copies = [copy for name in older for copy in _copies_of(every[name])]
-        copied = size(sum(one.path.stat().st_size for one in copies))
+        copied = size(sum(copy.path.stat().st_size for copy in copies))
         freed = f"; the copy of the earlier weights, {copied}, is deleted now" if copies else ""
         reporter.notice(
             f"{file} has changed since it was imported as {', '.join(older)}; `localspec rm {remove}` deletes the "
             f"earlier registration{freed}."
         )
-        for one in copies:
-            one.path.unlink(missing_ok=True)
-    taken = registry.cards(paths).keys() - every.keys()
+        for copy in copies:
+            copy.path.unlink(missing_ok=True)
+    other_names = registry.cards(paths).keys() - every.keys()
     listed = registry.listed_as(digests.values(), paths)
     # The store saves phrases under the former name.
     names = (old for old, now in registry.renamed(paths).items() if now == listed)
-    return next(names, listed) or new_name(file, next(iter(digests.values())), taken, paths, ollama_name(file))
+    return next(names, listed) or new_name(file, next(iter(digests.values())), other_names, paths, ollama_name(file))
 
 
 def _copies_of(registered: PackedFile) -> list[PackedFile]:
     """Return the files to which the weights of a registered model were copied as GGUF blocks."""
     same = map(read, of_same_weights(registered.path))
-    return [one for one in same if one.header.packing == BLOCKS and not one.header.registered]
+    return [copy for copy in same if copy.header.packing == BLOCKS and not copy.header.registered]
 
 
 def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], repo: str) -> str:
@@ -302,10 +303,10 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
         registered, _, _ = _register(file, packing, reporter, paths)
         header = registered.header
         if not moved:
-            held = (
+            weights = (
                 size(header.weight_bytes) if header.default_packing == BLOCKS else f"packed in {header.default_packing}"
             )
-            reporter.notice(f"{name} was imported as {header.origin.name}: {held}, read from {must_stay(file)}.")
+            reporter.notice(f"{name} was imported as {header.origin.name}: {weights}, read from {must_stay(file)}.")
     return registry.resolve(name)
 
 
@@ -315,12 +316,12 @@ def named_packing(settings: Settings) -> str | None:
     Raises UsageMistake for a packing that GGUF files cannot have, and LocalspecError if the compiled library is
     missing.
     """
-    asked: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` interprets them
-    if asked not in ("auto", *FILED):
+    packing: str = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` interprets them
+    if packing not in ("auto", *FILED):
         raise UsageMistake(
-            f"A GGUF file is packed in {' or '.join(FILED)}, but you asked for {asked}; give --quantize with one of "
+            f"A GGUF file is packed in {' or '.join(FILED)}, but you asked for {packing}; give --quantize with one of "
             "these, or leave it out."
         )
-    if asked != "auto" and (missing := compiled.missing()):
+    if packing != "auto" and (missing := compiled.missing()):
         raise LocalspecError(f"A GGUF file is packed by the compiled library, and {missing}.")
-    return None if asked == "auto" else asked
+    return None if packing == "auto" else packing

@@ -59,17 +59,20 @@ def known_exactness(choice: Choice, target: Target, profile: ModelProfile) -> Ex
     impossible.
     """
     widest = widest_tree(choice)
-    found = profile.exactness(target, widest)
-    if found is None and choice.engine == "native" and not choice.exact:
+    exactness = profile.exactness(target, widest)
+    if exactness is None and choice.engine == "native" and not choice.exact:
         return Exactness.unchecked(widest)
-    if found is None:
-        found = finished(progress_texts(CHECKING, profile.checking(choice, target, widest)), profile.reporter.progress)
-    if choice.exact and not found.bitwise:
+    if exactness is None:
+        exactness = finished(
+            progress_texts(CHECKING, profile.checking(choice, target, widest)), profile.reporter.progress
+        )
+    if choice.exact and not exactness.bitwise:
         raise UsageMistake(
             f"{choice.target.name} cannot be exact bit for bit in {choice} on {choice.device}: its "
-            f"logits differ by up to {found.largest:.1e} of the largest; try another precision, or leave --exact out."
+            f"logits differ by up to {exactness.largest:.1e} of the largest; try another precision, or leave --exact "
+            "out."
         )
-    return found
+    return exactness
 
 
 def widest_tree(choice: Choice) -> int:
@@ -103,11 +106,11 @@ def calibrated(
     Calibrations of phrases, of the draft model and of merged drafters are replaced by the saved ones. Trained drafters
     got their calibrations when they were loaded.
     """
-    found: list[tuple[Quantity[Calibration], Calibration]] = []
+    calibrations: list[tuple[Quantity[Calibration], Calibration]] = []
 
     def take(part: WithPhrases | DraftModel | Merged, subject: str) -> None:
         part.calibration = profile.recall(_calibration(subject)) or part.calibration
-        found.append((_calibration(subject), part.calibration))
+        calibrations.append((_calibration(subject), part.calibration))
 
     if isinstance(drafter, WithPhrases):
         take(drafter, "phrases")
@@ -119,8 +122,10 @@ def calibrated(
         take(drafter, f"{choice.drafter.removesuffix(WITH_PHRASES)} of {cards}")
     parts = drafter.drafters if isinstance(drafter, Merged) else [drafter]
     trained = [part for part in parts if isinstance(part, TrainedDrafter)]
-    found += [(calibration_of(card), part.calibration) for card, part in zip(choice.trained, trained, strict=True)]
-    return found
+    calibrations += [
+        (calibration_of(card), part.calibration) for card, part in zip(choice.trained, trained, strict=True)
+    ]
+    return calibrations
 
 
 def load_draft_model(draft: LoadSpec | None, target: Target, cache: MeasurementCache) -> LoadedDraftModel | None:
@@ -167,10 +172,10 @@ def probing(target: Target, profile: ModelProfile) -> Measuring[list[MeasuredLay
     too short for a reply.
     """
     replies = yield from replying(target, PROMPTS)
-    found = (yield from probing_layers(target, replies, MOST_READS)) if replies else []
-    if found:
-        profile.remember(LAYERS, found)
-    return found
+    layers = (yield from probing_layers(target, replies, MOST_READS)) if replies else []
+    if layers:
+        profile.remember(LAYERS, layers)
+    return layers
 
 
 def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: ForwardCostModel | None) -> Layers | None:
@@ -186,35 +191,35 @@ def load_layers(choice: Choice, target: Target, profile: ModelProfile, costs: Fo
     if count < 2:
         raise UsageMistake("--drafter layers needs a model of several layers; use another drafter.")
     drafter = Layers(target, outer_layers(count), choice.fixed)
-    if found := profile.recall(LAYERS):
-        take_best(drafter, target, found, choice, costs)
+    if layers := profile.recall(LAYERS):
+        take_best(drafter, target, layers, choice, costs)
     drafter.calibration = profile.recall(calibration_of(None)) or drafter.calibration
     return drafter
 
 
 def take_best(
-    drafter: Layers, target: Target, found: Sequence[MeasuredLayers], choice: Choice, costs: ForwardCostModel | None
+    drafter: Layers, target: Target, layers: Sequence[MeasuredLayers], choice: Choice, costs: ForwardCostModel | None
 ) -> None:
-    """Let the drafter use the fastest set of layers that a probe `found`, by the costs of forwards on this machine."""
+    """Let the drafter use the fastest set of `layers`, by the costs of forwards on this machine."""
     shape = Shape.of(target.config.content)
     assert shape is not None
-    drafter.take(best_layers(found, shape, costs or _Flat(), choice.nodes))
+    drafter.take(best_layers(layers, shape, costs or _Flat(), choice.nodes))
 
 
-def best_layers(found: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCostModel, most: int) -> MeasuredLayers:
-    """Return the layers with the most expected tokens/s, for a model of this shape with trees of up to `most` nodes.
+def best_layers(layers: Sequence[MeasuredLayers], shape: Shape, costs: ForwardCostModel, limit: int) -> MeasuredLayers:
+    """Return the layers with the most expected tokens/s, for a model of this shape with trees of up to `limit` nodes.
 
     A draft of γ forwards through the share β of the model takes γβ plain steps (S3D, eq. 12, with γ passes instead of
     one).
     """
     head, plain = shape.embedding / shape.layer, costs.at(1, CONTEXT)
 
-    def promised(kept: MeasuredLayers, forwards: int) -> float:
-        each = share(shape.num_layers, len(kept.layers), head) * plain
-        acceptance = Acceptance(kept.gains(forwards), "")
-        return speed(costs, acceptance, lambda nodes: min(nodes, forwards) * each, most)[0]
+    def promised(candidate: MeasuredLayers, forwards: int) -> float:
+        each = share(shape.num_layers, len(candidate.layers), head) * plain
+        acceptance = Acceptance(candidate.gains(forwards), "")
+        return speed(costs, acceptance, lambda nodes: min(nodes, forwards) * each, limit)[0]
 
-    return max(found, key=lambda kept: max(promised(kept, forwards) for forwards in range(1, LONGEST + 1)))
+    return max(layers, key=lambda candidate: max(promised(candidate, forwards) for forwards in range(1, LONGEST + 1)))
 
 
 def outer_layers(count: int) -> MeasuredLayers:

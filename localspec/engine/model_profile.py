@@ -84,14 +84,14 @@ def timing_forwards(target: Target) -> Measuring[ForwardCosts]:
                 timings.setdefault((n, context), []).append(time_forward(n, context))
                 spent += time.perf_counter() - began
                 part, done = part + WEIGHT_ROWS + n, done + 1
-                turn = repetition + part / (len(contexts) * sum(WEIGHT_ROWS + one for one in rows))
+                turn = repetition + part / (len(contexts) * sum(WEIGHT_ROWS + count for count in rows))
                 turns = max(_turns(spent / turn), repetition + 1)
                 yield MeasuringProgress(done, turns * len(rows) * len(contexts), min(1.0, turn / turns))
             if timings[n, contexts[-1]][0] > PATIENCE_SECONDS:
                 del rows[rows.index(n) + 1 :]
         if repetition == 1 and spent <= ENOUGH_SECONDS and rows[-1] == ROWS[-1]:  # all shapes are recorded by then
-            one, most = (timings[n, contexts[0]][-1] for n in (1, ROWS[-1]))
-            rows += wide if most <= NEARLY_FREE * one else ()
+            single, largest = (timings[n, contexts[0]][-1] for n in (1, ROWS[-1]))
+            rows += wide if largest <= NEARLY_FREE * single else ()
         repetition += 1
     return _smoothed(rows, contexts, timings)
 
@@ -122,8 +122,8 @@ def _smoothed(
     for context in reversed(contexts):
         line, least = [], float("inf")
         for n, above in zip(reversed(rows), reversed(longer), strict=True):
-            taken = timings[n, context]
-            least = min(least, above, median_low(taken[1:] or taken))
+            repetitions = timings[n, context]
+            least = min(least, above, median_low(repetitions[1:] or repetitions))
             line.append(least)
         longer = line[::-1]
         seconds.append(longer)
@@ -202,21 +202,21 @@ class ModelProfile:
 
         If known, the target pads later forwards to a multiple of `Exactness.multiple` rows.
         """
-        found = self.cache.recall(EXACTNESS, self._exactness_subject(target))
-        if found is None or (found.bitwise and found.widest < widest):
+        exactness = self.cache.recall(EXACTNESS, self._exactness_subject(target))
+        if exactness is None or (exactness.bitwise and exactness.widest < widest):
             return None
-        target.row_multiple = found.multiple
-        return found
+        target.row_multiple = exactness.multiple
+        return exactness
 
     def checking(self, choice: LoadSpec, target: Target, widest: int) -> Measuring[Exactness]:
         """Measure how exactly trees of up to `widest` rows are computed, and save the result.
 
         Afterwards the target pads forwards to a multiple of `Exactness.multiple` rows.
         """
-        found = yield from checking_exactness(choice, target, widest)
-        self.cache.remember(EXACTNESS, self._exactness_subject(target), found)
-        target.row_multiple = found.multiple
-        return found
+        exactness = yield from checking_exactness(choice, target, widest)
+        self.cache.remember(EXACTNESS, self._exactness_subject(target), exactness)
+        target.row_multiple = exactness.multiple
+        return exactness
 
     def _exactness_subject(self, target: Target) -> str:
         # A result for rows that are filled up to a multiple is not valid for others.
@@ -270,10 +270,10 @@ def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> 
     return Estimate(shape, Rates.of(device, spec.dtype, spec.quantize))
 
 
-def progress_texts(what: str, measuring: Measuring[Result]) -> ProgressTexts[Result]:
+def progress_texts(name: str, measuring: Measuring[Result]) -> ProgressTexts[Result]:
     """Advance a measurement, and yield its progress with the time left, estimated from the steps so far."""
     spent = 0.0
-    yield what
+    yield name
     while True:
         began = time.perf_counter()
         try:
@@ -284,6 +284,6 @@ def progress_texts(what: str, measuring: Measuring[Result]) -> ProgressTexts[Res
         if share:  # 0 while the measurement prepares its input
             spent += time.perf_counter() - began
             left = spent * (1 - share) / share
-            yield f"{what}: {done} of {total}, about {duration(max(1.0, left))} left"
+            yield f"{name}: {done} of {total}, about {duration(max(1.0, left))} left"
         else:
-            yield what
+            yield name

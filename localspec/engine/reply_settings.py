@@ -55,16 +55,16 @@ def requested_thinking(settings: Settings, chat: ChatTokenizer, model: str, syst
         return settings.think
     origin = settings.origins.get("think", "")
     if origin == TYPED:
-        asked, remedy = f"/think {'on' if settings.think else 'off'}", "/think auto restores the default"
+        option, remedy = f"/think {'on' if settings.think else 'off'}", "/think auto restores the default"
     elif origin.startswith("--"):
-        asked, remedy = origin, "leave it out"
+        option, remedy = origin, "leave it out"
     else:
         return None
     if chat.switch is None:
         raise UsageMistake(
-            f"{asked} has no effect, because the chat template of {model} has no switch for thinking; {remedy}."
+            f"{option} has no effect, because the chat template of {model} has no switch for thinking; {remedy}."
         )
     raise UsageMistake(
-        f"{asked} has no effect with a system prompt, because the chat template of {model} has no switch for thinking; "
-        f"{remedy}, or the system prompt."
+        f"{option} has no effect with a system prompt, because the chat template of {model} has no switch for "
+        f"thinking; {remedy}, or the system prompt."
     )

@@ -42,42 +42,44 @@ def result_quantity(name: str, sound: Callable[[TrialResult], bool]) -> Quantity
     """Return the name and JSON form for saving trials' results. A result that is not `sound` counts as missing."""
 
     def read(value: Any) -> TrialResult | None:
-        found = TrialResult(**value)
-        types = isinstance(found.why, str | None) and isinstance(found.tried_by, str) and isinstance(found.ended, int)
-        return found if types and found.passing is False and sound(found) else None
+        result = TrialResult(**value)
+        types = (
+            isinstance(result.why, str | None) and isinstance(result.tried_by, str) and isinstance(result.ended, int)
+        )
+        return result if types and result.passing is False and sound(result) else None
 
     return Quantity(name, read, asdict)
 
 
 def tried(
-    cache: MeasurementCache, quantity: Quantity[TrialResult], subject: str, what: str, fallback: str,
+    cache: MeasurementCache, quantity: Quantity[TrialResult], subject: str, claim: str, fallback: str,
     try_out: Callable[[], TrialResult],
 ) -> TrialResult:  # fmt: skip
     """Return the saved result of a trial on this `subject` (model, versions, driver), or else the result of `try_out`.
 
     Return the fallback if another process is trying, or if the trial crashed `ENDS` times. Progress is reported as
-    "checking once whether `what` on this GPU". Raises the errors of `try_out`.
+    "checking once whether `claim` on this GPU". Raises the errors of `try_out`.
     """
     ourselves, until = _process(os.getpid()), time.monotonic() + PATIENCE
-    while (found := cache.recall(quantity, subject)) is not None and _alive(found.tried_by, ourselves):
+    while (result := cache.recall(quantity, subject)) is not None and _alive(result.tried_by, ourselves):
         if time.monotonic() > until:
-            return TrialResult(fallback, f"another process is checking whether {what}", passing=True)
-        cache.reporter.progress(f"waiting for another process, which checks whether {what} on this GPU")
+            return TrialResult(fallback, f"another process is checking whether {claim}", passing=True)
+        cache.reporter.progress(f"waiting for another process, which checks whether {claim} on this GPU")
         time.sleep(LOOK_SECONDS)
-    ended = 0 if found is None or found.tried_by in ("", ourselves) else found.ended + 1
-    if found is not None and (not found.tried_by or ended >= ENDS):
-        cache.remember(quantity, subject, found, silent=True)  # in use, so it must not be deleted as an old measurement
-        return found
-    cache.reporter.progress(f"checking once whether {what} on this GPU")
+    ended = 0 if result is None or result.tried_by in ("", ourselves) else result.ended + 1
+    if result is not None and (not result.tried_by or ended >= ENDS):
+        cache.remember(quantity, subject, result, silent=True)  # in use: must not be deleted as an old measurement
+        return result
+    cache.reporter.progress(f"checking once whether {claim} on this GPU")
     cache.remember(quantity, subject, TrialResult(fallback, ENDED, tried_by=ourselves, ended=ended))
-    found = TrialResult(fallback, passing=True)
+    result = TrialResult(fallback, passing=True)
     try:
-        found = try_out()
+        result = try_out()
     finally:  # also after Ctrl+C
         now = cache.recall(quantity, subject)
         if now is None or now.tried_by in ("", ourselves):  # otherwise another process began at the same moment
-            cache.remember(quantity, subject, found)
-    return found
+            cache.remember(quantity, subject, result)
+    return result
 
 
 def with_driver(subject: str) -> str:
@@ -100,7 +102,7 @@ def _alive(process: str, ourselves: str) -> bool:
 
 
 OWN, LIBRARIES = "own", "libraries"
-KERNELS = result_quantity("kernels", lambda found: found.outcome == (OWN if found.why is None else LIBRARIES))
+KERNELS = result_quantity("kernels", lambda result: result.outcome == (OWN if result.why is None else LIBRARIES))
 _settled: dict[str, TrialResult] = {}  # by device
 
 
@@ -125,14 +127,14 @@ def settle_kernels(device: str, cache: MeasurementCache) -> None:
         return TrialResult(OWN) if why is None else TrialResult(LIBRARIES, why)
 
     if kernel_checks.not_for(card) is None:
-        found = tried(cache, KERNELS, _subject(device), "localspec's own kernels are right", LIBRARIES, try_out)
-        kernel_checks.settle(card, found.why)
-        if found.why is not None:
+        result = tried(cache, KERNELS, _subject(device), "localspec's own kernels are right", LIBRARIES, try_out)
+        kernel_checks.settle(card, result.why)
+        if result.why is not None:
             cache.reporter.notice(
-                f"localspec's own kernels are not used on this GPU, so steps are slower: {found.why}."
+                f"localspec's own kernels are not used on this GPU, so steps are slower: {result.why}."
             )
-        _settled[device] = found
-        cache.remember(LIBRARIES_COMPUTE, versions(device), found.outcome == LIBRARIES, silent=True)
+        _settled[device] = result
+        cache.remember(LIBRARIES_COMPUTE, versions(device), result.outcome == LIBRARIES, silent=True)
 
 
 def _subject(device: str) -> str:
@@ -141,7 +143,7 @@ def _subject(device: str) -> str:
     return with_driver(f"{digest()} · localspec {__version__} · {versions(device)}")
 
 
-STEP_FORM = result_quantity("form of steps", lambda found: found.outcome in get_args(StepForm))
+STEP_FORM = result_quantity("form of steps", lambda result: result.outcome in get_args(StepForm))
 
 
 def settle_step_form(device: str, target: Target, cache: MeasurementCache, subject: str) -> None:
@@ -151,10 +153,10 @@ def settle_step_form(device: str, target: Target, cache: MeasurementCache, subje
     """
     if not device.startswith("cuda"):
         return
-    found = tried(cache, STEP_FORM, with_driver(subject), "steps can be recorded", "eager", lambda: _find(target))
-    if found.why is not None:
-        cache.reporter.notice(f"steps are not recorded on this GPU, and therefore slower: {found.why}.")
-    use_step_form(target, cast("StepForm", found.outcome))
+    result = tried(cache, STEP_FORM, with_driver(subject), "steps can be recorded", "eager", lambda: _find(target))
+    if result.why is not None:
+        cache.reporter.notice(f"steps are not recorded on this GPU, and therefore slower: {result.why}.")
+    use_step_form(target, cast("StepForm", result.outcome))
 
 
 def _find(target: Target) -> TrialResult:
@@ -183,9 +185,9 @@ class RecordingWatch:
         if drafts is not None:
             self._report_once("the drafter's computations", drafts)
 
-    def _report_once(self, what: str, why: str) -> bool:
-        if what in self._reported:
+    def _report_once(self, name: str, why: str) -> bool:
+        if name in self._reported:
             return False
-        self._reported.add(what)
-        self._cache.reporter.notice(f"{what} are no longer recorded, and therefore slower: {why}.")
+        self._reported.add(name)
+        self._cache.reporter.notice(f"{name} are no longer recorded, and therefore slower: {why}.")
         return True
