@@ -45,9 +45,9 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
             outputs, inputs = transformer.lm_head.shape
             with transformer.embed_tokens.device:
                 self.head = LoraAdapter(inputs, outputs, [(0, outputs)], rank, alpha)
-        for made in self.children():
-            assert isinstance(made, LoraAdapter)
-            made.dropout = dropout
+        for child in self.children():
+            assert isinstance(child, LoraAdapter)
+            child.dropout = dropout
 
     def __getitem__(self, layer: int) -> Mapping[str, LoraAdapter]:
         return self._adapters[layer]
@@ -74,15 +74,15 @@ class Adapters(nn.Module, Mapping[int, Mapping[str, LoraAdapter]]):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return a pair of tensors for each projection of the Hugging Face layout, under peft's names."""
-        found = {}
+        tensors = {}
         for part, adapter, rows in self._pairs():
             lora_b = adapter.lora_B.new_zeros(part.size, self.rank)
             lora_b[part.start - part.first : part.end - part.first] = adapter.lora_B.detach()[
                 part.start : part.end, rows
             ]
-            found[part.lora_a] = adapter.lora_A.detach()[rows].contiguous()
-            found[part.lora_b] = lora_b
-        return found
+            tensors[part.lora_a] = adapter.lora_A.detach()[rows].contiguous()
+            tensors[part.lora_b] = lora_b
+        return tensors
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:

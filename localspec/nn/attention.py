@@ -71,12 +71,12 @@ def with_sinks(
     """
     rows = queries.shape[2]
     scaled = queries.float() * (queries.shape[-1] ** -0.5 if scale is None else scale)
-    more = max(0, LEAST_ROWS - rows)
-    scores = F.pad(scaled, (0, 0, 0, more)) @ keys.float().transpose(2, 3) + F.pad(mask.float(), (0, 0, 0, more))
-    most = scores.amax(-1, keepdim=True)
-    weights = (scores - most).exp()
+    padding = max(0, LEAST_ROWS - rows)
+    scores = F.pad(scaled, (0, 0, 0, padding)) @ keys.float().transpose(2, 3) + F.pad(mask.float(), (0, 0, 0, padding))
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - largest).exp()
     sums = (weights @ weights.new_ones(weights.shape[-1], COLUMNS))[..., :1]
-    sums = sums + (F.pad(sinks.float(), (0, more))[..., None] - most).exp()
+    sums = sums + (F.pad(sinks.float(), (0, padding))[..., None] - largest).exp()
     mixed: torch.Tensor = (weights @ values.float()) / sums
     return mixed[:, :, :rows].to(queries.dtype)
 

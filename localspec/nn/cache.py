@@ -80,10 +80,10 @@ class KVCache:
         rows = keys.shape[1]
         end = self.length + rows
         assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
-        seen, both = self.visible(rows), self.slots_of(layer)
-        both[0, :, self.length : end] = keys
-        both[1, :, self.length : end] = values
-        return both[0, :, :seen], both[1, :, :seen]
+        visible, slots = self.visible(rows), self.slots_of(layer)
+        slots[0, :, self.length : end] = keys
+        slots[1, :, self.length : end] = values
+        return slots[0, :, :visible], slots[1, :, :visible]
 
     def placing(self, layer: int, rows: int) -> Placing:
         """Return the slots into which `write` puts the next `rows` rows of a layer."""

@@ -63,7 +63,7 @@ class TorchAdapters(dict[int, dict[str, TorchAdapter]]):
 
     @property
     def nbytes(self) -> int:
-        return sum(one.a.nbytes + one.b.nbytes for layer in self.values() for one in layer.values())
+        return sum(adapter.a.nbytes + adapter.b.nbytes for layer in self.values() for adapter in layer.values())
 
 
 class TorchRowModel:
@@ -98,12 +98,12 @@ class TorchRowModel:
 
     def adapters(self, adapters: Mapping[int, Mapping[str, LowRank]]) -> TorchAdapters:
         return TorchAdapters(
-            {layer: {name: self._adapter(one) for name, one in some.items()} for layer, some in adapters.items()}
+            {layer: {name: self._adapter(lora) for name, lora in parts.items()} for layer, parts in adapters.items()}
         )
 
-    def _adapter(self, one: LowRank) -> TorchAdapter:
-        a, b = (torch.from_numpy(part).to(self._device, self._transformer.computes_in) for part in (one.a, one.b))
-        return TorchAdapter(a, b, one.scale)
+    def _adapter(self, lora: LowRank) -> TorchAdapter:
+        a, b = (torch.from_numpy(part).to(self._device, self._transformer.computes_in) for part in (lora.a, lora.b))
+        return TorchAdapter(a, b, lora.scale)
 
     @torch.inference_mode()
     def read_rows(
@@ -199,8 +199,8 @@ class TorchCompute:
         """Return n layers with weights [n, out, in] and biases [n, out], one layer per row."""
         of_each = [None] * len(weights) if biases is None else biases
         packed = [self._packed(weight, bias, silu) for weight, bias in zip(weights, of_each, strict=True)]
-        if found := [one for one in packed if one is not None]:  # all have one size
-            return FrozenLayers(found)
+        if frozen := [layer for layer in packed if layer is not None]:  # all have one size
+            return FrozenLayers(frozen)
         return TorchLinears(self.rows(weights), None if biases is None else self.rows(biases), silu)
 
     def draft_heads(self, weights: HeadWeights, head: FrozenLayer | None) -> TorchHeads:
@@ -256,7 +256,7 @@ class TorchCompute:
         return uploaded(numbers, self._device)
 
     def recorded(self, function: RowFunction, *attentions: RowAttention) -> RowFunction:
-        in_torch = [one for one in attentions if isinstance(one, TorchAttention)]
+        in_torch = [attention for attention in attentions if isinstance(attention, TorchAttention)]
         return RecordedRows(function, self.draft_recorder, in_torch)
 
     def logits(self, rows: torch.Tensor) -> TorchLogits:

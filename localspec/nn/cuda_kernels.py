@@ -33,12 +33,12 @@ class Module:
 
     def function(self, name: str) -> ctypes.c_void_p:
         """Return a function of the module. Raises RuntimeError if there is none with this name."""
-        found = ctypes.c_void_p()
+        function = ctypes.c_void_p()
         _driven(
-            _driver().cuModuleGetFunction(ctypes.byref(found), self._handle, name.encode()),
+            _driver().cuModuleGetFunction(ctypes.byref(function), self._handle, name.encode()),
             f"the compiled code has no {name}",
         )
-        return found
+        return function
 
 
 class Kernel:
@@ -53,10 +53,10 @@ class Kernel:
         Raises RuntimeError if CUDA fails.
         """
         passed = [_passed(argument) for argument in arguments]
-        places = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(one) for one in passed))
+        addresses = (ctypes.c_void_p * len(passed))(*(ctypes.addressof(value) for value in passed))
         with torch.cuda.device(self._device):  # a model may be on another GPU than the current one
             stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-            code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, places, None)
+            code = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, 0, stream, addresses, None)
         _driven(code, "the compiled code cannot be started")
 
 
@@ -114,11 +114,11 @@ def binary_of(text: str, flags: Sequence[str]) -> bytes:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _content(program: ctypes.c_void_p, what: str) -> bytes:
+def _content(program: ctypes.c_void_p, kind: str) -> bytes:
     size = ctypes.c_size_t()
-    _succeeds(getattr(_compiler(), f"nvrtcGet{what}Size")(program, ctypes.byref(size)), "the compiled code has no size")
+    _succeeds(getattr(_compiler(), f"nvrtcGet{kind}Size")(program, ctypes.byref(size)), "the compiled code has no size")
     content = ctypes.create_string_buffer(size.value)
-    _succeeds(getattr(_compiler(), f"nvrtcGet{what}")(program, content), "the compiled code cannot be read")
+    _succeeds(getattr(_compiler(), f"nvrtcGet{kind}")(program, content), "the compiled code cannot be read")
     return content.raw
 
 
@@ -150,10 +150,10 @@ def _packages() -> Path:
     return Path(torch.__file__).parent.parent
 
 
-def _library(name: str, *places: str) -> Any:
-    for place in (*places, name):
+def _library(name: str, *paths: str) -> Any:
+    for path in (*paths, name):
         try:
-            return ctypes.CDLL(place)
+            return ctypes.CDLL(path)
         except OSError:
             continue
     raise RuntimeError(f"The library {name} is not installed.")

@@ -40,7 +40,9 @@ class GatedDeltaNet(nn.Module):
         def parameter(suffix: str) -> nn.Parameter:
             return nn.Parameter(weights[name + suffix], requires_grad=False)
 
-        self.in_proj, self.out_proj = (linear_class(weights[f"{name}{one}.weight"]) for one in ("in_proj", "out_proj"))
+        self.in_proj, self.out_proj = (
+            linear_class(weights[f"{name}{part}.weight"]) for part in ("in_proj", "out_proj")
+        )
         self.conv, self.value_norm = parameter("conv"), parameter("value_norm")
         self.dt_bias, self.A_log = parameter("dt_bias"), parameter("A_log")
 

@@ -35,7 +35,7 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
     """
     always = {*range(2, ALWAYS + 1), *WIDE} if exact else set()
     widths = sorted({*range(1, widest + 1), *always})
-    found, threads, form = Exactness(True, widest), torch.get_num_threads(), target.step_form
+    exactness, threads, form = Exactness(True, widest), torch.get_num_threads(), target.step_form
     if form == "captured":  # a recording cannot be inspected; its bits are those of the static form
         target.use_step_form("static")
     try:
@@ -43,14 +43,14 @@ def measure(target: Target, widest: int, exact: bool) -> Exactness:
         for multiple in MULTIPLES[1:] if exact else MULTIPLES[:1]:
             target.row_multiple = multiple
             largest = _largest_difference(target, widths)
-            found = replace(found, bitwise=largest == 0.0, multiple=multiple, largest=largest)
-            if found.bitwise:
+            exactness = replace(exactness, bitwise=largest == 0.0, multiple=multiple, largest=largest)
+            if exactness.bitwise:
                 break
     finally:
         torch.set_num_threads(threads)
         if target.step_form != form:
             target.use_step_form(form)
-    return found
+    return exactness
 
 
 @torch.inference_mode()
@@ -109,7 +109,7 @@ class _Comparison:
         tree, nodes = self._tree(width, decoys)
         rows = tree_rows(self.target, self.cache, tree, nodes)
         plain = [part[: len(nodes)] for part in self.plain]
-        if all(torch.equal(ours, theirs) for ours, theirs in zip(rows, plain, strict=True)):
+        if all(torch.equal(tree_part, plain_part) for tree_part, plain_part in zip(rows, plain, strict=True)):
             return 0.0
         largest = float((rows[0].float() - plain[0].float()).abs().max() / self.plain[0].float().abs().max())
         return max(torch.finfo(torch.float32).tiny, largest)  # `tiny` first: it is the result for NaN

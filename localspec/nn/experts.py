@@ -56,16 +56,16 @@ class Experts(nn.Module):
         chosen, weights = chosen_experts(logits.reshape(len(rows), -1), self.sizes)
         weights = weights if scale is None else weights * scale[chosen].to(weights.dtype)
         if (self.exact or rows.is_cuda) and len(rows) <= AT_ONCE and not rows.requires_grad:
-            mixed = [self._of_row(*one) for one in zip(rows, chosen, weights.to(rows.dtype), strict=True)]
+            mixed = [self._of_row(*inputs) for inputs in zip(rows, chosen, weights.to(rows.dtype), strict=True)]
             return torch.stack(mixed).view(h.shape)
         gates_and_ups, downs = (
-            self._by_expert(one, parts) for one, parts in ((self.gate_up_proj, 2), (self.down_proj, 1))
+            self._by_expert(linear, parts) for linear, parts in ((self.gate_up_proj, 2), (self.down_proj, 1))
         )
         outputs = rows.new_zeros(*chosen.shape, rows.shape[-1])  # [rows, used, hidden_size]
         for expert in sorted({*chosen.flatten().tolist()}):
-            row, place = torch.where(chosen == expert)
-            gate, up = (F.linear(rows[row], *one) for one in gates_and_ups[expert])
-            outputs = outputs.index_put((row, place), F.linear(self.gated(gate, up), *downs[expert][0]))
+            row, choice = torch.where(chosen == expert)
+            gate, up = (F.linear(rows[row], *layer) for layer in gates_and_ups[expert])
+            outputs = outputs.index_put((row, choice), F.linear(self.gated(gate, up), *downs[expert][0]))
         return (outputs * weights[..., None].to(outputs.dtype)).sum(1).view(h.shape)
 
     def _of_row(self, row: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -104,12 +104,12 @@ def experts_together(tensors: Mapping[str, torch.Tensor], count: int) -> dict[st
     hidden_size, size].
     """
     first = ".experts.0."  # each layer with experts has this one
-    found = {name: one for name, one in tensors.items() if ".experts." not in name}
+    merged = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in {name.partition(first)[0] for name in tensors if first in name}:
 
         def every(part: str, of: str = f"{layer}.experts.") -> torch.Tensor:
             return torch.stack([tensors[f"{of}{expert}.{part}_proj.weight"] for expert in range(count)])
 
-        found[f"{layer}.experts.gate_up_proj"] = torch.cat([every("gate"), every("up")], 1)
-        found[f"{layer}.experts.down_proj"] = every("down")
-    return found
+        merged[f"{layer}.experts.gate_up_proj"] = torch.cat([every("gate"), every("up")], 1)
+        merged[f"{layer}.experts.down_proj"] = every("down")
+    return merged

@@ -61,7 +61,7 @@ def tried(device: torch.device) -> str | None:
 
 def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
     """Return whether the kernels can compute with these tensors: on a GPU, not empty, and without gradients."""
-    if not x.is_cuda or (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *others))):
+    if not x.is_cuda or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *others))):
         return False
     return x.numel() > 0 and trouble(x.device) is None
 
@@ -69,12 +69,12 @@ def serve(x: torch.Tensor, *others: torch.Tensor) -> bool:
 @torch.inference_mode()
 def _wrong(device: torch.device) -> str | None:
     """Run the tests of the kernels. Return what is wrong, in words, or None."""
-    for what, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
+    for name, (compute, expected) in {**_products(device), **_attention(device), **_between(device)}.items():
         together = compute(slice(None))
         if not float((together.float() - expected).norm() / expected.norm()) < NEAR:
-            return f"{what} has an unexpected value"
+            return f"{name} has an unexpected value"
         if not all(torch.equal(compute(slice(row, row + 1)), together[row : row + 1]) for row in range(len(together))):
-            return f"{what} of a row depends on other rows"
+            return f"{name} of a row depends on other rows"
     return None
 
 
@@ -91,8 +91,8 @@ def _products(device: torch.device) -> Trials:
     packed, scales = (torch.arange(size, device=device).mul(97).fmod(256).byte() for size in (40 * 96, 120))
     levels, code = torch.linspace(-1, 1, 16, device=device), torch.linspace(0, 1, 256, device=device)
     offset, halves = torch.full((), 0.1, device=device), torch.full((1,), 0.5, device=device)
-    both = packed.view(40, 96, 1).long()
-    unpacked = levels[torch.cat([both >> 4, both & 15], -1).view(40, 192)]
+    pairs = packed.view(40, 96, 1).long()
+    unpacked = levels[torch.cat([pairs >> 4, pairs & 15], -1).view(40, 192)]
     unpacked = unpacked * (code[scales.long()] * 0.5 + offset).view(40, 3).repeat_interleave(row_kernels.BLOCK, 1)
     nf4 = row_kernels.TiledNF4(*row_kernels.tiled(packed, scales, 40), code, halves, offset, levels)
     dense = row_kernels.nf4_dense(nf4, 40, x.dtype)
@@ -104,20 +104,20 @@ def _products(device: torch.device) -> Trials:
 
 
 def _attention(device: torch.device) -> Trials:
-    queries, both = _random(device, 1, 2, 6, 64), _random(device, 2, 1, 2, 300, 64)
+    queries, slots = _random(device, 1, 2, 6, 64), _random(device, 2, 1, 2, 300, 64)
     mask = torch.zeros(6, 300, device=device).masked_fill_(_random(device, 6, 300) > 0.5, float("-inf"))
     mask[:, 0] = 0.0
 
     def compute(rows: slice) -> torch.Tensor:
-        return row_kernels.attention(queries[:, :, rows], both[0], both[1], mask[rows])[0].transpose(0, 1)
+        return row_kernels.attention(queries[:, :, rows], slots[0], slots[1], mask[rows])[0].transpose(0, 1)
 
-    expected = F.scaled_dot_product_attention(queries, both[0], both[1], attn_mask=mask)
+    expected = F.scaled_dot_product_attention(queries, slots[0], slots[1], attn_mask=mask)
     return {"attention": (compute, expected[0].transpose(0, 1))}
 
 
 def _between(device: torch.device) -> Trials:
-    x, given, weight = (_random(device, *sizes).bfloat16() for sizes in ((5, 96), (5, 96, 1), (96,)))
-    given, wide = given[..., 0].contiguous(), (x + given[..., 0]).float()
+    x, added, weight = (_random(device, *sizes).bfloat16() for sizes in ((5, 96), (5, 96, 1), (96,)))
+    added, wide = added[..., 0].contiguous(), (x + added[..., 0]).float()
     qkv, angles = _random(device, 5, 4, 32).bfloat16(), _random(device, 5, 1, 16)
     cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 
@@ -132,7 +132,7 @@ def _between(device: torch.device) -> Trials:
     turned = apply_rope(qkv[None, :, :3], cos[None], sin[None])[0]
     return {
         "a norm": (
-            lambda rows: row_kernels.add_norm(x[rows], given[rows], weight, 1.0, 1e-5)[1],
+            lambda rows: row_kernels.add_norm(x[rows], added[rows], weight, 1.0, 1e-5)[1],
             F.rms_norm(wide, (96,), weight.float() + 1.0, 1e-5),
         ),
         "a gate": (

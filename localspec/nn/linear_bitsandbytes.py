@@ -155,11 +155,11 @@ def _without(module: str) -> Iterator[None]:
     """Hide a module from imports. Through `kernels`, bitsandbytes would fetch code from the network and run it."""
     missing = object()
     modules: dict[str, Any] = sys.modules
-    before = modules.get(module, missing)
+    former = modules.get(module, missing)
     modules[module] = None  # import then treats the module as missing
     try:
         yield
     finally:
         del modules[module]
-        if before is not missing:
-            modules[module] = before
+        if former is not missing:
+            modules[module] = former

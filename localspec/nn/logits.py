@@ -84,7 +84,7 @@ class TorchLogits(LogitsBase):
 
 def selected(tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return a copy of these rows, in this order."""
-    if all(row == place for place, row in enumerate(rows)):  # needs no indices on the device
+    if all(row == index for index, row in enumerate(rows)):  # needs no indices on the device
         return tensor[: len(rows)].clone()
     return tensor.index_select(0, uploaded(rows, tensor.device))
 

@@ -111,16 +111,16 @@ def cross_entropies(
             for guess, bound in zip(guesses, bounds, strict=True)
         ]
         if recompute:
-            found = checkpoint(_piece, some, labels[label_rows], teacher, vocabulary, use_reentrant=False)
+            results = checkpoint(_piece, some, labels[label_rows], teacher, vocabulary, use_reentrant=False)
         else:
-            found = _piece(some, labels[label_rows], teacher, vocabulary)
-        losses = [total + loss for total, (loss, _, _) in zip(losses, found, strict=True)]
-        hits = [total + right for total, (_, right, _) in zip(hits, found, strict=True)]
-        for whole, order, bound, (_, _, likeliest) in zip(first, orders, bounds, found, strict=True):
-            whole[order[bound[piece - 1] if piece else 0 : bound[piece]]] = likeliest
+            results = _piece(some, labels[label_rows], teacher, vocabulary)
+        losses = [total + loss for total, (loss, _, _) in zip(losses, results, strict=True)]
+        hits = [total + correct for total, (_, correct, _) in zip(hits, results, strict=True)]
+        for flags, order, bound, (_, _, likeliest) in zip(first, orders, bounds, results, strict=True):
+            flags[order[bound[piece - 1] if piece else 0 : bound[piece]]] = likeliest
     return [
-        DepthLoss(loss, hit, len(guess.states), right)
-        for loss, hit, guess, right in zip(losses, hits, guesses, first, strict=True)
+        DepthLoss(loss, hit, len(guess.states), correct)
+        for loss, hit, guess, correct in zip(losses, hits, guesses, first, strict=True)
     ]
 
 
@@ -170,7 +170,7 @@ def _part(
 
 def _head_rows(labels: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:
     """Return the indices of labels in a truncated vocabulary; `ABSENT` for those outside of it."""
-    most = torch.cat([vocabulary, labels.flatten()]).max()
-    places = torch.full((1 + int(most),), ABSENT, device=vocabulary.device)
+    largest = torch.cat([vocabulary, labels.flatten()]).max()
+    places = torch.full((1 + int(largest),), ABSENT, device=vocabulary.device)
     places[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
     return places[labels]

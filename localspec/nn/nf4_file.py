@@ -100,14 +100,14 @@ def damage(file: Path) -> str | None:
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:
     """Return earlier files next to `file`, made of other weights (not `made_of`) from the model directory `where`."""
-    found = []
+    files = []
     for other in file.parent.glob(f"*{file.suffix}"):
         with suppress(SafetensorError, OSError):
             stored: Any = safe_open(other, "pt")
             about = stored.metadata() or {}
             if about.get("where") == where and about.get("made_of") != made_of:
-                found.append(other)
-    return found
+                files.append(other)
+    return files
 
 
 class NF4Weights(LazyTensors):
@@ -132,8 +132,8 @@ class NF4Weights(LazyTensors):
         try:
             if name + SHAPE not in self._names:
                 return self._stored.get_tensor(name)
-            parts = [one for one in self._names if one.startswith(name) and one != name + SHAPE]
-            tensors = {one.removeprefix(name): self._stored.get_tensor(one) for one in parts}
+            parts = [part for part in self._names if part.startswith(name) and part != name + SHAPE]
+            tensors = {part.removeprefix(name): self._stored.get_tensor(part) for part in parts}
             return PackedNF4(torch.Size(self._stored.get_tensor(name + SHAPE).tolist()), tensors)
         except (SafetensorError, OSError, ValueError, KeyError) as error:
             raise DamagedFile(f"{self._file} is damaged ({error}); it is made again.") from None
@@ -146,7 +146,7 @@ def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     If saving fails, a notice says why. Raises the errors of `load`.
     """
     try:
-        before = stamps(weight_files(choice.target.path))
+        old_stamps = stamps(weight_files(choice.target.path))
         file, made_of = _place(choice)
     except (LocalspecError, OSError) as trouble:
         reporter.notice(f"The packed model cannot be saved: {_reason(trouble)}.")
@@ -162,7 +162,7 @@ def load_saved(choice: LoadSpec, load: Load, reporter: Reporter) -> "Target":
     target = load(None)
     try:
         _keep(target, file, made_of, choice, reporter)
-        if stamps(weight_files(choice.target.path)) != before:
+        if stamps(weight_files(choice.target.path)) != old_stamps:
             file.unlink(missing_ok=True)
             raise LocalspecError("the model's weights changed meanwhile.")
     except (LocalspecError, OSError, MemoryError, RuntimeError) as trouble:
@@ -175,10 +175,10 @@ def _place(choice: LoadSpec) -> tuple[Path, str]:
     path, paths = choice.target.path, Paths(home())
     files, revision_now = weight_files(path), revision(path)
     places = []
-    for of in (identified(files, paths), fingerprints(files)):  # before and after their SHA-256 was known
-        origin = Origin(choice.target.name, revision_now, files=of)
+    for identities in (identified(files, paths), fingerprints(files)):  # before and after their SHA-256 was known
+        origin = Origin(choice.target.name, revision_now, files=identities)
         file = in_all_formats(origin, f"{choice.quantize}-{choice.dtype}", paths)[0].with_suffix(GPU_SUFFIX)
-        places.append((file, " ".join(f"{name} {digest}" for name, (_, digest) in sorted(of.items()))))
+        places.append((file, " ".join(f"{name} {digest}" for name, (_, digest) in sorted(identities.items()))))
     return next((place for place in places if place[0].exists()), places[0])
 
 

@@ -59,8 +59,8 @@ def linear_class(quantize: str, device: str, threshold: float = 0.0, exact: bool
         return InvariantLinear if exact and torch.device(device).type == "cuda" else Linear
     if threshold and (quantize, torch.device(device).type) == ("int8", "cuda"):
         return type("LLMInt8Linear", (LLMInt8Linear,), {"threshold": threshold})
-    if found := _CLASSES.get((quantize, torch.device(device).type)):
-        return found
+    if layer_class := _CLASSES.get((quantize, torch.device(device).type)):
+        return layer_class
     raise UsageMistake(f"{quantize} is not supported on {device}; use --quantize none.")
 
 

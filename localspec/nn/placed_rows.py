@@ -27,23 +27,23 @@ class PlacedRows:
         self._row_of_slot = self._slots - length  # the row whose slot it is, if any
         self._places = torch.arange(rows, device=length.device) + length
 
-    def seen(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
+    def slot_mask(self, bits: torch.Tensor, positions: torch.Tensor, window: int | None) -> torch.Tensor:
         """Return bool [rows, visible]: the slots that each row sees."""
         row = self._row_of_slot.clamp(0, self._rows - 1)
         is_new = (self._row_of_slot >= 0) & (self._row_of_slot < self._rows)
-        seen = (self._row_of_slot < 0) | (is_new & ((bits[:, None] >> row) & 1).bool())
+        mask = (self._row_of_slot < 0) | (is_new & ((bits[:, None] >> row) & 1).bool())
         if window is None:
-            return seen
+            return mask
         # A committed token's slot is its position; a tree node's is not.
         slot_positions = torch.where(is_new, positions[row], self._slots)
-        return seen & (slot_positions > positions[:, None] - window)
+        return mask & (slot_positions > positions[:, None] - window)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values [num_kv_heads, rows, head_dim] to the rows' slots. Return the layer's visible slots."""
-        both = self._cache.slots_of(layer)
-        both[0].index_copy_(1, self._places, keys)
-        both[1].index_copy_(1, self._places, values)
-        return both[0, :, : self._visible], both[1, :, : self._visible]
+        slots = self._cache.slots_of(layer)
+        slots[0].index_copy_(1, self._places, keys)
+        slots[1].index_copy_(1, self._places, values)
+        return slots[0, :, : self._visible], slots[1, :, : self._visible]
 
     def placing(self, layer: int, rows: int) -> Placing:
         return Placing(self._cache.slots_of(layer), self._visible, self._places, 0)
@@ -63,9 +63,9 @@ class PlacedChain(PlacedRows):
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
         """Return a recurrent layer's outputs for rows, as in `Advance`, after its state. Call this once per layer, in
         order."""
-        place = next(self._layers)
-        self._states.rows[place, : len(rows)].copy_(rows)
-        return self._states.read(place, len(rows), advance, self._real)
+        index = next(self._layers)
+        self._states.rows[index, : len(rows)].copy_(rows)
+        return self._states.read(index, len(rows), advance, self._real)
 
 
 def filled_rows(rows: int) -> int:

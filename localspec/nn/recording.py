@@ -34,8 +34,8 @@ class Recording:
         self, function: Function, inputs: Sequence[torch.Tensor], results: tuple[torch.Tensor, ...] | None = None
     ) -> None:
         self._inputs = [tensor.clone() for tensor in inputs]
-        found = function(*self._inputs)  # libraries allocate their own memory at the first call
-        self.results = results or tuple(map(torch.empty_like, found))
+        expected = function(*self._inputs)  # libraries allocate their own memory at the first call
+        self.results = results or tuple(map(torch.empty_like, expected))
         self._graph = torch.cuda.CUDAGraph()
 
         def record() -> None:
@@ -45,13 +45,13 @@ class Recording:
         studio = _studio(self._inputs[0].device)
         _record(self._graph, record, studio.device, studio.stream, studio.pool)
         self._graph.replay()
-        if not all(map(_same_bits, self.results, found)):
+        if not all(map(_same_bits, self.results, expected)):
             raise RuntimeError("recorded steps are not bit-identical to unrecorded ones")
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Replay the recording on inputs of the recorded shapes, or of fewer rows, without waiting for the GPU."""
-        for place, tensor in zip(self._inputs, inputs, strict=True):
-            place[: len(tensor)].copy_(tensor)
+        for buffer, tensor in zip(self._inputs, inputs, strict=True):
+            buffer[: len(tensor)].copy_(tensor)
         self._graph.replay()
         return self.results
 
@@ -94,20 +94,20 @@ def _studio(device: torch.device) -> _Studio:
         return _Studio(device, stream, first.pool(), first)
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     # As bytes, because NaN differs from itself as a number.
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8))
 
 
 def _record(graph: Any, function: Callable[[], Any], device: torch.device, stream: Any, pool: Any) -> None:
     with torch.cuda.device(device):
-        before = torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
         try:
             # Other threads may allocate memory meanwhile, which does not affect the recording.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 function()
         except BaseException:  # torch leaves stream and memory unusable after a failure
-            torch.cuda.set_stream(before)
+            torch.cuda.set_stream(current)
             with suppress(Exception):
                 torch._C._cuda_endAllocateToPool(device.index, pool)
             _studio.cache_clear()  # later recordings get their own memory
@@ -139,17 +139,17 @@ class RecordedRows:
         """Compute the function, by a recording if there is one."""
         if not self._recorder.active or max(map(len, inputs)) > STATIC_ROWS[-1]:
             return self._function(*inputs)
-        return tuple(one[: len(inputs[0])] for one in self._filled_up(inputs))
+        return tuple(result[: len(inputs[0])] for result in self._filled_up(inputs))
 
     def _filled_up(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if self._over != (over := [one.grown for one in self._attentions]):
+        if self._over != (over := [attention.grown for attention in self._attentions]):
             self._recordings, self._over = {}, over
-        shape = tuple((filled_rows(len(one)), *one.shape[1:]) for one in inputs)
+        shape = tuple((filled_rows(len(tensor)), *tensor.shape[1:]) for tensor in inputs)
         recording = self._recordings.pop(shape, None)
         if recording is None:
             filled = [
-                F.pad(one, (*(0, 0) * (one.ndim - 1), 0, rows - len(one)))
-                for one, (rows, *_) in zip(inputs, shape, strict=True)
+                F.pad(tensor, (*(0, 0) * (tensor.ndim - 1), 0, rows - len(tensor)))
+                for tensor, (rows, *_) in zip(inputs, shape, strict=True)
             ]
             recording = None if shape in self._unrecorded else self._recorder.record(self._function, filled)
             if recording is None:

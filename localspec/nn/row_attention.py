@@ -44,7 +44,7 @@ class TorchAttention:
     def reserve_rows(
         self,
         positions: Sequence[int],
-        seen: Sequence[Sequence[int]] | None = None,
+        visible: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Make room for rows. Return their (position, slot), int64 [rows, 2], and the mask, bool [rows, slots].
@@ -59,7 +59,7 @@ class TorchAttention:
         self._reserve(slots)
         self.length = first + rows
         mask = np.zeros((filled, slots), np.bool_)
-        mask[:rows, : self.length] = rows_seen(first, rows, seen, window)
+        mask[:rows, : self.length] = rows_seen(first, rows, visible, window)
         mask[range(rows, filled), range(self.length, first + filled)] = True
         placed = zip([*positions, *[0] * (filled - rows)], range(first, first + filled), strict=True)
         return uploaded(list(placed), self._cache.device), moved(torch.from_numpy(mask), self._cache.device)

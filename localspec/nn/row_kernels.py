@@ -116,8 +116,8 @@ def attention(
     (heads, rows, width), slots, device = queries.shape[1:], keys.shape[2], keys.device
     queries, mask, pages = queries.to(keys.dtype).contiguous(), mask.to(keys.dtype).contiguous(), -(-slots // PAGE)
     at_once = 4 if rows <= 4 else 16 if width <= 256 else 8
-    named = {"FP16": int(keys.dtype == torch.float16), "FP32": int(keys.dtype == torch.float32), "HEAD": width}
-    constants = {**named, "ROWS": at_once, "PAGE": PAGE, "THREADS": THREADS, "TILES": 1, "WARPS": WARPS}
+    formats = {"FP16": int(keys.dtype == torch.float16), "FP32": int(keys.dtype == torch.float32), "HEAD": width}
+    constants = {**formats, "ROWS": at_once, "PAGE": PAGE, "THREADS": THREADS, "TILES": 1, "WARPS": WARPS}
     mixed = queries.new_empty(heads, pages, rows, width, dtype=torch.float32)
     greatest, totals = (queries.new_empty(heads, pages, rows, dtype=torch.float32) for _ in range(2))
     factor = width**-0.5 if scale is None else scale
@@ -200,27 +200,27 @@ def fits(x: torch.Tensor) -> bool:
 
 
 def add_norm(
-    x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
+    x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, offset: float, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus `given`, if not None, and the norm of this sum (RMSNorm, with `offset` added to the weight)."""
+    """Return x plus `added`, if not None, and the norm of this sum (RMSNorm, with `offset` added to the weight)."""
     # A single row of heads among others is contiguous, and the norm of a row must not depend on that.
-    x, given, parts = x.contiguous(), None if given is None else given.contiguous(), x.shape[-1] // SMALL[x.dtype]
-    total, normed = x if given is None else torch.empty_like(x), torch.empty_like(x)
+    x, added, parts = x.contiguous(), None if added is None else added.contiguous(), x.shape[-1] // SMALL[x.dtype]
+    total, normed = x if added is None else torch.empty_like(x), torch.empty_like(x)
     kernel = _kernel(x, "add_norm", HELD=-(-parts // THREADS))
     grid = (x.numel() // x.shape[-1], 1, 1)
-    kernel(grid, THREADS, x, given, weight, total, normed, parts, float(offset), float(epsilon))
+    kernel(grid, THREADS, x, added, weight, total, normed, parts, float(offset), float(epsilon))
     return total, normed
 
 
-def gated(both: torch.Tensor, activation: str) -> torch.Tensor:
+def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     """Return the product of the second half of the channels and the activation of the first half.
 
     `activation` is silu or gelu.
     """
-    rows, parts = both.numel() // both.shape[-1], both.shape[-1] // 2 // SMALL[both.dtype]
-    out = both.new_empty(*both.shape[:-1], both.shape[-1] // 2)
-    kernel = _kernel(both, "gated", GELU=int(activation == "gelu"))
-    kernel((-(-rows * parts // THREADS), 1, 1), THREADS, both, out, rows, parts)
+    rows, parts = gate_up.numel() // gate_up.shape[-1], gate_up.shape[-1] // 2 // SMALL[gate_up.dtype]
+    out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+    kernel = _kernel(gate_up, "gated", GELU=int(activation == "gelu"))
+    kernel((-(-rows * parts // THREADS), 1, 1), THREADS, gate_up, out, rows, parts)
     return out
 
 
@@ -242,5 +242,5 @@ def rotate_and_place(
 
 def _kernel(x: torch.Tensor, name: str, **defined: int) -> Kernel:
     formats = {"FP16": int(x.dtype == torch.float16), "FP32": int(x.dtype == torch.float32)}
-    given = {"HELD": 1, "HEAD": 8, "GELU": 0, "THREADS": THREADS, "TILES": 1, "WARPS": 1, **formats, **defined}
-    return compiled(x.device, "layer.cu", name, **given)
+    constants = {"HELD": 1, "HEAD": 8, "GELU": 0, "THREADS": THREADS, "TILES": 1, "WARPS": 1, **formats, **defined}
+    return compiled(x.device, "layer.cu", name, **constants)

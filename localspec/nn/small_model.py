@@ -20,14 +20,14 @@ SPREAD = 0.02  # standard deviation of a fresh layer's weights
 def fresh_weights(config: TransformerConfig, device: torch.device | str) -> Mapping[str, torch.Tensor]:
     """Return weights by localspec's names, in fp32: small random numbers in matrices, zeros in biases, and norms
     that multiply by one."""
-    weights, one = {}, 1.0 - config.norm_offset
+    weights, unit = {}, 1.0 - config.norm_offset
     for name, made_of in weight_map(config).items():
         rows, columns = sum(rows for _, rows in made_of), in_features(name, config)
         if columns is not None:
             weights[name] = torch.randn(rows, columns, device=device) * SPREAD
         else:
             # Norms of recurrent layers' values have no offset, unlike the others.
-            ones = one if name.endswith("norm") and not name.endswith("value_norm") else 1.0
+            ones = unit if name.endswith("norm") and not name.endswith("value_norm") else 1.0
             weights[name] = torch.full((rows,), ones if name.endswith(("norm", "scalar")) else 0.0, device=device)
         if name.endswith(".conv"):
             weights[name] = weights[name][:, None]  # each channel has its own filter

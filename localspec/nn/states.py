@@ -47,15 +47,15 @@ class StaticStates(NamedTuple):
     matrices_after: torch.Tensor
     tails_after: torch.Tensor
 
-    def read(self, place: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
+    def read(self, index: int, count: int, advance: Advance, real: torch.Tensor | None = None) -> torch.Tensor:
         """Read the first `count` rows of a recurrent layer after its state, and return their output.
 
-        `place` is the index of the layer among all recurrent layers. `real` is as in `Advance`.
+        `index` is that of the layer among all recurrent layers. `real` is as in `Advance`.
         """
-        before = State(0, self.matrices[place], self.tails[place])
-        outputs, after = advance(before, self.rows[place, :count], True, real)
-        self.matrices_after[place].copy_(after.matrices)
-        self.tails_after[place].copy_(after.tail)
+        before = State(0, self.matrices[index], self.tails[index])
+        outputs, after = advance(before, self.rows[index, :count], True, real)
+        self.matrices_after[index].copy_(after.matrices)
+        self.tails_after[index].copy_(after.tail)
         return outputs
 
     @property
@@ -143,7 +143,7 @@ class LayerStates:
 
     def _put(self, state: State) -> None:
         """Add a state, and drop all states of later tokens."""
-        self._states = [*(one for one in self._states if one.length < state.length), state]
+        self._states = [*(earlier for earlier in self._states if earlier.length < state.length), state]
 
     def _keep(self, length: int, rows: torch.Tensor, advance: Advance) -> None:
         """Store rows read after `length` tokens. If there is no room, replace the oldest by the state after them."""
@@ -197,7 +197,7 @@ class StateCache(KVCache):
     @property
     def nbytes(self) -> int:
         static = 0 if self._static is None else self._static.nbytes
-        return super().nbytes + static + (sum(one.nbytes for one in self._states.values()) if self.length else 0)
+        return super().nbytes + static + (sum(states.nbytes for states in self._states.values()) if self.length else 0)
 
     def read(self, layer: int, rows: torch.Tensor, advance: Advance) -> torch.Tensor:
         """Return a recurrent layer's output for rows, as in `Advance`, after the committed tokens."""
@@ -218,10 +218,10 @@ class StateCache(KVCache):
             static.tails.copy_(static.tails_after)
         else:
             self._before = [
-                one.at(self.length, step) for one, step in zip(self._states.values(), advances, strict=True)
+                states.at(self.length, advance) for states, advance in zip(self._states.values(), advances, strict=True)
             ]
-            torch.stack([one.matrices for one in self._before], out=static.matrices)
-            torch.stack([one.tail for one in self._before], out=static.tails)
+            torch.stack([state.matrices for state in self._before], out=static.matrices)
+            torch.stack([state.tail for state in self._before], out=static.tails)
         return static
 
     def store_static(self, count: int, advances: Sequence[Advance]) -> None:
@@ -229,8 +229,8 @@ class StateCache(KVCache):
         static = self._static
         assert static is not None
         after = self._after(static, count)
-        for place, (one, step) in enumerate(zip(self._states.values(), advances, strict=True)):
-            one.store(self._before[place], static.rows[place, :count], after[place], step)
+        for index, (states, advance) in enumerate(zip(self._states.values(), advances, strict=True)):
+            states.store(self._before[index], static.rows[index, :count], after[index], advance)
         self._read = count
 
     def _memory(self) -> StaticStates:
@@ -241,7 +241,7 @@ class StateCache(KVCache):
 
     def _after(self, static: StaticStates, count: int = 0) -> list[State]:
         matrices, tails = static.matrices_after.clone(), static.tails_after.clone()
-        return [State(self.length + count, *both) for both in zip(matrices, tails, strict=True)]
+        return [State(self.length + count, *parts) for parts in zip(matrices, tails, strict=True)]
 
     def keep(self, path: Sequence[int]) -> None:
         """Commit the first rows after `length`. `path` must be a chain."""
@@ -254,14 +254,14 @@ class StateCache(KVCache):
 
     def reachable(self, length: int) -> int:
         length = min(length, self.length)
-        while (least := min(one.reachable(length) for one in self._states.values())) < length:
+        while (least := min(states.reachable(length) for states in self._states.values())) < length:
             length = least
         return length
 
     def copy(self, length: int, slots: int) -> Self:
         """Return a cache with the first `length` tokens, a result of `reachable`, and room for `slots`."""
         other = super().copy(length, slots)
-        other._states = {layer: one.copy(length) for layer, one in self._states.items()}
+        other._states = {layer: states.copy(length) for layer, states in self._states.items()}
         other._static, other._before, other._read = None, [], 0
         return other
 
@@ -279,15 +279,15 @@ class StateCache(KVCache):
         """Count the first `length` slots as committed, and the latest states as the states after these slots."""
         super().assume(length)
         self._read = 0
-        for one in self._states.values():
-            one.assume(length)
+        for states in self._states.values():
+            states.assume(length)
 
     def fill(self, generator: torch.Generator) -> None:
         """Put random keys and values in all slots, and random numbers in the states."""
         super().fill(generator)
         self._read = 0
-        for one in self._states.values():
-            one.fill(generator)
+        for states in self._states.values():
+            states.fill(generator)
 
 
 def cache_of(

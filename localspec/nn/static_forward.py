@@ -115,8 +115,8 @@ class StaticForward:
         if form not in self._finders:  # sampling settings seldom change back
 
             def find(logits: torch.Tensor, keys: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                found = contenders(logits, keys, sampling)
-                return found.ids, found.scores, found.before, found.noisy
+                result = contenders(logits, keys, sampling)
+                return result.ids, result.scores, result.before, result.noisy
 
             self._finders = {form: RecordedRows(find, self._recorder)}
         return Contenders(*self._finders[form](logits, keys))
@@ -140,8 +140,8 @@ class StaticForward:
         chosen, adapters_id = None if layers is None else tuple(layers), None if adapters is None else id(adapters)
         shape = StaticShape(rows, visible_slots(cache, rows), chosen, adapters_id, inner, embeddings is not None)
         spare = range(count, rows)
-        seen = [signed(one) for one in (*bits, *(1 << row for row in spare))]
-        columns = [*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], seen
+        words = [signed(word) for word in (*bits, *(1 << row for row in spare))]
+        columns = [*tokens, *[0] * len(spare)], [*depth, *[0] * len(spare)], words
         numbers = [cache.length, count, *(number for column in columns for number in column)]
         inputs = [uploaded(numbers, self._device)]
         if embeddings is not None:  # NaN that an earlier draft left in a spare row would reach the others
@@ -176,14 +176,14 @@ class StaticForward:
             placed = PlacedRows(cache, shape.visible, length, shape.rows)
             if static is not None:
                 placed = PlacedChain(cache, shape.visible, length, shape.rows, numbers[1], static)
-            found: dict[int, torch.Tensor | None] = dict.fromkeys(shape.inner)
+            states: dict[int, torch.Tensor | None] = dict.fromkeys(shape.inner)
             rows = embeddings[0] if shape.embeddings else tokens
             hidden = self._transformer(
-                rows[None], length + depth, bits, placed, shape.layers, adapters or {}, inner=found
+                rows[None], length + depth, bits, placed, shape.layers, adapters or {}, inner=states
             )[0]
             results = [hidden]
             if shape.inner:
-                results.append(self._transformer.side_by_side(found, shape.inner)[0])
+                results.append(self._transformer.side_by_side(states, shape.inner)[0])
             if not shape.embeddings:
                 logits = self._transformer.head(hidden)
                 results += [logits, summary(hidden, logits)]
@@ -210,12 +210,12 @@ class StaticForward:
             any_length = shape._replace(visible=0)
             if any_length in self._unrecorded:
                 return None
-            made = self._recorder.record(function, inputs, self._results.get(any_length))
-            if made is None:
+            new = self._recorder.record(function, inputs, self._results.get(any_length))
+            if new is None:
                 recordings.clear()  # gives memory back
                 self._unrecorded.add(any_length)  # repeated attempts would take longest
                 return None
-            recording = made
+            recording = new
             self._results[any_length] = recording.results
         while len(recordings) >= MOST_RECORDINGS:
             del recordings[next(iter(recordings))]
@@ -226,8 +226,8 @@ class StaticForward:
         """Let recurrent layers read again the first `count` rows of the last forward, as later rows were discarded."""
 
         def again(_: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            for place, advance in enumerate(self._advances):
-                static.read(place, count, advance)
+            for index, advance in enumerate(self._advances):
+                static.read(index, count, advance)
             # The values by which a recording is compared: copies, because `static` is overwritten.
             return static.matrices_after[..., 0].clone(), static.tails_after.clone()
 
@@ -263,7 +263,7 @@ def _reserve(cache: KVCache, slots: int) -> None:
 
 def _bits(parents: Sequence[int]) -> list[int]:
     """Return for each row of a tree the rows that it sees, itself and its ancestors, as bits."""
-    seen: list[int] = []
+    bits: list[int] = []
     for row, parent in enumerate(parents):
-        seen.append((seen[parent] if parent >= 0 else 0) | 1 << row)
-    return seen
+        bits.append((bits[parent] if parent >= 0 else 0) | 1 << row)
+    return bits

@@ -47,24 +47,24 @@ def find_step_form(target: Target) -> tuple[StepForm, str | None]:
 @torch.inference_mode()
 def _difference(target: Target, form: StepForm) -> str | None:
     """Compare steps in a form with `eager` steps of the same rows. Return what differs, None if nothing does."""
-    cache, before = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
+    cache, multiple = target.cache(LENGTHS[-1] + STATIC_ROWS[-1]), target.row_multiple
     try:
         expected = []
         target.use_step_form("eager")
         for rows, length in _cases(cache):
-            target.row_multiple = next(one for one in STATIC_ROWS if one >= rows)  # padded like the static form
+            target.row_multiple = next(count for count in STATIC_ROWS if count >= rows)  # padded like the static form
             expected.append(_parts(target, cache, rows, length))
         target.row_multiple = 1
         target.use_step_form(form)
         for (rows, length), plain in zip(_cases(cache), expected, strict=True):
-            found = _parts(target, cache, rows, length)
+            parts = _parts(target, cache, rows, length)
             if target.step_trouble:
                 return target.step_trouble
-            if not all(torch.equal(one, other) for one, other in zip(found, plain, strict=True)):
+            if not all(torch.equal(part, plain_part) for part, plain_part in zip(parts, plain, strict=True)):
                 return f"results of {rows} rows after {length} tokens are not bit-identical"
         return None
     finally:
-        target.row_multiple = before
+        target.row_multiple = multiple
 
 
 def _cases(cache: KVCache) -> list[tuple[int, int]]:
@@ -81,7 +81,7 @@ def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[t
     parents = [-1, *((row - 1) // 2 if target.branches else row - 1 for row in range(1, rows))]
     output = target.forward(DraftTree(tokens, parents), cache)
     assert isinstance(output.logits, TorchLogits)
-    found = [output.logits.rows.clone(), output.hidden.rows.clone(), cache.rows(range(rows))]
+    parts = [output.logits.rows.clone(), output.hidden.rows.clone(), cache.rows(range(rows))]
     picked = [output.logits.picks([length + 1] * rows, sampling) for sampling in SAMPLED]
     numbers = [*output.logits.argmax(), output.logits.finite(), output.hidden.finite()]
     numbers += [picks[row] for picks in picked for row in {0, rows - 1}]
@@ -89,12 +89,12 @@ def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[t
     # If layers read more than embeddings, they cannot draft. Eager drafts are not padded.
     if target.branches and not model.sizes.per_layer_inputs[0] and rows in STATIC_ROWS:
         states = model.read_rows(model.embed(tokens), cache, sorted({0, layers - 1}))
-        found += [states, cache.rows(range(rows))]
+        parts += [states, cache.rows(range(rows))]
     if not target.branches:  # the effect of part of the rows on recurrent layers shows in the next forward
         cache.keep(range(rows - rows // 2))
         multiple, target.row_multiple = target.row_multiple, 1
         output = target.forward(DraftTree.chain(tokens[:1]), cache)
         target.row_multiple = multiple
         assert isinstance(output.logits, TorchLogits)
-        found += [output.logits.rows.clone(), output.hidden.rows.clone()]
-    return [*found, torch.tensor(numbers)]
+        parts += [output.logits.rows.clone(), output.hidden.rows.clone()]
+    return [*parts, torch.tensor(numbers)]

@@ -204,7 +204,7 @@ class StepHidden(TorchHidden):
 
     def take(self, rows: Sequence[int]) -> TorchHidden:
         """Return a copy of the states of these rows, in this order."""
-        return StepHidden(selected(self.rows, rows), lambda some: self._all_finite([rows[one] for one in some]))
+        return StepHidden(selected(self.rows, rows), lambda some: self._all_finite([rows[index] for index in some]))
 
     def finite(self) -> bool:
         return self._all_finite(range(len(self)))
@@ -220,7 +220,7 @@ class StepLogits(TorchLogits):
         """Store the logits `rows[first:]`. `numbers` begin with the summary of `rows`. `find` is like `contenders`."""
         super().__init__(rows[first:])
         self._numbers, self._first, self._find = numbers, first, find
-        self._found: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # the index of the contenders of a row
+        self._indices: dict[tuple[int, int, Sampling], tuple[int, int]] = {}  # the index of the contenders of a row
 
     def finite(self) -> bool:
         return bool(self._numbers[0][self._first :, LOGITS_FINITE].all())
@@ -255,25 +255,25 @@ class StepLogits(TorchLogits):
         """
         if sampling.proposes_likeliest or not findable(sampling) or count > SHOWN or ids is not None:
             return super().candidates(positions, count, sampling, ids)
-        found = []
+        proposals = []
         for row in range(len(self)):
             here, place = self._contenders(row, positions, sampling)
-            found.append(here.candidates(place, count))
-        known = [one for one in found if one is not None]
-        return known if len(known) == len(found) else super().candidates(positions, count, sampling)
+            proposals.append(here.candidates(place, count))
+        complete = [proposal for proposal in proposals if proposal is not None]
+        return complete if len(complete) == len(proposals) else super().candidates(positions, count, sampling)
 
     def _contenders(self, row: int, positions: Sequence[int], sampling: Sampling) -> tuple[Contenders, int]:
         """Return the ids that may be picked in this row and others, in main memory, and the row's index there."""
-        if (row, positions[row], sampling) not in self._found:
+        if (row, positions[row], sampling) not in self._indices:
             self._look([row], positions, sampling)
-        first, place = self._found[row, positions[row], sampling]
+        first, place = self._indices[row, positions[row], sampling]
         return Contenders(*(self._numbers[first + part] for part in range(4))), place
 
     def _look(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> None:
         """Request the ids that may be picked in consecutive rows, to be fetched by the next copy to main memory."""
-        if self._found:  # a recorded search overwrites the result of the previous one
+        if self._indices:  # a recorded search overwrites the result of the previous one
             self._numbers.bring()
         keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)
-        found = self._find(self.rows[rows[0] : rows[-1] + 1], keys, sampling)
-        first = self._numbers.add(found.ids, found.scores, found.before, found.noisy)
-        self._found |= {(row, positions[row], sampling): (first, place) for place, row in enumerate(rows)}
+        result = self._find(self.rows[rows[0] : rows[-1] + 1], keys, sampling)
+        first = self._numbers.add(result.ids, result.scores, result.before, result.noisy)
+        self._indices |= {(row, positions[row], sampling): (first, place) for place, row in enumerate(rows)}

@@ -152,10 +152,10 @@ class Target:
             itself = torch.eye(rows + padding, dtype=torch.bool, device=mask.device)
             mask = F.pad(mask, (0, padding, 0, padding)) | itself
             cache.reserve(cache.length + rows + padding)
-        found: dict[int, torch.Tensor | None] = dict.fromkeys(inner)
+        inner_states: dict[int, torch.Tensor | None] = dict.fromkeys(inner)
         batch = tokens if tokens.ndim == 2 else tokens[None]
-        hidden = self.transformer(batch, positions, mask, cache, layers, inner=found)
-        states = self.transformer.side_by_side(found, inner)[:, :rows] if inner else None
+        hidden = self.transformer(batch, positions, mask, cache, layers, inner=inner_states)
+        states = self.transformer.side_by_side(inner_states, inner)[:, :rows] if inner else None
         if tokens.ndim == 1:
             hidden, states = hidden[0], None if states is None else states[0]
         if last:
@@ -280,9 +280,12 @@ class Target:
                 "--quantize none."
             )
         path.mkdir(parents=True, exist_ok=True)
-        ours, tensors, sizes = dict(self.transformer.named_parameters()), {}, self.transformer.config
+        parameters, tensors, sizes = dict(self.transformer.named_parameters()), {}, self.transformer.config
         for name, made_of in weight_map(sizes).items():
-            pieces, columns = torch.split(ours[name].detach(), [rows for _, rows in made_of]), in_features(name, sizes)
+            pieces, columns = (
+                torch.split(parameters[name].detach(), [rows for _, rows in made_of]),
+                in_features(name, sizes),
+            )
             for (part, rows), piece in zip(made_of, pieces, strict=True):
                 tensors[part] = piece.contiguous().view(stored_shape(name, rows, columns))
         if sizes.experts and FAMILIES[sizes.family].experts_together:
@@ -318,9 +321,9 @@ def ancestor_mask(parents: Sequence[int]) -> torch.Tensor:
     size = len(parents)
     if is_chain(parents):
         return torch.ones(size, size, dtype=torch.bool).tril_()
-    seen: list[list[bool]] = []
+    rows: list[list[bool]] = []
     for node, parent in enumerate(parents):
-        row = list(seen[parent]) if node else [False] * size
+        row = list(rows[parent]) if node else [False] * size
         row[node] = True
-        seen.append(row)
-    return torch.tensor(seen)
+        rows.append(row)
+    return torch.tensor(rows)

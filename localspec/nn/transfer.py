@@ -27,12 +27,12 @@ def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 def brought(*tensors: torch.Tensor) -> list[npt.NDArray[Any]]:
     """Copy tensors of int64, bool or fp32 to main memory, as arrays, by one copy of their 32-bit words."""
-    words = [(one.int() if one.dtype == torch.bool else one).flatten().view(torch.int32) for one in tensors]
+    words = [(tensor.int() if tensor.dtype == torch.bool else tensor).flatten().view(torch.int32) for tensor in tensors]
     flat: npt.NDArray[np.int32] = torch.cat(words).cpu().numpy()
-    found, end = [], 0
+    arrays, end = [], 0
     for tensor, part in zip(tensors, words, strict=True):
         start, end = end, end + part.numel()
         kind: Any = {torch.float32: np.float32, torch.bool: np.int32}.get(tensor.dtype, np.int64)
         numbers: npt.NDArray[Any] = flat[start:end].view(kind)
-        found.append((numbers.astype(bool) if tensor.dtype == torch.bool else numbers).reshape(tensor.shape))
-    return found
+        arrays.append((numbers.astype(bool) if tensor.dtype == torch.bool else numbers).reshape(tensor.shape))
+    return arrays

@@ -162,7 +162,7 @@ class Transformer(nn.Module):
         if self.config.per_layer_inputs[0]:
             table, projection = self.embed_tokens_per_layer, self.per_layer_model_projection
             inputs = layer_inputs(self.config, tokens, x, table, projection, self.per_layer_projection_norm)
-        read: ReadKeys = dict.fromkeys(one.keys_of for one in self.config.layer_sizes if one.keys_of is not None)
+        read: ReadKeys = dict.fromkeys(sizes.keys_of for sizes in self.config.layer_sizes if sizes.keys_of is not None)
         if isinstance(cache, LentKeys):
             read = {layer: cache.of_layer(layer) for layer in read if layer is not None}
         of_layers = {index: self.rotary.of_layer(self.config, index) for index in computed}
@@ -181,42 +181,42 @@ class Transformer(nn.Module):
             inner[len(self.layers)] = x
         return x
 
-    def side_by_side(self, found: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
+    def side_by_side(self, states: Mapping[int, torch.Tensor | None], places: Sequence[int]) -> torch.Tensor:
         """Return the states with the numbers `places`, joined along channels: [..., len(places) * hidden_size].
 
-        `found` has states by number, like `inner` of `forward`. Raises LocalspecError for missing states.
+        `states` are by number, like `inner` of `forward`. Raises LocalspecError for missing states.
         """
-        states = [one for place in places if (one := found[place]) is not None]
-        if len(states) < len(places):
-            missing = next(place for place in places if found[place] is None)
+        parts = [state for place in places if (state := states[place]) is not None]
+        if len(parts) < len(places):
+            missing = next(place for place in places if states[place] is None)
             raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.layers)}.")
-        return torch.cat(states, -1)
+        return torch.cat(parts, -1)
 
     def _additive_mask(
         self, mask: torch.Tensor, positions: torch.Tensor, window: int | None, group: int, cache: CacheLike | None
     ) -> torch.Tensor:
         """Return [(batch, 1,) group * n, slots] from mask and window: 0 if a row sees a slot, -inf otherwise."""
         if isinstance(cache, PlacedRows):
-            seen = cache.seen(mask, positions, window)
+            visible = cache.slot_mask(mask, positions, window)
         else:
-            seen = _seen(mask, positions, window, cache)
-        additive = torch.zeros(seen.shape, dtype=self.computes_in, device=mask.device)
-        additive.masked_fill_(~seen, float("-inf"))
+            visible = _slot_mask(mask, positions, window, cache)
+        additive = torch.zeros(visible.shape, dtype=self.computes_in, device=mask.device)
+        additive.masked_fill_(~visible, float("-inf"))
         return additive.repeat(group, 1) if additive.dim() == 2 else additive.repeat(1, group, 1)[:, None]
 
 
-def _seen(
+def _slot_mask(
     mask: torch.Tensor, positions: torch.Tensor, window: int | None, cache: KVCache | TextPrefix | LentKeys | None
 ) -> torch.Tensor:
     """Return bool [(batch,) n, slots]: the slots that each row sees."""
     n, committed = positions.shape[-1], cache.length if cache is not None else 0
     slots = cache.visible(n) if cache is not None else n
-    seen = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)
-    seen[..., :committed] = True
-    seen[..., committed + n - mask.shape[-1] : committed + n] = mask
+    visible = torch.zeros(*mask.shape[:-1], slots, dtype=torch.bool, device=mask.device)
+    visible[..., :committed] = True
+    visible[..., committed + n - mask.shape[-1] : committed + n] = mask
     if window is None:
-        return seen
+        return visible
     # A committed token's slot is its position; a tree node's is not.
     slot_positions = torch.arange(slots, device=mask.device).repeat(*positions.shape[:-1], 1)
     slot_positions[..., committed : committed + n] = positions[..., : slots - committed]
-    return seen & (slot_positions.unsqueeze(-2) > positions[..., None] - window)
+    return visible & (slot_positions.unsqueeze(-2) > positions[..., None] - window)

@@ -72,8 +72,8 @@ def layer_inputs(
     of_tokens = F.embedding(tokens, table).to(x.dtype) * rounded(width**0.5, table.dtype)
     of_states = projection(x) * config.hidden_size**-0.5
     of_states = norm(of_states.view(*tokens.shape, layers, width), projection_norm, config)
-    both: torch.Tensor = (of_states + of_tokens.view(of_states.shape)) * 2.0**-0.5
-    return both
+    inputs: torch.Tensor = (of_states + of_tokens.view(of_states.shape)) * 2.0**-0.5
+    return inputs
 
 
 @cached

@@ -29,14 +29,14 @@ def norm(x: torch.Tensor, weight: torch.Tensor, config: TransformerConfig) -> to
 
 
 def added_norm(
-    x: torch.Tensor, given: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
+    x: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, config: TransformerConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return x plus `given` (only x if `given` is None), and the norm of this sum."""
-    others = (weight,) if given is None else (weight, given)
-    same_dtype = all(one.dtype == x.dtype for one in others) and row_kernels.fits(x)
+    """Return x plus `added` (only x if `added` is None), and the norm of this sum."""
+    others = (weight,) if added is None else (weight, added)
+    same_dtype = all(other.dtype == x.dtype for other in others) and row_kernels.fits(x)
     if kernel_checks.serve(x, *others) and same_dtype:
-        return row_kernels.add_norm(x, given, weight, config.norm_offset, config.rms_norm_eps)
-    x = x if given is None else x + given
+        return row_kernels.add_norm(x, added, weight, config.norm_offset, config.rms_norm_eps)
+    x = x if added is None else x + added
     if not config.norm_offset:
         return x, F.rms_norm(x, weight.shape, weight, config.rms_norm_eps)
     # One plus a weight has more digits than bf16 can represent.
@@ -125,8 +125,8 @@ class LlamaLayer(nn.Module):
 
     def linear(self, name: str) -> Linear | QuantizedLinear:
         """Return one of the layer's linear layers."""
-        ours = f"layers.{self.index}.{name}."
-        return self._linear_class(self._weights[ours + "weight"], self._weights.get(ours + "bias"))
+        prefix = f"layers.{self.index}.{name}."
+        return self._linear_class(self._weights[prefix + "weight"], self._weights.get(prefix + "bias"))
 
     def vector(self, name: str) -> nn.Parameter:
         """Return one of the layer's vectors."""
@@ -136,12 +136,12 @@ class LlamaLayer(nn.Module):
         """Return the states of rows [batch, n, hidden_size] after the layer."""
         h = self.mix(norm(x, self.input_layernorm, self.config), rows)
         x, h = added_norm(x, self._to_add(h, "o_norm"), self.post_attention_layernorm, self.config)
-        sizes, given = self.config.experts, []
+        sizes, outputs = self.config.experts, []
         if sizes is None or sizes.dense:
-            given.append(self.mlp(h, rows.adapters))
+            outputs.append(self.mlp(h, rows.adapters))
         if sizes is not None:
-            given.append(self.mixture(h, x))
-        return x + self._to_add(given[0] if len(given) == 1 else given[0] + given[1], "down_norm")
+            outputs.append(self.mixture(h, x))
+        return x + self._to_add(outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1], "down_norm")
 
     def mlp(self, h: torch.Tensor, adapters: LayerAdapters) -> torch.Tensor:
         """Return the output of the MLP for rows [batch, n, hidden_size]."""
@@ -218,21 +218,21 @@ class LlamaLayer(nn.Module):
         by_head = q.view(batch, n, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
         return by_head.reshape(batch, kv_heads, group * n, head_dim)
 
-    def attend(self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: LayerRows) -> torch.Tensor:
+    def attend(self, grouped: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: LayerRows) -> torch.Tensor:
         """Return the attention output of the queries `grouped` by key head, as [batch, n, heads * head_dim].
 
         Training and prefill use the fastest form: training needs no exact bits, and prefill reads the same rows with
         and without speculation.
         """
-        batch, kv_heads, rows, head_dim = grouped.shape
+        batch, kv_heads, query_rows, head_dim = grouped.shape
         heads = self.config.num_heads
-        n = rows * kv_heads // heads
+        n = query_rows * kv_heads // heads
         if self.config.sinks:
-            sinks = self.sinks.view(kv_heads, -1, 1).expand(-1, -1, n).reshape(kv_heads, rows)
-            mixed = with_sinks(grouped, k, v, given.mask, self.scale, sinks)
+            sinks = self.sinks.view(kv_heads, -1, 1).expand(-1, -1, n).reshape(kv_heads, query_rows)
+            mixed = with_sinks(grouped, k, v, rows.mask, self.scale, sinks)
         else:
-            attention = self.attention if cached_in_slots(given.cache) and n <= AT_ONCE else fastest
-            mixed = attention(grouped, k, v, given.mask, self.scale)
+            attention = self.attention if cached_in_slots(rows.cache) and n <= AT_ONCE else fastest
+            mixed = attention(grouped, k, v, rows.mask, self.scale)
         mixed = mixed.view(batch, kv_heads, heads // kv_heads, n, head_dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(batch, n, heads * head_dim)
 
@@ -242,11 +242,11 @@ class LlamaLayer(nn.Module):
             return clamped_gate(gate, up, self.config.gate_limit)
         return self.activation(gate) * up
 
-    def gated(self, both: torch.Tensor) -> torch.Tensor:
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return the product of the second half of the channels and the activation of the first half."""
-        if kernel_checks.serve(both) and both.shape[-1] % 16 == 0 and both.dtype in row_kernels.SMALL:
-            return row_kernels.gated(both.contiguous(), self.config.activation)
-        return self.gate(*torch.split(both, self.sizes.intermediate_size, -1))
+        if kernel_checks.serve(gate_up) and gate_up.shape[-1] % 16 == 0 and gate_up.dtype in row_kernels.SMALL:
+            return row_kernels.gated(gate_up.contiguous(), self.config.activation)
+        return self.gate(*torch.split(gate_up, self.sizes.intermediate_size, -1))
 
     def _to_add(self, h: torch.Tensor, norm_name: str) -> torch.Tensor:
         """Return the output of attention or MLP as it is added to the states: after the family's norm and factor."""
