@@ -93,10 +93,10 @@ class Compiler:
 
 def compiler(target: Platform) -> Compiler:
     """Return zig from the package ziglang, or the compiler in CXX, which compiles only for this machine."""
-    named = os.environ.get("CXX", "")
-    if named and target.name == this_machine():
-        command = tuple(shlex.split(named))
-        return Compiler(command, command, run([*command, "--version"], f"CXX={named}"))
+    cxx = os.environ.get("CXX", "")
+    if cxx and target.name == this_machine():
+        command = tuple(shlex.split(cxx))
+        return Compiler(command, command, run([*command, "--version"], f"CXX={cxx}"))
     try:
         version = metadata.version("ziglang")
     except metadata.PackageNotFoundError:
@@ -112,13 +112,13 @@ def compiler(target: Platform) -> Compiler:
 def run(command: Sequence[str], task: str) -> str:
     """Run a command and return its output, including warnings."""
     try:
-        done = subprocess.run(command, cwd=SOURCES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+        process = subprocess.run(command, cwd=SOURCES, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     except OSError as error:
         raise BuildFailed(f"{task}: {command[0]} cannot be run ({error.strerror}).") from None
-    said = done.stdout.decode("utf-8", "replace")
-    if done.returncode:
-        raise BuildFailed(f"{task} failed: {shlex.join(command)} ended with {done.returncode} and said:\n{said}")
-    return said
+    output = process.stdout.decode("utf-8", "replace")
+    if process.returncode:
+        raise BuildFailed(f"{task} failed: {shlex.join(command)} ended with {process.returncode} and said:\n{output}")
+    return output
 
 
 def digest(*parts: str | bytes) -> str:
@@ -126,10 +126,10 @@ def digest(*parts: str | bytes) -> str:
     return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in lengths)).hexdigest()
 
 
-def replace(made: Path, place: Path) -> None:
-    """Rename the file `made` to `place`. Processes that have opened the former file can still read it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    made.replace(place)
+def replace(part: Path, file: Path) -> None:
+    """Rename the file `part` to `file`. Processes that have opened the former file can still read it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part.replace(file)
 
 
 def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels: str = "") -> Path:
@@ -140,15 +140,15 @@ def compiled(source: Path, using: Compiler, folder: Path, headers: str, kernels:
     flags = (*COMPILE, f"-DLS_KERNELS_{kernels}") if kernels else COMPILE
     name = f"{source.stem}_{kernels.lower()}" if kernels else source.stem
     key = digest(source.read_bytes(), headers, *using.compile, using.version, *flags)
-    place = folder / f"{name}-{key[:16]}.o"
-    if not place.is_file():
-        part = folder / f"{place.name}.{os.getpid()}.partial.o"
-        said = run([*using.compile, *flags, source.name, "-o", str(part)], f"Compiling {source.name}")
-        sys.stderr.write(said)
+    file = folder / f"{name}-{key[:16]}.o"
+    if not file.is_file():
+        part = folder / f"{file.name}.{os.getpid()}.partial.o"
+        output = run([*using.compile, *flags, source.name, "-o", str(part)], f"Compiling {source.name}")
+        sys.stderr.write(output)
         for old in folder.glob(f"{name}-{'[0-9a-f]' * 16}.o"):
             old.unlink(missing_ok=True)
-        replace(part, place)
-    return place
+        replace(part, file)
+    return file
 
 
 def build(target: Platform, output: Path | None = None, objects: Path = OBJECTS) -> Path:
@@ -165,9 +165,9 @@ def build(target: Platform, output: Path | None = None, objects: Path = OBJECTS)
     folder.mkdir(parents=True, exist_ok=True)
     headers = digest(*(part for file in sorted(SOURCES.glob("*.h")) for part in (file.name, file.read_bytes())))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        units = [(one, kernels) for one in sources for kernels in (KERNELS if one.stem == "kernels" else ("",))]
-        made = list(pool.map(lambda unit: compiled(unit[0], using, folder, headers, unit[1]), units))
-    link = [*using.link, *LINK, *(LINK_ON_LINUX if target.name.startswith("linux-") else ()), *map(str, made)]
+        units = [(file, kernels) for file in sources for kernels in (KERNELS if file.stem == "kernels" else ("",))]
+        object_files = list(pool.map(lambda unit: compiled(unit[0], using, folder, headers, unit[1]), units))
+    link = [*using.link, *LINK, *(LINK_ON_LINUX if target.name.startswith("linux-") else ()), *map(str, object_files)]
     linked_from = digest(using.version, *link)
     stamp = folder / "linked"
     if output.is_file() and stamp.is_file() and stamp.read_text() == linked_from + digest(output.read_bytes()):

@@ -61,7 +61,7 @@ class NativeCompute:
             """Return one layer per head, from weights [heads, out, in]; an empty list if `weight` is None."""
             if weight is None:
                 return []
-            return [self.linear(one, None if bias is None else bias[n], silu) for n, one in enumerate(weight)]
+            return [self.linear(matrix, None if bias is None else bias[n], silu) for n, matrix in enumerate(weight)]
 
         blocks = [by_head(*block, silu=True) for block in weights.blocks]
         path = by_head(*weights.path) if weights.path else []
@@ -78,14 +78,14 @@ class NativeCompute:
                 packed[name] = np.ascontiguousarray(weights[name], np.float32)
         if sizes.tied and sizes.vocab_size:
             packed["lm_head.weight"] = self._pack(weights["embed_tokens"])
-        return self._made(sizes, rope or self.target.rope, packed)
+        return self._model_of(sizes, rope or self.target.rope, packed)
 
     def read_model(self, path: Path, context: int) -> NativeModel:
         """Return the small language model of a directory. Make its packed file if it is missing."""
         packed = opening.load(path, self._format, path.name, self.target.threads.count, Reporter())
-        return self._made(packed.sizes, Rope.of(packed.config, context), packed.tensors)
+        return self._model_of(packed.sizes, Rope.of(packed.config, context), packed.tensors)
 
-    def _made(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeModel:
+    def _model_of(self, sizes: TransformerConfig, rope: Rope, weights: Weights) -> NativeModel:
         return NativeModel(sizes, rope, weights, self.target.threads, cache_format(self._precision))
 
     def integers(self, numbers: Sequence[Sequence[int]]) -> Array:

@@ -87,11 +87,11 @@ def _in_a_tree(target: NativeTarget, cache: NativeCache, path: Sequence[int], wi
 
 def _in_a_chain(target: NativeTarget, cache: NativeCache, path: Sequence[int], width: int, committed: int) -> Rows:
     """Read the path followed by decoys, commit `committed` rows, and read the rest of the path again."""
-    right = list(path[:width])
-    decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(right))]
-    first = _rows(target, cache, DraftTree.chain([*right, *decoys]), range(committed))
+    prefix = list(path[:width])
+    decoys = [(7 * row + 1) % target.vocab_size for row in range(width - len(prefix))]
+    first = _rows(target, cache, DraftTree.chain([*prefix, *decoys]), range(committed))
     cache.keep(range(committed))
-    second = _rows(target, cache, DraftTree.chain([*right[committed:], *decoys]), range(len(right) - committed))
+    second = _rows(target, cache, DraftTree.chain([*prefix[committed:], *decoys]), range(len(prefix) - committed))
     cache.truncate(CONTEXT)
     return _together([first, second])
 
@@ -106,10 +106,10 @@ def _together(rows: Sequence[Rows]) -> Rows:
     return np.concatenate(logits), np.concatenate(states)
 
 
-def _difference(plain: Rows, ours: Rows) -> float:
+def _difference(plain: Rows, rows: Rows) -> float:
     """Return 0.0 if all bits are equal, else the largest difference of a logit relative to the largest logit."""
-    theirs = plain[0][: len(ours[0])], plain[1][: len(ours[0])]
-    if all(np.array_equal(one.view(np.uint32), other.view(np.uint32)) for one, other in zip(ours, theirs, strict=True)):
+    expected = plain[0][: len(rows[0])], plain[1][: len(rows[0])]
+    if all(np.array_equal(a.view(np.uint32), b.view(np.uint32)) for a, b in zip(rows, expected, strict=True)):
         return 0.0
-    largest = float(np.abs(ours[0] - theirs[0]).max() / np.abs(plain[0]).max())
+    largest = float(np.abs(rows[0] - expected[0]).max() / np.abs(plain[0]).max())
     return max(float(np.finfo(np.float32).tiny), largest)  # `tiny` first: it is the result for NaN

@@ -58,14 +58,14 @@ class NativeLogits(NumpyLogits):
         return PicksOnRequest(lambda row: self._pick(row, positions[row], _struct(sampling)))
 
     def sample(self, row: int, position: int, stream: int, sampling: Sampling) -> int:
-        given = _struct(sampling)
-        other = native.Sampling(given.temperature, given.top_p, given.min_p, sampling.stream_seed(stream), given.top_k)
+        base = _struct(sampling)
+        other = native.Sampling(base.temperature, base.top_p, base.min_p, sampling.stream_seed(stream), base.top_k)
         return self._pick(row, position, other)
 
     def _pick(self, row: int, position: int, sampling: native.Sampling) -> int:
         token = ctypes.c_int32()
-        given = self.rows.shape[1], sampling, position, address(self._tokens)
-        check(library().ls_pick(self._row_address(row), *given, token))
+        arguments = self.rows.shape[1], sampling, position, address(self._tokens)
+        check(library().ls_pick(self._row_address(row), *arguments, token))
         if token.value < 0:
             raise LocalspecError(_NO_NUMBER)
         return token.value
@@ -75,19 +75,19 @@ class NativeLogits(NumpyLogits):
     ) -> list[list[Candidate]]:
         vocabulary, among = self.rows.shape[1], candidates_shown(sampling, count, self.rows.shape[1])
         # Both functions need room for all tokens that they consider.
-        tokens, chances, found = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
-        results, known = (address(tokens), address(chances), found), self._tokens if ids is None else int32(ids)
+        tokens, chances, size = np.empty(among, np.int32), np.empty(among, np.float32), ctypes.c_int32()
+        results, token_ids = (address(tokens), address(chances), size), self._tokens if ids is None else int32(ids)
         rows: list[list[Candidate]] = []
         for row, position in enumerate(positions):
-            at = self._row_address(row)
+            pointer = self._row_address(row)
             if sampling.proposes_likeliest:
-                check(library().ls_top(at, vocabulary, 0.0, among, *results))
-                shown = tokens[: found.value] if known is None else known[tokens[: found.value]]
+                check(library().ls_top(pointer, vocabulary, 0.0, among, *results))
+                shown = tokens[: size.value] if token_ids is None else token_ids[tokens[: size.value]]
             else:
-                given = _struct(sampling), position, address(known), among, min(count, among)
-                check(library().ls_candidates(at, vocabulary, *given, *results))
-                shown = tokens[: found.value]
-            rows.append(list(zip(shown.tolist(), chances[: found.value].tolist(), strict=True)))
+                arguments = _struct(sampling), position, address(token_ids), among, min(count, among)
+                check(library().ls_candidates(pointer, vocabulary, *arguments, *results))
+                shown = tokens[: size.value]
+            rows.append(list(zip(shown.tolist(), chances[: size.value].tolist(), strict=True)))
         return rows
 
     def probabilities(self, row: int, sampling: Sampling) -> npt.NDArray[np.float64]:
@@ -95,12 +95,12 @@ class NativeLogits(NumpyLogits):
         check(library().ls_probabilities(self._row_address(row), len(chances), _struct(sampling), address(chances)))
         return self._by_token(chances, 0.0)
 
-    def _by_token(self, given: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
+    def _by_token(self, numbers: npt.NDArray[Any], missing: float) -> npt.NDArray[Any]:
         """Turn numbers by column into numbers by token of the whole vocabulary, with `missing` for other tokens."""
         if self._tokens is None:
-            return given
-        whole = np.full((*given.shape[:-1], self._vocab_size), missing, given.dtype)
-        whole[..., self._tokens] = given
+            return numbers
+        whole = np.full((*numbers.shape[:-1], self._vocab_size), missing, numbers.dtype)
+        whole[..., self._tokens] = numbers
         return whole
 
     def _row_address(self, row: int) -> int:

@@ -50,14 +50,14 @@ _NO_WINDOW, _MOST_POSITIONS = 0, 2**31  # a window longer than any text counts a
 class NativeAdapters:
     """Low-rank changes of linear layers, by layer and name: y += scale * B (A x)."""
 
-    def __init__(self, layers: int, given: Mapping[int, Mapping[str, LowRank]]) -> None:
+    def __init__(self, layers: int, adapters: Mapping[int, Mapping[str, LowRank]]) -> None:
         self._arrays: list[Floats] = []  # kept alive for the library
         self.every = ((Adapter * len(LINEARS)) * layers)()  # missing ones have rank 0
-        for layer, by_name in given.items():
-            for name, one in by_name.items():
-                a, b = (np.ascontiguousarray(part, np.float32) for part in (one.a, one.b.T))
+        for layer, by_name in adapters.items():
+            for name, adapter in by_name.items():
+                a, b = (np.ascontiguousarray(part, np.float32) for part in (adapter.a, adapter.b.T))
                 self._arrays += [a, b]
-                self.every[layer][LINEARS.index(name)] = Adapter(address(a), address(b), len(a), one.scale)
+                self.every[layer][LINEARS.index(name)] = Adapter(address(a), address(b), len(a), adapter.scale)
 
     @property
     def nbytes(self) -> int:
@@ -193,29 +193,29 @@ class NativeModel:
 
         Raises LocalspecError for an unexpected shape.
         """
-        found: Any = self.weights.get(name)
-        if found is None:
+        stored: Any = self.weights.get(name)
+        if stored is None:
             return Table()
-        matrix = found if isinstance(found, PackedMatrix | BlockStack) else None
-        shape = (matrix.out, matrix.inputs) if matrix else found.shape
+        matrix = stored if isinstance(stored, PackedMatrix | BlockStack) else None
+        shape = (matrix.out, matrix.inputs) if matrix else stored.shape
         if shape != (rows, columns):
             raise LocalspecError(
                 f"The tensor {name} has the shape {list(shape)} instead of [{rows}, {columns}]; fetch the model again."
             )
-        return Table(matrix=matrix.struct()) if matrix else Table(address(found), FORMATS[_table_format(found)])
+        return Table(matrix=matrix.struct()) if matrix else Table(address(stored), FORMATS[_table_format(stored)])
 
     def _vector(self, name: str, size: int) -> Floats | None:
         """Return the vector `name` in the weights, or None. Raises LocalspecError unless it is fp32 [size]."""
-        found = self.weights.get(name)
-        return None if found is None else self._checked(name, found, size)
+        stored = self.weights.get(name)
+        return None if stored is None else self._checked(name, stored, size)
 
-    def _checked(self, name: str, found: Any, size: int) -> Floats:
-        if (found.dtype, found.shape) != (np.float32, (size,)):
+    def _checked(self, name: str, stored: Any, size: int) -> Floats:
+        if (stored.dtype, stored.shape) != (np.float32, (size,)):
             raise LocalspecError(
-                f"The tensor {name} is {found.dtype} {list(found.shape)} instead of float32 [{size}]; fetch the "
+                f"The tensor {name} is {stored.dtype} {list(stored.shape)} instead of float32 [{size}]; fetch the "
                 "model again."
             )
-        vector: Floats = found
+        vector: Floats = stored
         return vector
 
     @property
@@ -371,16 +371,16 @@ class NativeModel:
 
 def expert_sizes(sizes: TransformerConfig, on_disk: bool = False) -> ExpertSizes:
     """Return the sizes of experts for the library; zeros if there are none."""
-    if (one := sizes.experts) is None:
+    if (experts := sizes.experts) is None:
         return ExpertSizes()
-    return ExpertSizes(one.count, one.used, one.size, one.normalised, on_disk)
+    return ExpertSizes(experts.count, experts.used, experts.size, experts.normalised, on_disk)
 
 
 def delta_sizes(sizes: TransformerConfig) -> DeltaSizes:
     """Return the sizes of recurrent layers for the library; zeros if there are none."""
-    if (one := sizes.delta) is None:
+    if (delta := sizes.delta) is None:
         return DeltaSizes()
-    return DeltaSizes(one.key_heads, one.value_heads, one.key_dim, one.value_dim, one.taps, one.tiled)
+    return DeltaSizes(delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, delta.taps, delta.tiled)
 
 
 def _table_format(table: Any) -> str:

@@ -41,7 +41,7 @@ class StoredMatrix(NDArrayOperatorsMixin):
         return cast("Floats", np.asarray(self._read(), dtype))
 
     def __array_ufunc__(self, function: np.ufunc, method: str, *inputs: Any, **more: Any) -> Any:
-        arrays = (np.asarray(one) if isinstance(one, StoredMatrix) else one for one in inputs)
+        arrays = (np.asarray(value) if isinstance(value, StoredMatrix) else value for value in inputs)
         return getattr(function, method)(*arrays, **more)
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +77,7 @@ def packed_tensors(
     every = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
     paths = Paths(home())
     digest = file_fingerprint(file)
-    place = paths.packed / f"{of or 'drafter'}-{digest}-int8-{FORMAT}{SUFFIX}"
+    packed_file = paths.packed / f"{of or 'drafter'}-{digest}-int8-{FORMAT}{SUFFIX}"
     planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
 
     def serves(header: Header) -> bool:
@@ -86,13 +86,13 @@ def packed_tensors(
             raise LocalspecError(f"The packed copy of {file} has unexpected tensors, so the drafter is packed again.")
         return True
 
-    def make(made: Path) -> None:
+    def make(path: Path) -> None:
         origin = Origin(f"a drafter, {file.parent.name}", digest)
         header = Header.plan(origin, "int8", sum(prod(part.shape) for part in every.values()), planned, {})
-        write_with_room(made, header, _filler(every), threads, lambda done, total: None)
+        write_with_room(path, header, _filler(every), threads, lambda done, total: None)
 
     try:
-        model = PackedModel.open(once([place], make, reporter, serves))
+        model = PackedModel.open(once([packed_file], make, reporter, serves))
     except (CannotWrite, DoesNotFit) as error:
         reporter.notice(f"{error} Until then the drafter is packed again each time it is loaded.")
         return tensors
@@ -107,9 +107,9 @@ def packed_tensors(
 
 
 def _matrix(model: PackedModel, name: str) -> PackedMatrix:
-    found = model.tensors[name]
-    assert isinstance(found, PackedMatrix)
-    return found
+    matrix = model.tensors[name]
+    assert isinstance(matrix, PackedMatrix)
+    return matrix
 
 
 def _interleaved(name: str) -> bool:
@@ -118,7 +118,7 @@ def _interleaved(name: str) -> bool:
 
 def _large(file: Path) -> dict[str, list[StoredTensor]]:
     """Return the matrices of a file that are worth packing, by name. A stack becomes a list of its matrices."""
-    found, start = {}, tensor_start(file)
+    matrices, start = {}, tensor_start(file)
     for name, entry in sorted(tensor_headers(file).items()):
         shape, dtype, (first, end) = tuple(entry["shape"]), entry["dtype"], entry["data_offsets"]
         if name in _READ or dtype not in _STORED:
@@ -127,8 +127,8 @@ def _large(file: Path) -> dict[str, list[StoredTensor]]:
             continue
         count = 1 if len(shape) == 2 else shape[0]
         size = (end - first) // count
-        found[name] = [StoredTensor(file, start + first + n * size, shape[-2:], dtype, size) for n in range(count)]
-    return found
+        matrices[name] = [StoredTensor(file, start + first + n * size, shape[-2:], dtype, size) for n in range(count)]
+    return matrices
 
 
 def _filler(every: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, memoryview], None]:

@@ -30,20 +30,20 @@ class NativeAttention:
     def reserve_rows(
         self,
         positions: Sequence[int],
-        seen: Sequence[Sequence[int]] | None = None,
+        visible: Sequence[Sequence[int]] | None = None,
         window: int | None = None,
     ) -> tuple[int, Sequence[int], Sequence[Sequence[int]] | None, int | None]:
         first = self.length
         self._reserve(first + len(positions))
         self.length = first + len(positions)
-        return first, positions, seen, window
+        return first, positions, visible, window
 
     def __call__(
         self,
         qkv: Floats,
         first: int,
         positions: Sequence[int],
-        seen: Sequence[Sequence[int]] | None,
+        visible: Sequence[Sequence[int]] | None,
         window: int | None,
     ) -> Floats:
         sizes, rows = self._sizes, len(qkv)
@@ -51,13 +51,13 @@ class NativeAttention:
         turned, slots = self._cos_sin(positions), first + rows
         q = _rotated(self._normed(qkv[:, : heads * width].reshape(rows, heads, width), 0), *turned)
         self._write(first, qkv[:, heads * width :], *turned)
-        visible = rows_seen(first, rows, seen, window)
+        mask = rows_seen(first, rows, visible, window)
         mixed = np.empty((rows, heads * width), np.float32)
         step = max(_PIECE // (heads * slots), 1)
         for start in range(0, rows, step):
             some = slice(start, start + step)
-            end = slots if seen is not None else min(first + start + step, slots)
-            mixed[some] = self._attend(q[some], end, visible[some, :end])
+            end = slots if visible is not None else min(first + start + step, slots)
+            mixed[some] = self._attend(q[some], end, mask[some, :end])
         return mixed
 
     def keep(self, kv: Floats, positions: Sequence[int]) -> None:

@@ -172,7 +172,7 @@ class NativeTarget:
         read = self.nbytes - sum(int(table.nbytes) for table in tables if table is not weights.get("lm_head.weight"))
         if experts is None:
             return read
-        in_experts = sum(int(one.nbytes) for name, one in weights.items() if ".experts." in name)
+        in_experts = sum(int(tensor.nbytes) for name, tensor in weights.items() if ".experts." in name)
         return read - in_experts + in_experts * experts.used // experts.count
 
     @property
