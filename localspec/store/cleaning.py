@@ -59,9 +59,9 @@ def vacuum(connection: sqlite3.Connection, path: Path | None) -> None:
     private = os.fspath(path.parent)
     try:
         connection.execute("PRAGMA temp_store_directory = '{}'".format(private.replace("'", "''")))
-        found = connection.execute("PRAGMA temp_store_directory").fetchone()
+        row = connection.execute("PRAGMA temp_store_directory").fetchone()
         # Otherwise the temporary file could be in a directory that everybody can read.
-        if found is not None and found[0] == private:
+        if row is not None and row[0] == private:
             connection.execute("PRAGMA temp_store = FILE")
         connection.execute("VACUUM")
     finally:

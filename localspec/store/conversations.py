@@ -104,8 +104,8 @@ class Turn:
     @property
     def typed_from(self) -> int:
         """The position in the prompt where the typed part begins, after the text of files."""
-        at = self.figures.get("typed_from")
-        return at if isinstance(at, int) and 0 < at <= len(self.prompt) else 0
+        position = self.figures.get("typed_from")
+        return position if isinstance(position, int) and 0 < position <= len(self.prompt) else 0
 
     @property
     def typed(self) -> str:
@@ -189,12 +189,12 @@ def info_of(connection: sqlite3.Connection, conversation: int) -> ConversationIn
 
 def info_from(row: tuple[Any, ...]) -> ConversationInfo:
     """Return a conversation without its turns, from a `row` of the query INFO."""
-    number, prompt, given, model, created, used, turns, origin, source = row
-    title = title_of(text(prompt)) if given is None else cut(one_line(text(given)))
+    number, prompt, user_title, model, created, used, turns, origin, source = row
+    title = title_of(text(prompt)) if user_title is None else cut(one_line(text(user_title)))
     branch_of = origin if isinstance(origin, int) else None
-    known = next((one for one in SOURCES if one == source), None)
+    source_name = next((name for name in SOURCES if name == source), None)
     return ConversationInfo(
-        number, title, text(model), moment(created), moment(used), turns, branch_of, given is not None, known
+        number, title, text(model), moment(created), moment(used), turns, branch_of, user_title is not None, source_name
     )
 
 
@@ -206,12 +206,12 @@ def parting_of(connection: sqlite3.Connection, *pair: int) -> tuple[Turn | None,
     if connection.execute("SELECT count(*) FROM conversation WHERE id IN (?, ?)", pair).fetchone()[0] < len({*pair}):
         return None
     with ExitStack() as opened:
-        mine, theirs = (opened.enter_context(closing(connection.execute(IN_ORDER, (number,)))) for number in pair)
-        one = other = None
-        for one, other in zip_longest(map(turn_from, mine), map(turn_from, theirs)):
-            if one is None or other is None or (one.prompt, one.reply) != (other.prompt, other.reply):
+        first, second = (opened.enter_context(closing(connection.execute(IN_ORDER, (number,)))) for number in pair)
+        turn = other = None
+        for turn, other in zip_longest(map(turn_from, first), map(turn_from, second)):
+            if turn is None or other is None or (turn.prompt, turn.reply) != (other.prompt, other.reply):
                 break
-    return one, other
+    return turn, other
 
 
 def turn_from(row: tuple[Any, ...]) -> Turn:
@@ -265,9 +265,9 @@ def title_of(prompt: str) -> str:
     """Return a title: the first words of a prompt, without greetings and filler, on one safe line."""
     whole = title = one_line(prompt)
     is_question = False
-    while found := _FILLER.match(title):
-        is_question = is_question or found[0].lower().startswith(("what", "who"))
-        title = title[found.end() :]
+    while match := _FILLER.match(title):
+        is_question = is_question or match[0].lower().startswith(("what", "who"))
+        title = title[match.end() :]
         if len(title) < SHORTEST:
             return cut(whole)
     if _EMPTY.issuperset(re.findall(r"[\w']+", title.lower())):
@@ -304,8 +304,8 @@ def text(value: object) -> str:
 
 def moment(value: object) -> float:
     """Return a time in seconds since 1970; 0 for an invalid one."""
-    sound = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _LATEST
-    return float(value) if sound and isinstance(value, int | float) else 0.0
+    valid = isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _LATEST
+    return float(value) if valid and isinstance(value, int | float) else 0.0
 
 
 def count(value: object) -> int:

@@ -26,7 +26,7 @@ from localspec.store.opening import (
     damage,
     identity,
     is_broken,
-    moved,
+    move_to_file,
     one_at_a_time,
     open_in_memory,
     open_readable,
@@ -123,7 +123,7 @@ class Database:
 
     @property
     def _remedy(self) -> str:
-        return next(do for mark, do in _REMEDIES.items() if mark in self._why)
+        return next(remedy for mark, remedy in _REMEDIES.items() if mark in self._why)
 
     def close(self) -> None:
         """Close the file. The database cannot be used afterwards."""
@@ -149,11 +149,11 @@ class Database:
         Raises StoreTrouble.
         """
 
-        def whole(connection: sqlite3.Connection) -> Result:
+        def in_transaction(connection: sqlite3.Connection) -> Result:
             with transaction(connection, "DEFERRED"):
                 return work(connection)
 
-        return self.read(whole)
+        return self.read(in_transaction)
 
     def save(self, work: Work[Result]) -> Result:
         """Do `work` in one transaction: either everything is saved or nothing.
@@ -167,11 +167,11 @@ class Database:
             trouble.reported = True  # the reason was reported when it was opened
             raise trouble
 
-        def whole(connection: sqlite3.Connection) -> Result:
+        def in_transaction(connection: sqlite3.Connection) -> Result:
             with transaction(connection):
                 return work(connection)
 
-        return self.read(whole)
+        return self.read(in_transaction)
 
     def reach_file(self) -> None:
         """Try again to open the file for writing, if an earlier attempt failed."""
@@ -182,7 +182,7 @@ class Database:
                 _make_directory(self._file)
                 with one_at_a_time(self._file):
                     if self.path is None:
-                        connection = moved(self._connection, self._file)
+                        connection = move_to_file(self._connection, self._file)
                     else:
                         connection = open_writable(self._file, self._notice, self._schema)
             except (OSError, sqlite3.Error, LocalspecError) as error:
@@ -190,42 +190,42 @@ class Database:
                 return
             self._connection.close()
             self._connection, self._identity = connection, identity(self._file)
-            came, self.path, self.read_only, self._why = self.path is None, self._file, False, ""
-        if came:
+            was_in_memory, self.path, self.read_only, self._why = self.path is None, self._file, False, ""
+        if was_in_memory:
             self._notice(f"{self._file} can be used again: this session is saved in it.")
 
     def delete(self, work: Work[Result]) -> Result:
         """Do `work`, which deletes rows, and record that their bytes may still be in the file. Raises StoreTrouble."""
 
-        def marked(connection: sqlite3.Connection) -> Result:
+        def delete_and_mark(connection: sqlite3.Connection) -> Result:
             result = work(connection)
             cleaning.mark(connection)
             return result
 
-        return self.save(marked)
+        return self.save(delete_and_mark)
 
-    def overwrite_deleted(self, done: str) -> None:
+    def overwrite_deleted(self, clause: str) -> None:
         """Overwrite deleted text in the file. If the file is large, the next start does this, and `unfinished` is a
         notice about it.
 
-        Raises StoreTrouble if overwriting fails. Its sentence begins with the clause `done` about the deletion.
+        Raises StoreTrouble if overwriting fails. Its sentence begins with a `clause` about the deletion.
         """
         if problem := self.empty_log() if self.unfinished else self._write_anew(wait=True):
             with contextlib.suppress(StoreTrouble):
                 self.save(cleaning.mark)
             raise StoreTrouble(
-                f"{done}, but deleted text may still be in {self.path} and its -wal file ({problem}). The next start "
+                f"{clause}, but deleted text may still be in {self.path} and its -wal file ({problem}). The next start "
                 "overwrites it: make room on the disk, and end every other localspec session."
             )
         if self._aside is not None and self._aside.exists():
-            raise StoreTrouble(f"{done}, but {self._aside} is damaged and may still hold the text: delete that file.")
+            raise StoreTrouble(f"{clause}, but {self._aside} is damaged and may still hold the text: delete that file.")
 
     @property
     def unfinished(self) -> str:
         """A notice that deleted text stays in a large file until the next start overwrites it; otherwise empty."""
         with self._lock, contextlib.suppress(sqlite3.DatabaseError):
             if cleaning.last_mark(self._connection) and self._is_large:
-                return f"{self._named} is large, so the deleted text in it is overwritten at the next start."
+                return f"{self._path_and_size} is large, so the deleted text in it is overwritten at the next start."
         return ""
 
     def finish_deletion(self) -> None:
@@ -243,7 +243,7 @@ class Database:
                 if shutil.disk_usage(self.path.parent).free < needed:
                     self._notice(f"Deleted text is still in {self.path}: make room for {size(needed)} on its disk.")
                     return
-                self._notice(f"Deleted text in {self._named} is overwritten first, which may take a minute.")
+                self._notice(f"Deleted text in {self._path_and_size} is overwritten first, which may take a minute.")
             if (problem := self._write_anew(wait=large)) and large:
                 self._notice(f"Deleted text may still be in {self.path} ({problem}) until the next start.")
             if self._aside is not None:
@@ -260,7 +260,7 @@ class Database:
         return cleaning.content_size(self._connection) > cleaning.SMALL
 
     @property
-    def _named(self) -> str:
+    def _path_and_size(self) -> str:
         return f"{self.path} ({size(cleaning.content_size(self._connection))})"
 
     def _write_anew(self, wait: bool) -> str:
@@ -297,8 +297,8 @@ class Database:
             return str(error)
 
     def _trouble(self, error: sqlite3.DatabaseError) -> StoreTrouble:
-        trouble = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
-        return trouble(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
+        kind = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
+        return kind(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
         """Continue with a new file that has the readable rows of the broken file, or else in memory.
@@ -311,13 +311,13 @@ class Database:
         try:
             with one_at_a_time(path, self._notice):
                 # Another process may have been faster; then the file of this name is a new and good one.
-                what = f"{path} {unfit} and was set aside by another process."
+                sentence = f"{path} {unfit} and was set aside by another process."
                 if identity(path) == self._identity:
-                    self._aside, what = replace(path, unfit, broken, self._notice, self._schema)
+                    self._aside, sentence = replace(path, unfit, broken, self._notice, self._schema)
                 self._connection = open_writable(self._file, self._notice, self._schema)
             self._identity = identity(path)
         except (OSError, sqlite3.Error) as trouble:
-            what = (
+            sentence = (
                 f"{path} {unfit} and cannot be set aside ({reason_of(trouble)});"
                 " phrases learned in this session are lost at its end."
             )
@@ -326,7 +326,7 @@ class Database:
         with contextlib.suppress(sqlite3.Error):
             broken.close()
         self._schema.refill(self._connection)
-        (report or self.report_damage)(what)
+        (report or self.report_damage)(sentence)
 
 
 def _make_directory(path: Path) -> None:

@@ -53,8 +53,8 @@ class Drafts:
                 )
 
         self._database.save(write)
-        if text and (why := self._database.why_lost):
-            raise StoreTrouble(why)
+        if text and (reason := self._database.why_lost):
+            raise StoreTrouble(reason)
 
     def orphaned(self) -> int:
         """Return the number of drafts of processes that have ended."""
@@ -71,8 +71,8 @@ class Drafts:
 
     def waiting(self, server: str | None = None) -> list[int]:
         """Return the ids of conversations for which an ended process left a draft for this server."""
-        found = self._database.read(_orphaned)
-        return [row[4] for row in found if row[3] == server and row[4] is not None]
+        orphaned = self._database.read(_orphaned)
+        return [row[4] for row in orphaned if row[3] == server and row[4] is not None]
 
     def remove_orphaned(self) -> int:
         """Delete the drafts of ended processes, and overwrite them in the database's files.
@@ -85,14 +85,14 @@ class Drafts:
 
 
 def _orphaned(connection: sqlite3.Connection) -> list[_Row]:
-    there = "SELECT id FROM conversation WHERE conversation.id = draft.conversation"
-    query = f"SELECT process, began, text, server, ({there}) FROM draft ORDER BY began"
+    existing = "SELECT id FROM conversation WHERE conversation.id = draft.conversation"
+    query = f"SELECT process, began, text, server, ({existing}) FROM draft ORDER BY began"
     rows = connection.execute(query).fetchall()
     return [row for row in rows if not _lives(*row[:2])]
 
 
-def _remove(connection: sqlite3.Connection, wanted: Callable[[_Row], bool]) -> list[str]:
-    orphaned = [row for row in _orphaned(connection) if wanted(row)]
+def _remove(connection: sqlite3.Connection, condition: Callable[[_Row], bool]) -> list[str]:
+    orphaned = [row for row in _orphaned(connection) if condition(row)]
     connection.executemany("DELETE FROM draft WHERE process = ? AND began = ?", (row[:2] for row in orphaned))
     return [row[2] for row in orphaned]
 

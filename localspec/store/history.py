@@ -50,32 +50,32 @@ class Presence:
 
         `database` is the file of conversations; None if other windows cannot share them.
         """
-        self._place = f"{database}-open" if database is not None and sys.platform != "win32" else ""
+        self._path = f"{database}-open" if database is not None and sys.platform != "win32" else ""
         self._file = -1
         self._open: int | None = None
 
     def enter(self, conversation: int | None) -> bool:
         """Mark a conversation, and no other, as open in this window. Return whether another window has it open, too."""
-        if not self._place or conversation == self._open:
+        if not self._path or conversation == self._open:
             return False
-        before, self._open, alone = self._open, conversation, True
+        previous, self._open, alone = self._open, conversation, True
         with suppress(OSError, OverflowError):  # a read-only disk, one without locks, or an id without a byte
             if self._file < 0:
-                self._file = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            if before is not None:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, before)
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if previous is not None:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, previous)
             if conversation is not None:
                 alone = self._lock(fcntl.LOCK_EX, conversation)
                 self._lock(fcntl.LOCK_SH, conversation)
         return not alone
 
-    def _lock(self, how: int, conversation: int) -> bool:
+    def _lock(self, operation: int, conversation: int) -> bool:
         """Lock the conversation's byte of the file without waiting. Return whether that succeeded.
 
         A window that checks for others holds an exclusive lock for a moment.
         """
         try:
-            fcntl.lockf(self._file, how | fcntl.LOCK_NB, 1, conversation)
+            fcntl.lockf(self._file, operation | fcntl.LOCK_NB, 1, conversation)
         except (BlockingIOError, PermissionError):
             return False
         return True
@@ -149,27 +149,27 @@ class History:
         chat and as one of `run` from then on.
         """
         now = time.time()
-        about = (_storable(model), None if system is None else _storable(system), now)
-        first = (_storable(prompt), now if asked is None else asked)
+        conversation_values = (_storable(model), None if system is None else _storable(system), now)
+        turn_values = (_storable(prompt), now if asked is None else asked)
 
         def write(connection: sqlite3.Connection) -> tuple[int, int]:
             number = conversation if _is_there(connection, conversation) else None
             if number is None:
                 insert = "INSERT INTO conversation (model, system, used, created, source) VALUES (?, ?, ?, ?, ?)"
-                number = _inserted_id(connection.execute(insert, (*about, now, source)))
+                number = _inserted_id(connection.execute(insert, (*conversation_values, now, source)))
             else:
                 query = "SELECT max(id) FROM turn WHERE conversation = ?"
                 if newest is not None and connection.execute(query, (number,)).fetchone()[0] not in (None, newest):
                     raise WentOn(f"Conversation {number} was continued elsewhere.")
                 update = "UPDATE conversation SET model = ?, system = ?, used = ? WHERE id = ?"
-                connection.execute(update, (*about, number))
+                connection.execute(update, (*conversation_values, number))
                 if source == "chat":
                     connection.execute(
                         "UPDATE conversation SET source = NULL WHERE id = ? AND source <> 'chat'", (number,)
                     )
                 connection.execute(TAKE_BACK, (instead, number))
             insert = "INSERT INTO turn (conversation, prompt, asked, reply, figures) VALUES (?, ?, ?, '', '{}')"
-            return number, _inserted_id(connection.execute(insert, (number, *first)))
+            return number, _inserted_id(connection.execute(insert, (number, *turn_values)))
 
         return self.database.save(write)
 
@@ -202,9 +202,9 @@ class History:
             columns = "(model, system, used, created, branch_of, source, title)"
             title = "SELECT title FROM conversation WHERE id = ?"
             insert = f"INSERT INTO conversation {columns} VALUES (?, ?, ?, ?, ?, ?, ({title}))"
-            instructed = None if system is None else _storable(system)
-            about = (_storable(model), instructed, now, now, origin, source, origin)
-            number = _inserted_id(connection.execute(insert, about))
+            stored_system = None if system is None else _storable(system)
+            values = (_storable(model), stored_system, now, now, origin, source, origin)
+            number = _inserted_id(connection.execute(insert, values))
             insert = """INSERT INTO turn (conversation, prompt, reply, reason, figures, asked, reasoning)
                 VALUES (?, ?, ?, ?, ?, ?, ?)"""
             return number, [_inserted_id(connection.execute(insert, (number, *row))) for row in rows]
@@ -216,13 +216,13 @@ class History:
 
         An empty title restores the title made from the first prompt. Return False if the conversation does not exist.
         """
-        return self._tell_about(conversation, "title", _storable(title).strip() or None)
+        return self._set_column(conversation, "title", _storable(title).strip() or None)
 
     def instruct(self, conversation: int, system: str | None) -> bool:
         """Save the system prompt of a conversation, or remove it (None). Return False if no row has this id."""
-        return self._tell_about(conversation, "system", None if system is None else _storable(system))
+        return self._set_column(conversation, "system", None if system is None else _storable(system))
 
-    def _tell_about(self, conversation: int, column: str, value: str | None) -> bool:
+    def _set_column(self, conversation: int, column: str, value: str | None) -> bool:
         update = f"UPDATE conversation SET {column} = ? WHERE id = ?"
         return self.database.save(lambda connection: connection.execute(update, (value, conversation)).rowcount > 0)
 
@@ -255,8 +255,8 @@ class History:
 
         def find(connection: sqlite3.Connection) -> list[ConversationInfo]:
             with closing(connection.execute(NEWEST_FIRST)) as numbers:
-                found = (info_of(connection, number) for (number,) in numbers)
-                infos = (info for info in found if info is not None and among(info))
+                candidates = (info_of(connection, number) for (number,) in numbers)
+                infos = (info for info in candidates if info is not None and among(info))
                 return list(islice(infos, None if limit is None else min(limit, sys.maxsize)))
 
         return self.database.at_once(find)
@@ -299,8 +299,8 @@ class History:
         model, system, created, used, title, branch_of, source = rows[0][7:]
         turns = tuple(turn_from(row[:7]) for row in rows)
         system = None if system is None else text(system)
-        given = (title, model, created, used, len(turns), branch_of, source)
-        info = info_from((conversation, turns[0].prompt, *given))
+        columns = (title, model, created, used, len(turns), branch_of, source)
+        info = info_from((conversation, turns[0].prompt, *columns))
         return Saved(info, system, turns)
 
     def search(self, words: str, limit: int = 50) -> list[Found]:
@@ -309,47 +309,47 @@ class History:
         Titles that the user gave are searched as well, as a part of the newest turn. Words are separated by white space
         and may contain any characters. Case does not matter, nor how accents are encoded.
         """
-        wanted = folded_words(_storable(words))
+        terms = folded_words(_storable(words))
         match = index_query(_storable(words).split())
         query, values = (CANDIDATES, (match,)) if match else (EVERY_TURN, ())
 
         def find(connection: sqlite3.Connection) -> list[Found]:
-            found: dict[int, Found] = {}
-            called = 0
+            results: dict[int, Found] = {}
+            title_count = 0
             with closing(connection.execute(TITLED)) as titles:
                 for turn, conversation, title in titles if limit > 0 else ():
                     title = text(title)
-                    if all_in(wanted, title):
+                    if all_in(terms, title):
                         info = info_of(connection, conversation)
                         if info is not None:
-                            found[conversation] = Found(info, turn, excerpt(wanted[0], title, ""))
-                    if (called := len(found)) >= limit:
+                            results[conversation] = Found(info, turn, excerpt(terms[0], title, ""))
+                    if (title_count := len(results)) >= limit:
                         break
             with closing(connection.execute(query, values)) as turns:
                 for turn, conversation, prompt, reply in turns if limit > 0 else ():
                     prompt, reply = text(prompt), text(reply)
-                    if conversation not in found and all_in(wanted, prompt, reply):
+                    if conversation not in results and all_in(terms, prompt, reply):
                         info = info_of(connection, conversation)
                         if info is not None:
-                            found[conversation] = Found(info, turn, excerpt(wanted[0], prompt, reply))
-                    if len(found) >= called + limit:
+                            results[conversation] = Found(info, turn, excerpt(terms[0], prompt, reply))
+                    if len(results) >= title_count + limit:
                         break
-            newest = sorted(found.values(), key=lambda one: -one.turn)
+            newest = sorted(results.values(), key=lambda result: -result.turn)
             return newest[:limit]
 
-        return self.database.at_once(find) if wanted else []
+        return self.database.at_once(find) if terms else []
 
     def prompts(self, limit: int) -> list[str]:
         """Return the newest distinct prompts as they were typed, newest first."""
 
         def find(connection: sqlite3.Connection) -> list[str]:
-            found: dict[str, None] = {}
+            prompts: dict[str, None] = {}
             with closing(connection.execute(EVERY_PROMPT)) as turns:
                 for prompt, figures in turns:
-                    if len(found) >= limit:
+                    if len(prompts) >= limit:
                         break
-                    found[Turn(0, text(prompt), "", None, figures_from(figures)).typed] = None
-            return list(found)
+                    prompts[Turn(0, text(prompt), "", None, figures_from(figures)).typed] = None
+            return list(prompts)
 
         return self.database.at_once(find)
 
@@ -397,7 +397,7 @@ def _delete_all_turns(connection: sqlite3.Connection) -> None:
 
 
 def _storable(text: str) -> str:
-    return _UNSTORABLE.sub(lambda found: "\N{SYMBOL FOR NULL}" if found[0] == "\0" else "\ufffd", text)
+    return _UNSTORABLE.sub(lambda match: "\N{SYMBOL FOR NULL}" if match[0] == "\0" else "\ufffd", text)
 
 
 def _is_there(connection: sqlite3.Connection, conversation: int | None) -> bool:

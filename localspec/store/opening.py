@@ -63,11 +63,11 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
 
     Raises sqlite3.Error and OSError.
     """
-    aside = False
+    replaced = False
     _drop(new := Path(f"{path}-new"))  # left by a process that was killed while it made or replaced the file
     if not os.path.lexists(path):
         try:
-            _begun(new, schema).close()
+            _make_complete(new, schema).close()
             for log in ("-wal", "-shm"):  # of a file that was deleted: SQLite would copy it into the new one
                 Path(f"{path}{log}").unlink(missing_ok=True)
             os.replace(new, path)
@@ -80,22 +80,22 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
             "from a backup."
         )
     while True:
-        connection = _made(path)
+        connection = _connect_private(path)
         try:
-            return _checked(connection, path, notice, schema)
+            return _prepare(connection, path, notice, schema)
         except (sqlite3.Error, Unfit) as error:
             unfit = error if isinstance(error, Unfit) else damage(error)
             try:
                 # SQLITE_ERROR: the file has other tables than its version has
                 if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
                     raise
-                if aside:
+                if replaced:
                     raise OSError(f"the file {unfit} again") from error
                 try:
                     notice(replace(path, unfit, connection, notice, schema)[1])
                 except (OSError, sqlite3.Error) as trouble:
                     raise OSError(f"the file {unfit} and cannot be set aside: {reason_of(trouble)}") from trouble
-                aside = True
+                replaced = True
             finally:
                 connection.close()
 
@@ -112,25 +112,25 @@ def replace(
     The new file is complete before it is renamed to `path`. So `path` always has a file, whenever this process is
     killed. If sqlite3.Error or OSError is raised, the old file stays.
     """
-    new, came = Path(f"{path}-new"), ""
+    new, copied = Path(f"{path}-new"), ""
     _drop(new)
     try:
-        with contextlib.closing(_begun(new, schema)) as fresh:
+        with contextlib.closing(_make_complete(new, schema)) as fresh:
             if unfit.damaged:
-                came = _carried(path, fresh, notice, schema)
+                copied = _copy_readable(path, fresh, notice, schema)
         aside = set_aside(path, unfit.suffix, connection, new)
     except BaseException:
         _drop(new)
         raise
-    how = f"To get text back, run `sqlite3 {shlex.quote(os.fspath(aside))} .dump`, or `.recover` if that fails."
+    advice = f"To get text back, run `sqlite3 {shlex.quote(os.fspath(aside))} .dump`, or `.recover` if that fails."
     if unfit.suffix == "newer":
         log = f", and {aside.name}-wal to {path.name}-wal" if size_of(Path(f"{aside}-wal")) else ""
-        how = f"To use it again, update localspec and rename {aside.name} to {path.name}{log}."
-    held = f" with everything that could be read: {came}" if came else ""
-    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new file was begun{held}. {how}"
+        advice = f"To use it again, update localspec and rename {aside.name} to {path.name}{log}."
+    addition = f" with everything that could be read: {copied}" if copied else ""
+    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new file was begun{addition}. {advice}"
 
 
-def _carried(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
+def _copy_readable(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:
     """Copy the readable part of the file at `path`; return a clause on what was copied. Report a long wait."""
     try:
         source = _connect(f"{path.as_uri()}?mode=ro", uri=True)
@@ -174,7 +174,7 @@ def open_readable(path: Path, schema: Schema) -> sqlite3.Connection | None:
     return None
 
 
-def _made(path: Path) -> sqlite3.Connection:
+def _connect_private(path: Path) -> sqlite3.Connection:
     # Created here for its mode, which SQLite copies to -wal and -shm. An existing file is never opened outside of
     # SQLite: closing it again would drop the locks that this process holds on it.
     with contextlib.suppress(FileExistsError):
@@ -187,9 +187,9 @@ def _made(path: Path) -> sqlite3.Connection:
     return _connect(os.fspath(path))
 
 
-def _begun(new: Path, schema: Schema) -> sqlite3.Connection:
+def _make_complete(new: Path, schema: Schema) -> sqlite3.Connection:
     """Make a complete new database at a temporary path."""
-    connection = _made(new)
+    connection = _connect_private(new)
     try:
         _tune(connection)
         connection.execute("PRAGMA journal_mode = MEMORY").fetchone()
@@ -200,7 +200,7 @@ def _begun(new: Path, schema: Schema) -> sqlite3.Connection:
     return connection
 
 
-def _checked(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
+def _prepare(connection: sqlite3.Connection, path: Path, notice: Notice, schema: Schema) -> sqlite3.Connection:
     """Migrate and check an open database, and return its connection. Report a notice if that takes long."""
     version, newest = _version(connection), schema.newest
     if version > newest:
@@ -229,10 +229,10 @@ def open_in_memory(schema: Schema) -> sqlite3.Connection:
     return connection
 
 
-def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
+def move_to_file(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     """Write a database in memory to a new file; return the file's connection. Raises sqlite3.Error, and OSError if the
     file exists."""
-    connection = _made(path)
+    connection = _connect_private(path)
     try:
         if _version(connection) or connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise OSError("the file's content cannot be merged with this session's data")
@@ -248,24 +248,24 @@ def moved(memory: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 class _Connection(sqlite3.Connection):
     """A connection that raises sqlite3.Error in place of UnicodeDecodeError, which a damaged schema causes."""
 
-    def execute(self, *given: Any) -> sqlite3.Cursor:
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
         try:
-            return super().execute(*given)
+            return super().execute(*arguments)
         except UnicodeDecodeError as error:
             damage = sqlite3.DatabaseError("the schema is not UTF-8")
             damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
             raise damage from error
 
 
-def _connect(place: str, uri: bool = False) -> sqlite3.Connection:
+def _connect(database: str, uri: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        place, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri, factory=_Connection
+        database, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, uri=uri, factory=_Connection
     )
-    connection.text_factory = _decoded
+    connection.text_factory = _decode
     return connection
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     return content.decode("utf-8", "replace")  # invalid text costs only its characters, not the whole query
 
 
@@ -319,11 +319,11 @@ def one_at_a_time(path: Path, notice: Notice | None = None) -> Iterator[None]:
 
     A long wait is reported to `notice`, if given, because the other process may be rewriting a large file.
     """
-    place = f"{path}-lock"
+    lock_path = f"{path}-lock"
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     # An empty SQLite file as the lock: it works the same way on every system, with a time limit.
-    lock = sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)
+    lock = sqlite3.connect(lock_path, timeout=BUSY_SECONDS, isolation_level=None)
     try:
         _lock(lock, path, notice)
         yield

@@ -149,43 +149,44 @@ class Phrases:
         version of localspec. If `earlier` is given, the hash `tokenizer` covers the weights, too, and a pool with this
         hash belongs to the model under any name. Raises StoreTrouble.
         """
-        place = None if path is None else os.fspath(path)
-        wanted = {
-            "model": model, "tokenizer": tokenizer, "earlier": earlier, "place": place,
+        directory = None if path is None else os.fspath(path)
+        parameters = {
+            "model": model, "tokenizer": tokenizer, "earlier": earlier, "directory": directory,
             "any_model": earlier is not None,
         }  # fmt: skip
 
         def find(connection: sqlite3.Connection) -> tuple[int, str | None, str] | None:
             query = """SELECT id, path, tokenizer FROM pool WHERE tokenizer = :tokenizer AND :any_model
-                OR tokenizer IN (:tokenizer, :earlier) AND (model = :model OR path = :place)
+                OR tokenizer IN (:tokenizer, :earlier) AND (model = :model OR path = :directory)
                 ORDER BY model = :model DESC, tokenizer = :tokenizer DESC, used DESC"""
-            row: tuple[int, str | None, str] | None = connection.execute(query, wanted).fetchone()
+            row: tuple[int, str | None, str] | None = connection.execute(query, parameters).fetchone()
             return row
 
         def write(connection: sqlite3.Connection) -> tuple[int, str | None, str] | None:
             now = time.time()
-            if (known := find(connection)) is not None:
+            if (row := find(connection)) is not None:
                 connection.execute(
-                    "UPDATE pool SET path = coalesce(?, path), tokenizer = ? WHERE id = ?", (place, tokenizer, known[0])
+                    "UPDATE pool SET path = coalesce(?, path), tokenizer = ? WHERE id = ?",
+                    (directory, tokenizer, row[0]),
                 )
-                # `known[1]` is where the model was when the pool was saved.
-                if earlier is not None and known[1] and not os.path.exists(known[1]):
-                    connection.execute("UPDATE pool SET model = ? WHERE id = ?", (model, known[0]))
+                # `row[1]` is where the model was when the pool was saved.
+                if earlier is not None and row[1] and not os.path.exists(row[1]):
+                    connection.execute("UPDATE pool SET model = ? WHERE id = ?", (model, row[0]))
             else:
                 connection.execute(
                     "INSERT INTO pool (model, tokenizer, path, created, used) VALUES (?, ?, ?, ?, ?)",
-                    (model, tokenizer, place, now, now),
+                    (model, tokenizer, directory, now, now),
                 )
             return find(connection)
 
         row = self._database.read(find)
-        as_it_is = row is not None and place in (None, row[1]) and row[2] == tokenizer
-        if make and not self._database.read_only and not as_it_is:
+        unchanged = row is not None and directory in (None, row[1]) and row[2] == tokenizer
+        if make and not self._database.read_only and not unchanged:
             row = self._database.save(write)
         if row is None:
             return None
         pool = row[0]
-        self._known[pool] = (model, tokenizer, place)
+        self._known[pool] = (model, tokenizer, directory)
         return pool
 
     def look_up(self, pool: int, keys: Sequence[int]) -> list[Phrase]:
@@ -277,8 +278,8 @@ class Phrases:
         while rows := self._database.read(page):
             for key, before, after, uses, served, conversation, *_ in rows:
                 if _is_sound((key, before, after, uses)):
-                    known = conversation if isinstance(conversation, int) else None
-                    yield Phrase(key, before, after, uses, served if isinstance(served, int) else 0, known)
+                    conversation_id = conversation if isinstance(conversation, int) else None
+                    yield Phrase(key, before, after, uses, served if isinstance(served, int) else 0, conversation_id)
             last = rows[-1][6:]
 
     def count(self, pool: int, conversation: int | None = None) -> int:
@@ -286,8 +287,8 @@ class Phrases:
         if conversation is not None and not 0 < conversation < 2**63:  # SQLite takes no larger number
             return 0
         query = "SELECT count(*) FROM phrase WHERE pool = ?1 AND (?2 IS NULL OR conversation = ?2)"
-        found = self._database.read(lambda connection: connection.execute(query, (pool, conversation)).fetchone())
-        return int(found[0])
+        row = self._database.read(lambda connection: connection.execute(query, (pool, conversation)).fetchone())
+        return int(row[0])
 
     def delete(
         self,
@@ -302,8 +303,8 @@ class Phrases:
         after). Raises StoreTrouble, whose sentence says what the user must still do.
         """
         conditions = {"pool = ?": pool, "conversation = ?": conversation}
-        given = {condition: value for condition, value in conditions.items() if value is not None}
-        where, values = " AND ".join(given) or "true", (*given.values(),)
+        filters = {condition: value for condition, value in conditions.items() if value is not None}
+        where, values = " AND ".join(filters) or "true", (*filters.values(),)
 
         def remove(connection: sqlite3.Connection) -> int:
             if phrases is None:
@@ -313,8 +314,8 @@ class Phrases:
             cleaning.mark(connection)
             if phrases is None:
                 return _delete_where(connection, where, values)
-            one = f"DELETE FROM phrase WHERE {where} AND key = ? AND before = ? AND after = ?"
-            return connection.executemany(one, ((*values, *phrase) for phrase in phrases)).rowcount
+            statement = f"DELETE FROM phrase WHERE {where} AND key = ? AND before = ? AND after = ?"
+            return connection.executemany(statement, ((*values, *phrase) for phrase in phrases)).rowcount
 
         removed = self._database.save(remove)
         if not self.any_phrase():
@@ -361,14 +362,14 @@ def _learn(
         raise ValueError(f"there is no pool {pool} in this store")
     end = connection.execute("SELECT CAST(tick AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     tick = end - len(phrases) - len(refused) - len(used)
-    for keep, learned in ((REMEMBER, phrases), (GUESS, refused)):
-        connection.executemany(keep, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(learned, 1)))
+    for insert, learned in ((REMEMBER, phrases), (GUESS, refused)):
+        connection.executemany(insert, ((pool, *phrase, tick + n, conversation) for n, phrase in enumerate(learned, 1)))
         tick += len(learned)
     connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
     connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in (*phrases, *refused)}))
-    kept = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
-    if kept > limit:
-        connection.execute(BOUND_POOL, (pool, min(kept - limit, MOST_AT_ONCE + len(phrases) + len(refused)) - 1))
+    remaining = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
+    if remaining > limit:
+        connection.execute(BOUND_POOL, (pool, min(remaining - limit, MOST_AT_ONCE + len(phrases) + len(refused)) - 1))
 
 
 def _is_sound(row: tuple[object, ...]) -> bool:

@@ -33,8 +33,8 @@ def carry_over(source: sqlite3.Connection, target: sqlite3.Connection) -> str:
         _join(target, gaps["conversation"])
     target.execute("UPDATE pool SET phrases = (SELECT count(*) FROM phrase WHERE pool = pool.id)")
     target.execute("INSERT INTO trigram (trigram) VALUES ('rebuild')")
-    before = None if gaps["pool"] else sum(count for count in pools.values() if count > 0)
-    return _account(source, target, bool(gaps["turn"]), before)
+    phrase_count = None if gaps["pool"] else sum(count for count in pools.values() if count > 0)
+    return _account(source, target, bool(gaps["turn"]), phrase_count)
 
 
 def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
@@ -54,26 +54,26 @@ def _join(target: sqlite3.Connection, gaps: Sequence[Gap]) -> None:
     target.execute("UPDATE conversation SET newest = (SELECT max(id) FROM turn WHERE conversation = conversation.id)")
 
 
-def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, before: int | None) -> str:
+def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool, phrase_count: int | None) -> str:
     """Return "3 of 4 conversations, 70 of 90 phrases and 5 measurements" that were copied; empty if nothing was.
 
-    Lost conversations are found in an index of the file. `before` is the file's number of phrases; None if unknown.
+    Lost conversations are found in an index of the file. `phrase_count` counts the file's phrases; None if unknown.
     """
     index, unknown = "SELECT conversation, id FROM turn INDEXED BY turn_by_conversation", list[Gap]()
-    there = set(target.execute("SELECT conversation, id FROM turn").fetchall())
-    lost = {row[0] for row in _rows(source, index, "conversation", "", unknown) if row not in there}
-    here = {conversation for conversation, _ in there}
+    turns = set(target.execute("SELECT conversation, id FROM turn").fetchall())
+    lost = {row[0] for row in _rows(source, index, "conversation", "", unknown) if row not in turns}
+    conversations = {conversation for conversation, _ in turns}
     phrases, measurements = (
         target.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("phrase", "measurement")
     )
-    if not (here or lost or phrases or measurements):
+    if not (conversations or lost or phrases or measurements):
         return ""
-    least = "at least " if gaps and unknown else ""
-    part = f" ({len(lost & here):,} in part)" if lost & here else ""
-    of = "" if before is None else f"{phrases:,} of "
+    at_least = "at least " if gaps and unknown else ""
+    part = f" ({len(lost & conversations):,} in part)" if lost & conversations else ""
+    copied = "" if phrase_count is None else f"{phrases:,} of "
     return (
-        f"{len(here):,} of {least}{counted(len(here | lost), 'conversation')}{part}, "
-        f"{of}{counted(max(phrases, before or 0), 'phrase')} and {counted(measurements, 'measurement')}"
+        f"{len(conversations):,} of {at_least}{counted(len(conversations | lost), 'conversation')}{part}, "
+        f"{copied}{counted(max(phrases, phrase_count or 0), 'phrase')} and {counted(measurements, 'measurement')}"
     )
 
 
@@ -82,10 +82,10 @@ def _copy(
 ) -> list[Gap]:
     """Copy the readable rows of a table. Return the ranges of `key` with unreadable rows."""
     try:
-        there = {name for _, name, *_ in source.execute(f"PRAGMA table_info({table})")}
+        present = {name for _, name, *_ in source.execute(f"PRAGMA table_info({table})")}
     except sqlite3.DatabaseError:
-        there = set()
-    names = [name for _, name, *_ in target.execute(f"PRAGMA table_info({table})") if name in there]
+        present = set()
+    names = [name for _, name, *_ in target.execute(f"PRAGMA table_info({table})") if name in present]
     if not names:
         return [(0, LAST)]
     columns, gaps = ", ".join(names), list[Gap]()

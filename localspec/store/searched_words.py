@@ -28,10 +28,10 @@ def folded_words(words: str) -> list[str]:
     return [fold(word) for word in words.split()]
 
 
-def all_in(wanted: Sequence[str], *texts: str) -> bool:
-    """Return whether each of the `wanted` words occurs in at least one of the texts."""
+def all_in(terms: Sequence[str], *texts: str) -> bool:
+    """Return whether each of the `terms` occurs in at least one of the texts."""
     folded = [fold(text) for text in texts]
-    return all(any(word in text for text in folded) for word in wanted)
+    return all(any(word in text for text in folded) for word in terms)
 
 
 def span(word: str, text: str) -> tuple[int, int] | None:
@@ -44,12 +44,12 @@ def span(word: str, text: str) -> tuple[int, int] | None:
     if len(text) == len(text.casefold()) == len(folded) and is_normalized("NFC", text):  # character by character
         return begin, end
 
-    def before(place: int) -> int:
-        """Return the largest n for which the folded text[:n] has at most `place` characters."""
-        return bisect_right(range(len(text) + 1), place, key=lambda count: len(fold(text[:count]))) - 1
+    def unfolded(length: int) -> int:
+        """Return the largest n for which the folded text[:n] has at most `length` characters."""
+        return bisect_right(range(len(text) + 1), length, key=lambda count: len(fold(text[:count]))) - 1
 
-    last = before(end)
-    return before(begin), last + (len(fold(text[:last])) < end)  # half of an ß is all of it
+    last = unfolded(end)
+    return unfolded(begin), last + (len(fold(text[:last])) < end)  # half of an ß is all of it
 
 
 def index_query(words: Sequence[str]) -> str:
@@ -58,21 +58,21 @@ def index_query(words: Sequence[str]) -> str:
     The index has the texts' own spelling, so the query has several spellings of a word. A word with both ss and ß is
     searched as typed, with only ss, and with only ß.
     """
-    parts, most = [], max(TRIGRAMS // max(len(words), 1), 1)
+    parts, limit = [], max(TRIGRAMS // max(len(words), 1), 1)
     for word in words[:TRIGRAMS]:
         folded = fold(word)
         forms = dict.fromkeys((word, folded, normalize("NFD", folded), folded.replace("ss", "ß")))
-        queries = [trigram_query([form], most) for form in forms]
+        queries = [trigram_query([form], limit) for form in forms]
         if all(queries):
             parts.append(" OR ".join(f"({query})" for query in queries))
     return " AND ".join(f"({queries})" for queries in parts)
 
 
-def trigram_query(words: Sequence[str], most: int = TRIGRAMS) -> str:
+def trigram_query(words: Sequence[str], limit: int = TRIGRAMS) -> str:
     """Return the index query for turns with the trigrams of these words; empty if no word has three characters."""
     # Quoted, so that nothing in them is syntax; limited, since a query must not grow without end.
     trigrams = dict.fromkeys(word[start : start + 3] for word in words for start in range(len(word) - 2))
-    return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:most])
+    return " ".join('"' + trigram.replace('"', '""') + '"' for trigram in list(trigrams)[:limit])
 
 
 def excerpt(word: str, prompt: str, reply: str) -> str:
@@ -100,21 +100,21 @@ def hits(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
     As in the search of conversations, some words may be in a prompt and the others in its reply. Then the message with
     the first word has the hit.
     """
-    wanted = folded_words(words)
-    found: list[Hit] = []
-    for turn in reversed(range(len(messages) if wanted else 0)):
+    terms = folded_words(words)
+    matches: list[Hit] = []
+    for turn in reversed(range(len(messages) if terms else 0)):
         prompt, reply = messages[turn]
-        if here := [Hit(turn, is_reply) for is_reply in (True, False) if all_in(wanted, reply if is_reply else prompt)]:
-            found += here
-        elif all_in(wanted, prompt, reply):
-            found.append(Hit(turn, not all_in(wanted[:1], prompt)))
-    return found
+        if exact := [Hit(turn, is_reply) for is_reply in (True, False) if all_in(terms, reply if is_reply else prompt)]:
+            matches += exact
+        elif all_in(terms, prompt, reply):
+            matches.append(Hit(turn, not all_in(terms[:1], prompt)))
+    return matches
 
 
 def places(messages: Sequence[tuple[str, str]], words: str) -> list[Hit]:
     """Return each occurrence of the first word in the messages that `hits` finds, from the last to the first."""
-    found: list[Hit] = []
+    occurrences: list[Hit] = []
     for hit in hits(messages, words):
         count = fold(messages[hit.turn][hit.reply]).count(folded_words(words)[0])
-        found += (hit._replace(at=at) for at in reversed(range(max(count, 1))))
-    return found
+        occurrences += (hit._replace(at=at) for at in reversed(range(max(count, 1))))
+    return occurrences

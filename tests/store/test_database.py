@@ -445,7 +445,7 @@ def test_what_is_in_memory_goes_to_a_new_file_once_there_can_be_one(
     path = directory / "data" / "localspec.db"
     with monkeypatch.context() as full:
         full.setattr("localspec.store.database.open_writable", no_room)
-        full.setattr("localspec.store.database.moved", no_room)
+        full.setattr("localspec.store.database.move_to_file", no_room)
         database = Database.open(path, notices.append, Schema([make_lines], PROBES, lambda connection: None))
         with contextlib.closing(database) as database:
             write(database, 1)
