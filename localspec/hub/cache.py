@@ -86,7 +86,9 @@ def find_snapshot(source: Source, paths: Paths | None = None) -> Path | None:
 
 def pulled_sources(paths: Paths | None = None) -> list[Source]:
     """Return every revision that was pulled and is complete here, including Medusa heads, sorted by name."""
-    return sorted((one.source for one in all_records(paths) if find_snapshot(one.source, paths) is not None), key=str)
+    return sorted(
+        (pulled.source for pulled in all_records(paths) if find_snapshot(pulled.source, paths) is not None), key=str
+    )
 
 
 def cached_commit(source: Source) -> str | None:
@@ -215,8 +217,8 @@ def differs(content: bytes, file: ExpectedFile) -> bool:
     """Return whether this content differs from the content that the file must have."""
     digest = _hash_of(file, len(content))
     digest.update(content)
-    found: str = digest.hexdigest()
-    return found != file.digest
+    actual: str = digest.hexdigest()
+    return actual != file.digest
 
 
 def _hash_of(file: ExpectedFile, length: int) -> Any:
@@ -244,21 +246,21 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
         if place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*")):
             rest = (file for file in place.rglob("*") if file.is_file() and not file.is_symlink())
             return Removal(source, commit or "", place, sum(max(size(file), 0) for file in rest), (), ())
-        if trouble := next((str(one) for one in info.warnings if folder(source) in str(one)), None):
+        if trouble := next((str(warning) for warning in info.warnings if folder(source) in str(warning)), None):
             raise LocalspecError(
                 f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); repair it with "
                 f"`localspec pull {source}`, or delete that directory."
             )
-        others = ", ".join(sorted(_display_name(source, hash_, found.refs, known) for hash_, found in here.items()))
+        others = ", ".join(sorted(_display_name(source, name, revision.refs, known) for name, revision in here.items()))
         raise NotHere(f"{source} is not here{f', only {others}' if others else ', so nothing is removed'}.")
-    names = {*here[commit].refs, *(name for name, one in known.items() if one.commit == commit)}
+    names = {*here[commit].refs, *(name for name, entry in known.items() if entry.commit == commit)}
     return Removal(
         source,
         commit,
         here[commit].snapshot_path,
         info.delete_revisions(commit).expected_freed_size,
         tuple(sorted(names - {source.revision, commit})),
-        tuple(sorted(_display_name(source, name, one.refs, known) for name, one in here.items() if name != commit)),
+        tuple(sorted(_display_name(source, name, other.refs, known) for name, other in here.items() if name != commit)),
     )
 
 
@@ -307,10 +309,12 @@ def _scan(source: Source) -> Any:
 
     def inside_only(repo: Any) -> Any:
         root, revisions = os.path.realpath(repo.repo_path), []
-        for one in repo.revisions:
-            inside = (file for file in one.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root))
-            revisions.append(replace(one, files=frozenset(inside)))
+        for revision in repo.revisions:
+            inside = (
+                file for file in revision.files if Path(os.path.realpath(file.blob_path.parent)).is_relative_to(root)
+            )
+            revisions.append(replace(revision, files=frozenset(inside)))
         return replace(repo, revisions=frozenset(revisions))
 
-    found = (repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo)
-    return replace(info, repos=frozenset(map(inside_only, found)))
+    repos = (repo for repo in info.repos if repo.repo_type == "model" and repo.repo_id == source.repo)
+    return replace(info, repos=frozenset(map(inside_only, repos)))

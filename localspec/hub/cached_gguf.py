@@ -28,12 +28,12 @@ def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
 
     If files of a type are in several folders, the folder nearest to the top is taken.
     """
-    found: dict[str, list[ExpectedFile]] = {}
+    types: dict[str, list[ExpectedFile]] = {}
     for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
-        named = _type_of(file)
-        if named and file.name.count("/") == found.setdefault(named, [file])[0].name.count("/"):
-            found[named] = [*dict.fromkeys((*found[named], file))]
-    return dict(sorted(found.items(), key=lambda one: _bytes(one[1])))
+        kind = _type_of(file)
+        if kind and file.name.count("/") == types.setdefault(kind, [file])[0].name.count("/"):
+            types[kind] = [*dict.fromkeys((*types[kind], file))]
+    return dict(sorted(types.items(), key=lambda item: _bytes(item[1])))
 
 
 def _type_of(file: ExpectedFile) -> str | None:
@@ -52,16 +52,16 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
     Unsloth's prefix `UD-` may be left out. Raises LocalspecError, with a list of the types, if there are no such files
     or the type is not supported.
     """
-    there = by_type(known)
-    named = next((one for one in (source.gguf, f"UD-{source.gguf}") if one in there), None)
-    if named is None:
-        raise LocalspecError(f"{source.repo} has no GGUF file of the type {source.gguf}; {_choose(source, there)}")
-    if _UNREAD.fullmatch(named):
-        raise LocalspecError(f"{source} is of a type that localspec does not read; {_choose(source, there)}")
-    files = there[named]
-    names = [one for one in (_PARTED.fullmatch(file.name) for file in files) if one]
-    counts, stems = {int(one["count"] or 1) for one in names}, {one["name"] for one in names}
-    parts = [int(one["part"] or 1) for one in names]
+    types = by_type(known)
+    kind = next((name for name in (source.gguf, f"UD-{source.gguf}") if name in types), None)
+    if kind is None:
+        raise LocalspecError(f"{source.repo} has no GGUF file of the type {source.gguf}; {_choose(source, types)}")
+    if _UNREAD.fullmatch(kind):
+        raise LocalspecError(f"{source} is of a type that localspec does not read; {_choose(source, types)}")
+    files = types[kind]
+    matches = [match for match in (_PARTED.fullmatch(file.name) for file in files) if match]
+    counts, stems = {int(match["count"] or 1) for match in matches}, {match["name"] for match in matches}
+    parts = [int(match["part"] or 1) for match in matches]
     if len(stems) > 1 or len(counts) > 1 or parts != list(range(1, max(counts) + 1)):
         raise LocalspecError(
             f"{', '.join(file.name for file in files[:4])} of {source.repo} are not parts of one model; fetch the "
@@ -126,12 +126,12 @@ def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     """
     with suppress(OSError):
         places = [repository(source)] if source else sorted(hub_places().cache.glob("models--*"))
-        found = [one for place in places for one in _in(place)]
+        ggufs = [gguf for place in places for gguf in _in(place)]
         if source is not None and COMMIT.fullmatch(source.revision):
-            found = [one for one in found if one.commit == source.revision]
+            ggufs = [gguf for gguf in ggufs if gguf.commit == source.revision]
         if source is not None and source.gguf:
-            found = [one for one in found if one.source.gguf in (source.gguf, f"UD-{source.gguf}")]
-        return found
+            ggufs = [gguf for gguf in ggufs if gguf.source.gguf in (source.gguf, f"UD-{source.gguf}")]
+        return ggufs
     return []
 
 
@@ -141,8 +141,8 @@ def _in(place: Path) -> Iterator[CachedGguf]:
         for commit in sorted(place.glob("snapshots/*")):
             names = [path for path in sorted(commit.rglob("*")) if path.suffix.lower() == ".gguf"]
             files = [_file(commit, path) for path in names if bytes_of(path) >= 0]
-            for kind, found in by_type(files).items():
-                yield CachedGguf(replace(source, gguf=kind), commit.name, tuple(found))
+            for kind, parts in by_type(files).items():
+                yield CachedGguf(replace(source, gguf=kind), commit.name, tuple(parts))
 
 
 def _file(commit: Path, path: Path) -> ExpectedFile:
@@ -155,9 +155,9 @@ def _file(commit: Path, path: Path) -> ExpectedFile:
 
 def verify_gguf(source: Source, commit: str, progress: Callable[[int, int], None]) -> Verified:
     """Compare the GGUF files of a commit with the digests that name them in the cache. Raises NotHere."""
-    for one in cached_gguf(replace(source, revision=commit)):
-        named = [file for file in one.files if DIGEST.fullmatch(file.digest)]
-        return Verified(commit, len(named), False, tuple(damages(one.path, named, progress)))
+    for gguf in cached_gguf(replace(source, revision=commit)):
+        named = [file for file in gguf.files if DIGEST.fullmatch(file.digest)]
+        return Verified(commit, len(named), False, tuple(damages(gguf.path, named, progress)))
     raise NotHere(f"{source} is not here; fetch it with `localspec pull {source}`.")
 
 

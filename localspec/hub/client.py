@@ -112,8 +112,8 @@ def _check_response(response: Any) -> None:
     """Raise an error if a server asks for a long wait, compresses its answer, or sends headers that are unsafe."""
     headers = response.headers
     if response.status_code == 429 or response.status_code >= 500:
-        said = [headers.get("retry-after", "").strip(), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
-        seconds = max((int(found[:9]) for found in said if found.isdecimal()), default=0)
+        waits = [headers.get("retry-after", "").strip(), *re.findall(r"\bt=(\d+)", headers.get("ratelimit", ""))]
+        seconds = max((int(wait[:9]) for wait in waits if wait.isdecimal()), default=0)
         if seconds > LONGEST_WAIT:
             raise LocalspecError(f"{server()} asks you to wait {seconds} seconds; try again then.")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -127,13 +127,13 @@ def _check_response(response: Any) -> None:
 
 def _unusable_network_settings(error: Exception) -> str:
     """Return a sentence with the environment variables for proxies or certificates, of which httpx2 refuses one."""
-    said = "; ".join(
+    shown = "; ".join(
         f"{name}={without_password(value)}"
         for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()
     )
     why = "SOCKS needs the Python package socksio" if isinstance(error, ImportError) else _first_line(error)
     return (
-        f"The network settings of this shell cannot be used ({without_password(why)}): {said}; correct or unset them."
+        f"The network settings of this shell cannot be used ({without_password(why)}): {shown}; correct or unset them."
     )
 
 
@@ -147,8 +147,8 @@ def without_password(address: str) -> str:
     return re.sub(r"(//|^)[^/@\s]*@", r"\1", address)
 
 
-def broke_off(what: str, why: str) -> str:
-    return f"The connection to {server()} was lost while fetching {what} ({why}); try again."
+def broke_off(item: str, why: str) -> str:
+    return f"The connection to {server()} was lost while fetching {item} ({why}); try again."
 
 
 def page(source: Source) -> str:
@@ -156,11 +156,11 @@ def page(source: Source) -> str:
     return f"{server()}/{source.repo}"
 
 
-def must_be_online(what: str, instead: str = "") -> None:
+def must_be_online(task: str, instead: str = "") -> None:
     """Raise NotHere if the user forbids requests. `instead` is a sentence about what works without a network."""
     if hub_places().offline:
-        said = f"{what} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
-        raise NotHere(said.rstrip())
+        message = f"{task} needs the network, and HF_HUB_OFFLINE forbids it; unset that, and try again. {instead}"
+        raise NotHere(message.rstrip())
     if not re.match(r"https?://[^/\s]+", hub_places().endpoint):
         raise LocalspecError(f"HF_ENDPOINT is {server()!r}; set it to an address such as https://huggingface.co.")
     if re.search(r"[^!-~]", client().get_token() or ""):  # httpx2 would quote it in its error
@@ -173,8 +173,8 @@ def localspec_errors(source: Source, in_cache: Callable[[], str] = str) -> Itera
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes
-        found = error if isinstance(error, LocalspecError) else _error_of(source, error)
-        raise type(found)(one_line(f"{found} {in_cache()}")) from error
+        failure = error if isinstance(error, LocalspecError) else _error_of(source, error)
+        raise type(failure)(one_line(f"{failure} {in_cache()}")) from error
 
 
 def _error_of(source: Source, error: Exception) -> LocalspecError:
@@ -233,8 +233,8 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
             f"{source.repo} has no revision {source.revision!r}{guess}; {page(source)}/tree/main lists them."
         )
     if isinstance(error, errors.RepositoryNotFoundError):
-        found = hub_places().cache.glob("models--*--*")
-        cached = [path.name.removeprefix("models--").replace("--", "/", 1) for path in found]
+        folders = hub_places().cache.glob("models--*--*")
+        cached = [folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders]
         return NotHere(
             f"There is no model {source.repo!r} on {where}{nearest(source.repo, cached)}, "
             "or it is private; check the spelling, or log in with `hf auth login`."

@@ -79,16 +79,16 @@ class _Fetching:
 
     def in_words(self) -> str:
         """Return a sentence about the files that stay in the cache after a failure; empty before the first file."""
-        said = []
+        clauses = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
-            said.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
+            clauses.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
         if self.coming:
             came = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
-            said.append(f"{self.coming.name}{came} is fetched from the start by a later pull")
-        elif said:
-            said.append("a later pull fetches the rest")
-        return f"{'; '.join(said)}." if said else ""
+            clauses.append(f"{self.coming.name}{came} is fetched from the start by a later pull")
+        elif clauses:
+            clauses.append("a later pull fetches the rest")
+        return f"{'; '.join(clauses)}." if clauses else ""
 
     def part(self, part: Part) -> None:
         """Fetch the files of one repository, weights last, so that an interrupted pull is not taken for a model.

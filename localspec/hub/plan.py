@@ -132,8 +132,8 @@ def _part(source: Source) -> Part:
         return _read(source, info.sha, known[name])
 
     if source.gguf:
-        said = getattr(info, "gguf", None)
-        config = {"architecture": said.get("architecture")} if isinstance(said, dict) else {}
+        header = getattr(info, "gguf", None)
+        config = {"architecture": header.get("architecture")} if isinstance(header, dict) else {}
         return _planned(source, info, config, of_type(source, list(files.values())))
     if not {WEIGHTS, INDEX, *HEADS, PICKLED_INDEX} & known.keys() and (
         listed := types_listed(source, list(files.values()))
@@ -208,9 +208,9 @@ def _table(
         raise LocalspecError(f"{index} of {source} has no weight_map; choose another model.")
     for name in sorted({str(name) for name in table.values()}):
         if not name.endswith(suffix) or name not in known:
-            what = "safetensors file" if suffix == ".safetensors" else "file of weights"
+            kind = "safetensors file" if suffix == ".safetensors" else "file of weights"
             raise LocalspecError(
-                f"{index} of {source} names {name[:100]!r}, which is not a {what} in the same directory; choose "
+                f"{index} of {source} names {name[:100]!r}, which is not a {kind} in the same directory; choose "
                 "another."
             )
     return table
@@ -228,9 +228,9 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
     architecture = str(names[0])[:80] if isinstance(names, list) and names else None
     own_code = isinstance(config.get("auto_map"), dict)
     if architecture not in ARCHITECTURES or config.get("model_type") != ARCHITECTURES[architecture]:
-        what = f"is of the architecture {architecture}" if architecture else "names no architecture"
+        problem = f"is of the architecture {architecture}" if architecture else "names no architecture"
         code = " and comes with code (auto_map), which localspec never runs" if own_code else ""
-        raise LocalspecError(f"{source} {what}{code}; {supported(architecture)}")
+        raise LocalspecError(f"{source} {problem}{code}; {supported(architecture)}")
     if packed := config.get("quantization_config"):
         method = str(packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed)[:80]
         raise LocalspecError(
@@ -262,9 +262,9 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
                 if len(content) > file.bytes:
                     raise ValueError(f"{file.name} is longer than announced")
     try:
-        found = parse_json(content)
-        if isinstance(found, dict):
-            return found
+        value = parse_json(content)
+        if isinstance(value, dict):
+            return value
     except ValueError:
         pass
     raise LocalspecError(f"{file.name} of {source} is not a JSON object; choose another model, or try again.")
@@ -272,9 +272,11 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
 
 def _license(info: Any) -> str | None:
     """Return the license that a repository's model card states, shortened."""
-    said = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
+    names = [getattr(info.card_data, name, None) for name in ("license", "license_name")] if info.card_data else []
     chosen = (
-        next((one for one in reversed(said) if one), None) if said and said[0] == "other" else next(iter(said), None)
+        next((name for name in reversed(names) if name), None)
+        if names and names[0] == "other"
+        else next(iter(names), None)
     )
     if isinstance(chosen, list):
         chosen = ", ".join(map(str, chosen))

@@ -50,14 +50,14 @@ def folder(source: Source) -> str:
 
 def all_records(paths: Paths | None = None) -> list[PullRecord]:
     """Return every pulled revision of every repository. Unreadable records and invalid names are skipped."""
-    directory, found = (paths or Paths(home())).pulled, []
+    directory, pulls = (paths or Paths(home())).pulled, []
     with suppress(OSError):
         for file in sorted(directory.glob("models--*.json")):
             repo = file.stem.removeprefix("models--").replace("--", "/", 1)
             for pulled in records(Source(repo), paths).values():
                 with suppress(UsageMistake):
-                    found.append(replace(pulled, source=Source.parse(f"{repo}@{pulled.source.revision}")))
-    return found
+                    pulls.append(replace(pulled, source=Source.parse(f"{repo}@{pulled.source.revision}")))
+    return pulls
 
 
 def must_be_writable(paths: Paths | None = None) -> None:
@@ -170,8 +170,8 @@ def packed_sources(paths: Paths) -> dict[str, PackedFile]:
     Of several packed files of a source, return the registration, which only names GGUF files, or else the newest.
     """
     pulled = []
-    for one in packed_files(paths):
+    for file in packed_files(paths):
         with suppress(UsageMistake):
-            if str(Source.parse(one.header.origin.repo)) == one.header.origin.repo:
-                pulled.append(one)
-    return {one.header.origin.repo: one for one in ranked(pulled)}
+            if str(Source.parse(file.header.origin.repo)) == file.header.origin.repo:
+                pulled.append(file)
+    return {file.header.origin.repo: file for file in ranked(pulled)}

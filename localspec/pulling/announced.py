@@ -57,11 +57,11 @@ class Announced:
 
     @property
     def cached_bytes(self) -> int | None:
-        return _sum([one for one in self.downloads if one.here])
+        return _sum([download for download in self.downloads if download.here])
 
     @property
     def fetch_bytes(self) -> int | None:
-        return _sum([one for one in self.downloads if not one.here])
+        return _sum([download for download in self.downloads if not download.here])
 
     @property
     def fits_on_disk(self) -> bool:
@@ -89,7 +89,7 @@ def announced(card: TargetCard, options: PullOptions, reporter: Reporter) -> Ann
         form = instead.form
         here = source_here(entry) == form.source
         downloads[0] = Download(form.source, form.publisher, form.license, False, form_bytes(form, entry), here)
-    forms = tuple(one for one in entry.forms if one.source != downloads[0].source)
+    forms = tuple(other for other in entry.forms if other.source != downloads[0].source)
     kind = to_make(card)
     hours = None
     if kind and entry.shape:  # estimated without torch; `training/estimate.py` measures the rate
@@ -126,7 +126,7 @@ def _download(source: Source, card: TargetCard) -> Download:
             return Download(
                 source, entry.publisher, entry.license, entry.gated, original_bytes(entry), source_here(entry) == source
             )
-    drafter = next(one for one in card.entry.drafters if one.source == source)
+    drafter = next(drafter for drafter in card.entry.drafters if drafter.source == source)
     here = find_snapshot(source) is not None
     return Download(source, drafter.publisher, drafter.license, False, drafter.download, here)
 
@@ -146,14 +146,14 @@ def _memory(
     if entry.shape is None:
         return None, "it is unknown whether the model fits: its entry gives no sizes"
     named = options.drafter is not None
-    drafter_bytes, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
+    drafters, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
     fits, memory = fit(
-        card.name, entry.shape, weights, machine, measurements, drafter_bytes, options.settings, chosen.found, named
+        card.name, entry.shape, weights, machine, measurements, drafters, options.settings, chosen.recommendation, named
     )
     copied = bool(entry.source.gguf) and entry.shape.experts is not None
     return fits, memory + second_copy(entry.bytes or 0, options.settings) if copied else memory
 
 
 def _sum(downloads: Sequence[Download]) -> int | None:
-    sizes = [one.bytes for one in downloads]
+    sizes = [download.bytes for download in downloads]
     return None if None in sizes else sum(size for size in sizes if size is not None)

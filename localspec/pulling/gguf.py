@@ -40,21 +40,21 @@ _ROUNDED = {r"(^|-)B?F(P?16|P?32)": 8.5, r"(^|-)(IQ[123]|TQ)": 4.5}
 def made_before(part: Part, texts: Part | None) -> PackedFile | None:
     """Return the registration or packed file that an earlier pull made from the same commit of the GGUF file `part`,
     with the same tokenizer files and settings in `texts`, except config.json; None if there is none."""
-    found = packed_sources(Paths(home())).get(str(part.source))
-    if found is None or found.header.origin.commit != part.commit:
+    earlier = packed_sources(Paths(home())).get(str(part.source))
+    if earlier is None or earlier.header.origin.commit != part.commit:
         return None
     try:  # its config.json is not compared
         files = texts.files if texts else ()
-        same = not any(differs(found.text(file.name), file) for file in files if file.name != CONFIG)
+        same = not any(differs(earlier.text(file.name), file) for file in files if file.name != CONFIG)
     except (KeyError, OSError, LocalspecError):
         return None
-    return found if same else None
+    return earlier if same else None
 
 
 def marked_fetched(part: Part, texts: Part) -> Part:
     """Return `texts` (configuration and tokenizer files), marked as fetched if the installed model has them."""
-    made = made_before(part, texts) is not None
-    return replace(texts, here=frozenset(file.name for file in texts.files)) if made else texts
+    installed = made_before(part, texts) is not None
+    return replace(texts, here=frozenset(file.name for file in texts.files)) if installed else texts
 
 
 def check(part: Part, packed_only: bool, settings: Settings) -> None:
@@ -68,12 +68,12 @@ def check(part: Part, packed_only: bool, settings: Settings) -> None:
     if packed_only:
         raise UsageMistake(f"--packed-only has no effect with {part.source}, which is read unchanged; leave it out.")
     named_packing(settings)
-    named = part.config.get("architecture")
-    if isinstance(named, str) and named not in OF_GGUF:
-        if drafter := why_not_in_gguf(named):
+    name = part.config.get("architecture")
+    if isinstance(name, str) and name not in OF_GGUF:
+        if drafter := why_not_in_gguf(name):
             raise LocalspecError(f"{part.source} {drafter}.")
         raise LocalspecError(
-            f"{part.source} is of the architecture {named[:80]!r}, which localspec does not compute; it reads GGUF "
+            f"{part.source} is of the architecture {name[:80]!r}, which localspec does not compute; it reads GGUF "
             f"files of {', '.join(OF_GGUF)}."
         )
 
@@ -90,23 +90,23 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # an upper bound: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
-    named, usable = named_packing(settings), machine.devices[-1].usable
-    sizes = {packing: packed(weights, 0, packing, "native") for packing in ([named] if named else FILED)}
-    if named is None:
+    chosen, usable = named_packing(settings), machine.devices[-1].usable
+    sizes = {packing: packed(weights, 0, packing, "native") for packing in ([chosen] if chosen else FILED)}
+    if chosen is None:
         rounded = next((most for kind, most in _ROUNDED.items() if re.search(kind, part.source.gguf)), None)
         blocks = int(weights * rounded / 8) if rounded else part.weights
         sizes = {BLOCKS: blocks} if experts else {BLOCKS: blocks, **sizes}  # experts are packed again only on request
     share = _LEAST if experts else 1.0
-    packing = next((one for one in sizes if share * sizes[one] <= usable), min(reversed(sizes), key=sizes.__getitem__))
-    held = "" if packing == BLOCKS else f" packed in {packing}"
+    packing = next((key for key in sizes if share * sizes[key] <= usable), min(reversed(sizes), key=sizes.__getitem__))
+    form = "" if packing == BLOCKS else f" packed in {packing}"
     if (least := share * sizes[packing]) > usable:
-        wanted, left = distinct(size, int(least), usable)
-        return False, f"{part.source} takes about {wanted}{held}, of {left} that may be used"
+        shown, left = distinct(size, int(least), usable)
+        return False, f"{part.source} takes about {shown}{form}, of {left} that may be used"
     more = "the file will show how much memory it really takes"
     if sizes[packing] > usable:
         more = "the rest of its experts stays on the disk, so it will be slower"
     copy = second_copy(part.weights, settings) if experts else ""
-    return None, f"about {size(sizes[packing])}{held}, of {size(usable)} that may be used; {more}{instead}{copy}"
+    return None, f"about {size(sizes[packing])}{form}, of {size(usable)} that may be used; {more}{instead}{copy}"
 
 
 def has_experts(architecture: object, shape: Shape | None) -> bool:
@@ -131,34 +131,34 @@ def second_copy(weights: int, settings: Settings) -> str:
 
 
 def register(
-    part: Part, settings: Settings, reporter: Reporter, texts: Part | None, before: PackedFile | None
+    part: Part, settings: Settings, reporter: Reporter, texts: Part | None, earlier: PackedFile | None
 ) -> Iterator[Installed | Packed]:
     """Register the GGUF file that `part` has fetched, under the name of its source. Pack it if the settings say so.
 
     `texts` are the original model's configuration and tokenizer, if the GGUF file is fetched in its place; they replace
-    the file's. `before` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
+    the file's. `earlier` is the result of `made_before`. All fetched files stay if the registration fails. Raises the
     errors of `import_gguf`; given `texts`, also LocalspecError for weights of fewer bits than the file's name says.
     """
     from localspec.weights.checkpoint import read_texts  # numpy
 
     source, file = str(part.source), snapshot(part.source, part.commit) / part.files[0].name
-    origin = Origin(source, before.header.origin.revision if before else "", part.license, source, part.commit)
+    origin = Origin(source, earlier.header.origin.revision if earlier else "", part.license, source, part.commit)
     try:
-        new_texts = read_texts(snapshot(texts.source, texts.commit)) if texts and not before else None
-        if before and texts:
-            new_texts = {name: before.text(name) for name in before.header.texts}
+        new_texts = read_texts(snapshot(texts.source, texts.commit)) if texts and not earlier else None
+        if earlier and texts:
+            new_texts = {name: earlier.text(name) for name in earlier.header.texts}
         if texts:
             from localspec.weights.gguf_model import GgufModel  # numpy
 
-            named = _bits(part.source.gguf)
-            if fewer := sorted(one for one in {*GgufModel.open(file).types} if _bits(one) < named):
+            bits = _bits(part.source.gguf)
+            if fewer := sorted(kind for kind in {*GgufModel.open(file).types} if _bits(kind) < bits):
                 raise LocalspecError(f"{file.name} has weights in {', '.join(fewer)}, fewer bits than its name says")
         done = import_gguf(file, settings, reporter, origin, new_texts)
     except LocalspecError as error:
         instead = f"; --original fetches the original weights, from {texts.source}" if texts else ""
         why = str(error).rstrip(".").replace("fetch it again, or choose", "choose")  # it is the hub's own file
         raise type(error)(f"{why}{instead}; what was fetched stays until `localspec rm {source}`: {file}.") from None
-    if texts and not before:
+    if texts and not earlier:
         discard_fetched(texts)
     registered = packed_sources(Paths(home()))[source]
     _delete_former(registered, {registered.path, done.path}, reporter)
@@ -170,19 +170,19 @@ def register(
 def _delete_former(registered: PackedFile, stay: set[Path], reporter: Reporter) -> None:
     """Delete all packed files of a source except `stay`. Report an earlier version whose GGUF files are still here."""
     source, files = registered.header.origin.repo, {Path(name).resolve() for name in registered.header.origin.files}
-    for one in packed_files(Paths(home())):
-        if one.header.origin.repo == source and one.path not in stay:
+    for old in packed_files(Paths(home())):
+        if old.header.origin.repo == source and old.path not in stay:
             with suppress(OSError):
-                one.path.unlink(missing_ok=True)
-            others = [Path(name) for name in one.header.origin.files if Path(name).resolve() not in files]
-            if one.header.registered and any(file.exists() for file in others):
-                name = replace(Source.parse(source), revision=one.header.origin.commit)
+                old.path.unlink(missing_ok=True)
+            others = [Path(name) for name in old.header.origin.files if Path(name).resolve() not in files]
+            if old.header.registered and any(file.exists() for file in others):
+                name = replace(Source.parse(source), revision=old.header.origin.commit)
                 reporter.notice(f"The earlier version of {source} is still here; `localspec rm {name}` deletes it.")
 
 
-def _bits(named: str) -> int:
+def _bits(kind: str) -> int:
     """Return the bits of one weight in a type such as Q4_K, without its scales."""
-    digits = re.search(r"\d+", named)
+    digits = re.search(r"\d+", kind)
     return int(digits[0]) if digits else 32
 
 
@@ -231,32 +231,32 @@ def replaced(packing: str | None, packed_only: bool, settings: Settings) -> str 
 
 
 def with_smaller_form(
-    found: Plan, entry: Entry, packing: str | None, settings: Settings, notice: Callable[[str], None]
+    original_plan: Plan, entry: Entry, packing: str | None, settings: Settings, notice: Callable[[str], None]
 ) -> tuple[Plan, Instead | None]:
-    """Return the plan `found` with the smallest usable form of its model; unchanged if no form is usable and smaller.
+    """Return the plan with the smallest usable form of its model; unchanged if no form is usable and smaller.
 
     Configuration and tokenizer come from the original: a GGUF file lacks the recommended sampling, and has the
     tokenizer in another form. If the hub does not have the smaller form, a notice says so, and the original is taken.
     """
     from localspec.weights.checkpoint import TOKENIZER_FILES  # the tokenizers library
 
-    original, *others = found.parts
+    original, *others = original_plan.parts
     form = suited_form(entry, packing, packed=is_packed(settings))
     if form is None or packing is None or entry.source is None or original.heads or original.whole:
-        return found, None
+        return original_plan, None
     if source_here(entry) == entry.source:  # the original is here, and is updated
-        return found, None
+        return original_plan, None
     try:
         (smaller,) = plan((form.source,)).parts
         check(smaller, False, settings)
     except LocalspecError as error:
         notice(f"{error} Instead {entry.source} is fetched, which is larger.")
-        return found, None
+        return original_plan, None
     names = {CONFIG, "generation_config.json", *TOKENIZER_FILES}
     texts = replace(original, files=tuple(file for file in original.files if file.name in names), texts_only=True)
-    taken = replace(found, parts=(smaller, marked_fetched(smaller, texts), *others))
+    smaller_plan = replace(original_plan, parts=(smaller, marked_fetched(smaller, texts), *others))
     if smaller.gated:
         notice(f"{form.source} is gated now, so {entry.source} is fetched instead, which is larger.")
-    if smaller.gated or taken.fetch_bytes >= found.fetch_bytes:
-        return found, None
-    return taken, Instead(form, entry.source, sum(file.bytes for file in original.files), packing)
+    if smaller.gated or smaller_plan.fetch_bytes >= original_plan.fetch_bytes:
+        return original_plan, None
+    return smaller_plan, Instead(form, entry.source, sum(file.bytes for file in original.files), packing)

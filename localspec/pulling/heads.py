@@ -48,27 +48,27 @@ def convert_heads(
     """
     models = [part.source for part in plan.parts if not part.heads]
     for part in (part for part in plan.parts if not part.heads):
-        whole, own = snapshot(part.source, part.commit), part.source
-        if part.whole or _has_medusa_heads(whole):
-            progress(f"making a drafter of {own}")
+        directory, source = snapshot(part.source, part.commit), part.source
+        if part.whole or _has_medusa_heads(directory):
+            progress(f"making a drafter of {source}")
             from localspec.training.medusa_files import split  # torch: a second
             from localspec.training.published_files import convert
 
             private_directory(Paths(home()).drafters)
-            about = {"name": str(own), "published": {"repo": own.repo, "commit": part.commit}}
+            about = {"name": str(source), "published": {"repo": source.repo, "commit": part.commit}}
             if part.whole:
-                split(whole, split_of(own).parent, about)
+                split(directory, split_of(source).parent, about)
             else:
-                convert("medusa", whole, whole, _drafter_directory(own), about)
-            yield Converted(own, own)
+                convert("medusa", directory, directory, _drafter_directory(source), about)
+            yield Converted(source, source)
     for part in (part for part in plan.parts if part.heads):
         model = registered if registered and kind_of(part.heads).by_shapes else next(iter(models), None)
         if model is None:
             with suppress(UsageMistake):  # heads need not name their model
                 model = Source.parse(str(base_model(part.config, part.source.repo)))
         path = find_snapshot(model) if model and not model.gguf else None
-        if model and model.gguf and (found := packed_sources(Paths(home())).get(str(model))):
-            path = found.path
+        if model and model.gguf and (packed := packed_sources(Paths(home())).get(str(model))):
+            path = packed.path
         if model is None or path is None:
             yield NotConverted(part.source, model)
             continue

@@ -75,10 +75,10 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         raise UsageMistake(f"--packed-only is for models, but {model.source} is a drafter; leave it out.")
     if model.whole:
         raise UsageMistake(f"--packed-only is for safetensors, but {model.source} has pickle files; leave it out.")
-    asked = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
-    if asked not in ("auto", *FILED):
+    form = settings.dtype if settings.quantize == "auto" else settings.quantize  # as `run` understands them
+    if form not in ("auto", *FILED):
         raise UsageMistake(
-            f"--packed-only keeps a model in {' or '.join(FILED)}, but you asked for {asked}; give --quantize with "
+            f"--packed-only keeps a model in {' or '.join(FILED)}, but you asked for {form}; give --quantize with "
             "one of these, or leave --packed-only out."
         )
     packing = settings.quantize if settings.quantize != "auto" else packing or LOSSLESS
@@ -102,9 +102,9 @@ def packing_to_keep(plan: Plan, packing: str | None, settings: Settings) -> str:
         raise LocalspecError(f"{model.source} cannot be kept only packed: {trouble}; leave --packed-only out.")
     needed = plan.fetch_bytes + (weights(shape, "bf16", packing, "native") if shape else model.weights)
     if needed > plan.disk_free:
-        wanted, left = distinct(size, needed, plan.disk_free)
+        shown, left = distinct(size, needed, plan.disk_free)
         raise DoesNotFit(
-            f"Packing {model.source} needs {wanted}, but only {left} are free on the disk; make room, or set HF_HOME "
+            f"Packing {model.source} needs {shown}, but only {left} are free on the disk; make room, or set HF_HOME "
             "and LOCALSPEC_HOME to another disk."
         )
     return packing
@@ -114,10 +114,10 @@ def packed_only_copy(part: Part, packing: str) -> Packed | None:
     """Return the packed form of the commit in `part` if the commit's weight files are not here; otherwise None."""
     if part.here & {file.name for file in part.files if file.name.endswith(".safetensors")}:
         return None
-    for one in packed_files(Paths(home())):
-        origin = one.header.origin
-        if (origin.repo, origin.commit, one.header.packing) == (str(part.source), part.commit, packing):
-            return Packed(part.source, one.path, one.path.stat().st_size)
+    for copy in packed_files(Paths(home())):
+        origin = copy.header.origin
+        if (origin.repo, origin.commit, copy.header.packing) == (str(part.source), part.commit, packing):
+            return Packed(part.source, copy.path, copy.path.stat().st_size)
     return None
 
 
@@ -180,10 +180,10 @@ def forget_damaged(path: Path) -> None:
     """
     with suppress(LocalspecError, OSError):  # such a model was never packed
         came, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
-        for one in packed_files(Paths(home())):
-            origin = one.header.origin
-            if not origin.commit and origin.revision == here and one.path.stat().st_mtime_ns < came:
-                one.path.unlink(missing_ok=True)
+        for copy in packed_files(Paths(home())):
+            origin = copy.header.origin
+            if not origin.commit and origin.revision == here and copy.path.stat().st_mtime_ns < came:
+                copy.path.unlink(missing_ok=True)
 
 
 def _pack(
@@ -195,8 +195,8 @@ def _pack(
     source = str(part.source)
     origin = Origin(source, revision(path), repo=source, commit=part.commit)
     identified = with_files(origin, path, Paths(home()), reporter)
-    same = (one.header.origin for one in packed_files(Paths(home())) if one.header.packing == packing)
-    others = (of.repo for of in same if (of.revision, of.files) == (identified.revision, identified.files))
+    origins = (copy.header.origin for copy in packed_files(Paths(home())) if copy.header.packing == packing)
+    others = (old.repo for old in origins if (old.revision, old.files) == (identified.revision, identified.files))
     other = next((repo for repo in others if repo not in ("", source)), None)
     if other and find_snapshot(Source.parse(other)) is None:  # this packed file is its only copy
         raise LocalspecError(
@@ -204,7 +204,7 @@ def _pack(
             f"{other}, or delete it first with `localspec rm {other}`."
         )
     file = make(path, packing, origin, machine.cores, reporter, only_copy=only_copy)
-    for one in packed_files(Paths(home())):
-        if one.header.origin.repo == source and one.header.origin.commit != part.commit:
-            one.path.unlink(missing_ok=True)
+    for copy in packed_files(Paths(home())):
+        if copy.header.origin.repo == source and copy.header.origin.commit != part.commit:
+            copy.path.unlink(missing_ok=True)
     return Packed(part.source, file, read(file).path.stat().st_size)

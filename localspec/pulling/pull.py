@@ -142,16 +142,16 @@ def pull(
         return
     if not options.force:
         _refuse_too_large(planned)
-    plan, model, only_packing, made = planned.plan, planned.plan.parts[0], "", None
+    plan, model, only_packing, copy = planned.plan, planned.plan.parts[0], "", None
     texts = next((part for part in plan.parts if part.texts_only), None)
-    before = gguf.made_before(model, texts) if model.source.gguf else None
-    if before and texts:
+    earlier = gguf.made_before(model, texts) if model.source.gguf else None
+    if earlier and texts:
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not texts))
     if options.packed_only and not model.source.gguf:
         only_packing = packing_to_keep(plan, planned.packing, options.settings)
-        made = packed_only_copy(model, only_packing)
-    if made:
-        yield made
+        copy = packed_only_copy(model, only_packing)
+    if copy:
+        yield copy
         plan = replace(plan, parts=tuple(part for part in plan.parts if part is not model))
         if not plan.parts:
             return
@@ -160,7 +160,7 @@ def pull(
     yield Fetched(tuple(fetch(plan, downloaded, force=options.force)))
     fetched_parts = tuple(part for part in plan.parts if not part.source.gguf and not part.texts_only)
     if model.source.gguf:
-        yield from gguf.register(model, options.settings, reporter, texts, before)
+        yield from gguf.register(model, options.settings, reporter, texts, earlier)
     registered = model.source if model.source.gguf else None
     yield from convert_heads(replace(plan, parts=fetched_parts), reporter.progress, registered)
     for part in fetched_parts:
@@ -212,8 +212,8 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
         )
     entry = card.entry if (card := cards().get(name)) else None
     if options.original and not (entry and entry.forms):
-        what = "a repository" if entry is None else name
-        raise UsageMistake(f"--original has no effect with {what}, which is fetched unchanged; leave it out.")
+        subject = "a repository" if entry is None else name
+        raise UsageMistake(f"--original has no effect with {subject}, which is fetched unchanged; leave it out.")
     if options.packed_only and options.drafter == MTP:
         raise UsageMistake(f"--packed-only drops the MTP layer, which --drafter {MTP} needs; leave one of them out.")
     if options.packed_only and repository_of(name) is None:
@@ -243,29 +243,29 @@ def _planned(name: str, options: PullOptions, machine: Machine, reporter: Report
         if not chosen.sources:
             return AlreadyHere(f"drafter: {chosen.why}")
         reporter.progress(f"asking {server()} about {name}")
-        found, instead = ask_hub(chosen.sources), None
-        gguf.check(found.parts[0], options.packed_only, options.settings)
-        if not found.parts[0].heads and not found.parts[0].source.gguf:
-            config = found.parts[0].config
+        plan, instead = ask_hub(chosen.sources), None
+        gguf.check(plan.parts[0], options.packed_only, options.settings)
+        if not plan.parts[0].heads and not plan.parts[0].source.gguf:
+            config = plan.parts[0].config
             try:  # refuse now what would be refused after the download
                 ModelConfig.of(config)
             except NotComputed as error:
-                raise not_computed(error, found.parts[0].source, str(config["architectures"][0])) from None
+                raise not_computed(error, plan.parts[0].source, str(config["architectures"][0])) from None
             except ValueError:  # reading the model will report an impossible value
                 pass
-        fits, memory = _memory(name, found, options, machine, measurements, chosen)
-        packing = packing_of(found.parts[0], options.settings, machine, measurements)
+        fits, memory = _memory(name, plan, options, machine, measurements, chosen)
+        packing = packing_of(plan.parts[0], options.settings, machine, measurements)
     if card is not None and card.entry is not None and not options.original and repository_of(name) is not None:
         original_packing = replaced(packing, options.packed_only, options.settings)
-        found, instead = with_smaller_form(found, card.entry, original_packing, options.settings, reporter.notice)
-    return Planned(found, fits, memory, chosen.why, None if options.quiet else packing, instead)
+        plan, instead = with_smaller_form(plan, card.entry, original_packing, options.settings, reporter.notice)
+    return Planned(plan, fits, memory, chosen.why, None if options.quiet else packing, instead)
 
 
 def _memory(
-    name: str, found: Plan, options: PullOptions, machine: Machine, measurements: MeasurementSource, chosen: PullSet
+    name: str, plan: Plan, options: PullOptions, machine: Machine, measurements: MeasurementSource, chosen: PullSet
 ) -> tuple[bool | None, str]:
     """Return whether the model of a plan fits into memory, and a sentence about it."""
-    model, *drafters = found.parts
+    model, *drafters = plan.parts
     if model.source.gguf:
         card = cards().get(name)
         return gguf.memory(model, options.settings, machine, card.entry.shape if card and card.entry else None)
@@ -273,7 +273,7 @@ def _memory(
         return None, "not known for a drafter without its model"
     # A drafter that was chosen for this machine fits next to the model.
     drafter_bytes = sum(part.weights for part in drafters) if options.drafter is not None else 0
-    shape, entry = Shape.of(model.config), named_card(name).entry if chosen.found else None
-    same = chosen.found if entry is not None and entry.shape == shape else None  # otherwise the hub's sizes are used
+    shape, entry = Shape.of(model.config), named_card(name).entry if chosen.recommendation else None
+    same = chosen.recommendation if entry is not None and entry.shape == shape else None  # otherwise the hub's sizes
     named = options.drafter is not None
     return fit(name, shape, model.weights, machine, measurements, drafter_bytes, options.settings, same, named)
