@@ -42,7 +42,7 @@ class LoadSpec:
     def loads_as(self, other: "LoadSpec") -> bool:
         """Return whether `other` describes the same model, loaded in the same way; drafters do not count."""
         names = ("device", "engine", "dtype", "quantize", "exact", "context", "threshold", "drafts")
-        here, there = ((one.target.path, *(getattr(one, name) for name in names)) for one in (self, other))
+        here, there = ((spec.target.path, *(getattr(spec, name) for name in names)) for spec in (self, other))
         return here == there
 
 

@@ -137,15 +137,15 @@ def choices(
     possible = [attempt for attempt in attempts if attempt.refused is None]
     refusals = [attempt.refused for attempt in attempts if attempt.refused]
     if not possible:
-        raise next((one for one in refusals if isinstance(one, NotHere)), refusals[0])
+        raise next((refusal for refusal in refusals if isinstance(refusal, NotHere)), refusals[0])
     fitting = [attempt for attempt in possible if attempt.fitting]
     if not fitting:
         raise DoesNotFit(_too_large(model.card, possible[0].smallest, settings.context, machine, measurements))
     if fitting[0].no_room and all(attempt.no_room for attempt in fitting):
         raise fitting[0].no_room
     # Take the device on which the model is fastest; of equally fast ones, the first in torch's order.
-    taken = max((one for one in fitting if not one.no_room), key=lambda attempt: attempt.fitting[0].speed)
-    first, *others = taken.fitting
+    fastest = max((attempt for attempt in fitting if not attempt.no_room), key=lambda attempt: attempt.fitting[0].speed)
+    first, *others = fastest.fitting
     smaller = [plan for plan in others if plan.bytes < first.bytes][:1]
     options: list[Choice] = []
     tried = [
@@ -153,15 +153,15 @@ def choices(
         for device, attempt in zip(devices, attempts, strict=True)
     ]
     for plan in (first, *smaller):
-        chosen, one = drafter, plan.candidate
+        chosen, candidate = drafter, plan.candidate
         if drafter.drafter == "auto":
-            chosen = DrafterSpec(one.drafter, one.trained, model.small if one.small else None)
+            chosen = DrafterSpec(candidate.drafter, candidate.trained, model.small if candidate.small else None)
         _check(settings, chosen, plan.precision, model)
         check_layers(chosen.drafter, model.card, model.shape)
         draft = None
         if chosen.small is not None:
-            draft = _draft(chosen.small, taken.draft_device, settings, machine, measurements)
-        choice = _choice(model.card, settings, chosen, plan, taken.ranked, draft)
+            draft = _draft(chosen.small, fastest.draft_device, settings, machine, measurements)
+        choice = _choice(model.card, settings, chosen, plan, fastest.ranked, draft)
         options.append(replace(choice, idle=why_idle(model.card.name, plan, tried)))
     return options
 
@@ -200,13 +200,13 @@ def _attempt(
             ranked = [_with_bytes(plan, -plan.candidate.bytes) if plan.candidate.small else plan for plan in ranked]
         return Attempt(ranked, _eligible(ranked, drafter, settings, model, draft), draft_device, no_room=no_room)
 
-    found = among(precisions)
-    left_out = [one for one in precisions if all(plan.precision != one for plan in found.ranked)]
-    if not left_out or found.fitting:
-        return found
+    first = among(precisions)
+    left_out = [precision for precision in precisions if all(plan.precision != precision for plan in first.ranked)]
+    if not left_out or first.fitting:
+        return first
     # `run_plans` drops precisions by the speed of plain decoding. With the named drafter, another one may fit.
     others = among(left_out)
-    return others if others.fitting else min(found, others, key=lambda attempt: attempt.smallest.bytes)
+    return others if others.fitting else min(first, others, key=lambda attempt: attempt.smallest.bytes)
 
 
 def _eligible(
@@ -231,7 +231,7 @@ def _eligible(
     if drafter.trained:
         planned = min(settings.context or PLANNED, model.shape.context)
         numbers = fit.drafter_numbers(precision.dtype, precision.quantize, precision.device.backend)
-        extra = sum(drafter_bytes(one, model.shape, precision.dtype, numbers, planned) for one in drafter.trained)
+        extra = sum(drafter_bytes(card, model.shape, precision.dtype, numbers, planned) for card in drafter.trained)
     if draft is not None and draft.device == precision.device.name:
         extra = draft.bytes - fit.program(draft.quantize, precision.device.backend)
     return [_with_bytes(plan, extra) for plan in ranked if plan.candidate.name == "none"]
@@ -365,16 +365,18 @@ def _too_large(
         return f"{missing}; close other programs, or give a smaller --context."
     only_there = replace(machine, devices=(machine.device(device.name) or device,))
     others = [
-        one for one in recommendations(only_there, measurements, here=False) if one.fits and one.card.name != card.name
+        option
+        for option in recommendations(only_there, measurements, here=False)
+        if option.fits and option.card.name != card.name
     ]
-    here = [one for one in others if one.card.here and not one.toy]
-    if (one := preferred(here) or preferred(others)) is None or one.plan is None:
+    here = [option for option in others if option.card.here and not option.toy]
+    if (other := preferred(here) or preferred(others)) is None or other.plan is None:
         return f"{missing}; close other programs, or give a smaller --context."
-    gated = ", gated: its terms must be accepted first" if one.gated else ""
-    fetch = "" if one.card.here else f" (`localspec pull {one.card.name}`{gated})"
+    gated = ", gated: its terms must be accepted first" if other.gated else ""
+    fetch = "" if other.card.here else f" (`localspec pull {other.card.name}`{gated})"
     return (
-        f"{missing}; close other programs, give a smaller --context, or choose {one.card.name}{fetch}, which takes "
-        f"{gib(max(2**30 // 10, one.plan.bytes))} GiB."
+        f"{missing}; close other programs, give a smaller --context, or choose {other.card.name}{fetch}, which takes "
+        f"{gib(max(2**30 // 10, other.plan.bytes))} GiB."
     )
 
 
@@ -425,4 +427,4 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
             dtype = natural[0].dtype
         return [Precision(device, dtype, quantize)]
     exact = INVARIANT[device.type] if device.type != "cuda" or "bf16" in device.dtypes else ("none",)
-    return [one for one in natural if not settings.exact or one.quantize in exact]
+    return [precision for precision in natural if not settings.exact or precision.quantize in exact]

@@ -215,9 +215,9 @@ class Rates:
         else:
             layer = _LAYER[device.backend]
         if device.backend == "native":
-            one = ARITHMETIC.get(device.capability, ARITHMETIC["avx2"]) / device.cores
+            product = ARITHMETIC.get(device.capability, ARITHMETIC["avx2"]) / device.cores
             row = _LAYER_ROW / device.cores
-            return cls(read, one * _TIMES[quantize], layer, row, one * _ATTENTION, _OVERLAP_NATIVE)
+            return cls(read, product * _TIMES[quantize], layer, row, product * _ATTENTION, _OVERLAP_NATIVE)
         if device.backend == "cpu":
             quantize = "fp32" if dtype == "fp32" else "bf16"
         growth = GROWTH[device.backend][quantize]

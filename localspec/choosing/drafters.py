@@ -199,10 +199,10 @@ def reply_key(drafter: str, trained: Sequence[DrafterCard], small: TargetCard | 
     if not trained:
         return drafter if small is None else f"{drafter} of {small.path}"
     described = []
-    for one in trained:
-        weights = one.path / "drafter.safetensors"
+    for card in trained:
+        weights = card.path / "drafter.safetensors"
         saved = weights.stat().st_mtime_ns if weights.is_file() else 0
-        described.append(f"{one.path}, {one.bytes} bytes, {saved}")
+        described.append(f"{card.path}, {card.bytes} bytes, {saved}")
     return f"{drafter} of {' and '.join(described)}"
 
 
@@ -239,15 +239,17 @@ def candidates(
 ) -> Iterator[DrafterCandidate]:
     """Yield plain decoding and phrases, then the drafters that are here, then drafters to fetch or to train."""
     plain = DrafterCandidate("none", 0, Acceptance((), ""), lambda nodes: 0.0)
-    for one in (plain, *_unmeasured(card, at, trained, small, small_here)):
-        yield replace(one, replies=at.replies.get(reply_key(one.drafter, one.trained, one.small)))
+    for candidate in (plain, *_unmeasured(card, at, trained, small, small_here)):
+        yield replace(
+            candidate, replies=at.replies.get(reply_key(candidate.drafter, candidate.trained, candidate.small))
+        )
 
 
 def _unmeasured(
     card: TargetCard, at: CostInputs, trained: Sequence[DrafterCard], small: DraftModelEstimate | None, small_here: bool
 ) -> Iterator[DrafterCandidate]:
-    loadable = {one.kind: _trained(one, at) for one in trained}
-    published = {one.kind: one for one in card.entry.drafters} if card.entry else {}
+    loadable = {drafter.kind: _trained(drafter, at) for drafter in trained}
+    published = {drafter.kind: drafter for drafter in card.entry.drafters} if card.entry else {}
     free = {name: _free(name, at) for name in kinds("nothing", "probe") if name not in ("none", "phrases")}
     phrases = _free("phrases", at)
     yield phrases
@@ -258,18 +260,18 @@ def _unmeasured(
         for name in kinds("draft model"):
             pair = _pair(published.get(name) or PublishedDrafter(name), small, at, small_here)
             yield from (pair,) if kind_of(name).has_phrases else _with_phrases(pair, chains)
-    for kind, one in published.items():
+    for kind, drafter in published.items():
         if kind not in loadable and kind_of(kind).takes in WEIGHTS and kind_of(kind).drafts_for(at.shape):
-            yield from _with_phrases(_fetched(one, at), chains)
+            yield from _with_phrases(_fetched(drafter, at), chains)
 
 
 def _merged(loadable: Mapping[str, DrafterCandidate], at: CostInputs) -> Iterator[DrafterCandidate]:
     """Yield the combinations of drafters that earlier replies used. Only replies can show what a combination gains."""
     for name in sorted({key.partition(" of ")[0].removesuffix(WITH_PHRASES) for key in at.replies if "+" in key}):
-        parts = [loadable[one] for one in name.split("+") if one in loadable]
+        parts = [loadable[piece] for piece in name.split("+") if piece in loadable]
         if 1 < len(parts) == len(name.split("+")):
-            cards = tuple(card for one in parts for card in one.trained)
-            yield DrafterCandidate(name, sum(one.bytes for one in parts), None, lambda nodes: 0.0, cards)
+            cards = tuple(card for part in parts for card in part.trained)
+            yield DrafterCandidate(name, sum(part.bytes for part in parts), None, lambda nodes: 0.0, cards)
 
 
 def _with_phrases(bare: DrafterCandidate, chains: bool) -> Iterator[DrafterCandidate]:
@@ -304,9 +306,9 @@ def _trained(drafter: DrafterCard, at: CostInputs) -> DrafterCandidate:
         if at.shape.recurrent:
             levels = [[max(level)] for level in levels]  # a recurrent target reads only one path of a tree
         acceptance = Acceptance.tree(levels, MOST_NODES, "as measured after its training")
-        found, share = drafter.generated, HELD_OUT
-        if found is not None and acceptance.length(found[1]) > 1:
-            share = (found[0] - 1) / (acceptance.length(found[1]) - 1)
+        generated, share = drafter.generated, HELD_OUT
+        if generated is not None and acceptance.length(generated[1]) > 1:
+            share = (generated[0] - 1) / (acceptance.length(generated[1]) - 1)
         acceptance = acceptance.scaled(share)
     size = drafter_bytes(drafter, at.shape, at.dtype, at.numbers, at.context)
     depth, tokens = len(levels) or DRAFT_TOKENS, draft_tokens(drafter.options, at.shape)
@@ -325,30 +327,32 @@ def drafter_bytes(drafter: DrafterCard, shape: Shape, dtype: str, numbers: tuple
     return kind_of(drafter.kind).size(size) + fit.CHUNK * drafter.inner * numbers[1]
 
 
-def _fetched(one: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
-    kind, predicted = kind_of(one.kind), kind_of(one.kind).predicted(at.shape)
-    acceptance = _as_published(one) or (Acceptance.chain(*predicted) if predicted else expected(one.kind))
-    parameters = one.parameters or kind.parameters(at.shape)
-    depth = one.accepted.depth if one.accepted else DRAFT_TOKENS
+def _fetched(drafter: PublishedDrafter, at: CostInputs) -> DrafterCandidate:
+    kind, predicted = kind_of(drafter.kind), kind_of(drafter.kind).predicted(at.shape)
+    acceptance = _as_published(drafter) or (Acceptance.chain(*predicted) if predicted else expected(drafter.kind))
+    parameters = drafter.parameters or kind.parameters(at.shape)
+    depth = drafter.accepted.depth if drafter.accepted else DRAFT_TOKENS
     cache = fit.cache(at.shape, at.context, at.dtype) - fit.states(at.shape, at.dtype)
     size = kind.size(DrafterSize(parameters, 0, at.shape, *at.numbers, cache, at.context))
-    return DrafterCandidate(one.kind, size, acceptance, _draft_seconds(kind, parameters, depth, at), published=one)
-
-
-def _pair(one: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
-    acceptance = _as_published(one) if small.named else None
     return DrafterCandidate(
-        f"{one.kind}:{small.card.name}",
-        small.bytes,
-        acceptance or expected_of_pair(small.share),
-        _draft_seconds(kind_of(one.kind), 0, DRAFT_TOKENS, at, small),
-        small=small.card,
-        published=None if here else one,
+        drafter.kind, size, acceptance, _draft_seconds(kind, parameters, depth, at), published=drafter
     )
 
 
-def _as_published(one: PublishedDrafter) -> Acceptance | None:
-    if (accepted := one.accepted) is None:
+def _pair(drafter: PublishedDrafter, small: DraftModelEstimate, at: CostInputs, here: bool) -> DrafterCandidate:
+    acceptance = _as_published(drafter) if small.named else None
+    return DrafterCandidate(
+        f"{drafter.kind}:{small.card.name}",
+        small.bytes,
+        acceptance or expected_of_pair(small.share),
+        _draft_seconds(kind_of(drafter.kind), 0, DRAFT_TOKENS, at, small),
+        small=small.card,
+        published=None if here else drafter,
+    )
+
+
+def _as_published(drafter: PublishedDrafter) -> Acceptance | None:
+    if (accepted := drafter.accepted) is None:
         return None
     return Acceptance.of_length(
         accepted.length, accepted.depth, f"from {accepted.length:.3g} as published, {accepted.source}"

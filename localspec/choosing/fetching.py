@@ -32,13 +32,13 @@ WIDEST, SLACK = 4.5, 64 * 2**20
 class PullSet:
     """The repositories to fetch, the model first, and a clause `why` that explains the choice of the drafter.
 
-    `found` is the recommendation that chose the drafter. It is None if the user named the drafter or the sizes are
+    `recommendation` is what chose the drafter. It is None if the user named the drafter or the sizes are
     unknown.
     """
 
     sources: tuple[Source, ...]
     why: str
-    found: Recommendation | None = None
+    recommendation: Recommendation | None = None
 
 
 def pull_set(
@@ -63,26 +63,29 @@ def pull_set(
         try:
             model = model_of(card)
         except LocalspecError:  # an entry without sizes
-            first = [one.source for one in entry.drafters if one.source is not None][:1]
+            first = [published.source for published in entry.drafters if published.source is not None][:1]
             return PullSet(
                 (*model_source, *first), "the first published drafter, because the model's entry gives no sizes"
             )
         if settings.quantize != "auto":  # plan for the original weights, whatever packing is here already
             model = replace(model, packed=(), block_bytes=0)
         precisions, rule = _allowed_precisions(settings, machine, model), settings.drafter_rule
-        found = recommend(model, machine, measurements, here=False, precisions=precisions, rule=rule)
-        sources, why = _sources_of(found), found.reason
-        unknown = [one.kind for one in entry.drafters if one.source and not one.accepted and not expected(one.kind)]
+        recommendation = recommend(model, machine, measurements, here=False, precisions=precisions, rule=rule)
+        sources, why = _sources_of(recommendation), recommendation.reason
+        unknown = [
+            published.kind
+            for published in entry.drafters
+            if published.source and not published.accepted and not expected(published.kind)
+        ]
         if unknown:
             why += f"; the speedup of {unknown[0]} is not known; --drafter {unknown[0]} fetches it"
-        published = found.plan.candidate.published if found.plan else None
-        if sources and published and published.license == UNLICENSED:
+        paying = recommendation.plan.candidate.published if recommendation.plan else None
+        if sources and paying and paying.license == UNLICENSED:
             sources = ()
             why = (
-                f"{why}; the drafter's publisher states no license, so it is fetched only with --drafter "
-                f"{published.kind}"
+                f"{why}; the drafter's publisher states no license, so it is fetched only with --drafter {paying.kind}"
             )
-        return PullSet((*model_source, *sources), why, found)
+        return PullSet((*model_source, *sources), why, recommendation)
     if drafter == "none":
         return PullSet(model_source, "only the model, as you asked")
     if drafter == MTP and comes_with_mtp(entry.architecture):
@@ -90,8 +93,8 @@ def pull_set(
     return PullSet((*model_source, *_named(entry, card, drafter)), f"{drafter}, as you asked")
 
 
-def _sources_of(found: Recommendation) -> tuple[Source, ...]:
-    candidate = found.plan.candidate if found.plan else None
+def _sources_of(recommendation: Recommendation) -> tuple[Source, ...]:
+    candidate = recommendation.plan.candidate if recommendation.plan else None
     if candidate is None or candidate.here:
         return ()
     if candidate.small is not None:
@@ -106,18 +109,18 @@ def _repository_of(card: TargetCard) -> tuple[Source, ...]:
 
 def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     """Return the repository of the drafter that the user names. Raises UsageMistake if nobody publishes it."""
-    published = [one for one in entry.drafters if one.kind == kind]
+    published = [drafter for drafter in entry.drafters if drafter.kind == kind]
     if kind in kinds("draft model") and card.draft:
         return _repository_of(named_card(card.draft))
     if published and published[0].source is not None:
         return (published[0].source,)
     check_family(kind, entry.architecture, card.name)
     accepted = accepted_kinds(card)
-    every = [one for one in entry.drafters if one.kind in accepted]
-    known = [one.kind for one in every if one.source is not None or one.kind in kinds("draft model")]
-    made = f"; `localspec train {kind} -m {card.name}` makes one" if published and kind in accepted else ""
+    every = [drafter for drafter in entry.drafters if drafter.kind in accepted]
+    known = [drafter.kind for drafter in every if drafter.source is not None or drafter.kind in kinds("draft model")]
+    hint = f"; `localspec train {kind} -m {card.name}` makes one" if published and kind in accepted else ""
     offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
-    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{made}.")
+    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{hint}.")
 
 
 def to_make(card: TargetCard) -> str | None:
@@ -127,7 +130,7 @@ def to_make(card: TargetCard) -> str | None:
         return None
     here = {drafter.kind for drafter in trained_drafters(card)}
     trainable = {*accepted_kinds(card, "weights")} - here
-    missing = (one.kind for one in card.entry.drafters if one.source is None and one.kind in trainable)
+    missing = (drafter.kind for drafter in card.entry.drafters if drafter.source is None and drafter.kind in trainable)
     return next(missing, None)
 
 
@@ -156,18 +159,18 @@ def fit(
             f"it is unknown whether the model fits: its config.json implies {shape.parameters:,} parameters, but its "
             f"weights are {weights:,} bytes"
         )
-    if (found := chosen) is None:  # with a drafter that needs no fetching
-        devices = tuple(replace(one, free=max(0, one.free - drafter_bytes)) for one in machine.devices)
+    if (result := chosen) is None:  # with a drafter that needs no fetching
+        devices = tuple(replace(device, free=max(0, device.free - drafter_bytes)) for device in machine.devices)
         remaining = replace(machine, devices=devices)
         model = Model(TargetCard(name, NOWHERE, None, ""), shape, shape.parameters)
         allowed = _allowed_precisions(settings, remaining, model)
-        found = recommend(model, remaining, measurements, here=True, precisions=allowed)
-    if found.plan is None or not found.fits:
-        return False, f"{name} {found.reason}"
-    precision, device = found.plan.precision, found.plan.precision.device
-    reason = "" if chosen or named else f"; {found.reason}"
+        result = recommend(model, remaining, measurements, here=True, precisions=allowed)
+    if result.plan is None or not result.fits:
+        return False, f"{name} {result.reason}"
+    precision, device = result.plan.precision, result.plan.precision.device
+    reason = "" if chosen or named else f"; {result.reason}"
     return True, (
-        f"{found.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB "
+        f"{result.plan.bytes / 2**30:.1f} GiB in {precision} on {device.name}, of {device.usable / 2**30:.1f} GiB "
         f"that may be used{reason}"
     )
 

@@ -150,10 +150,10 @@ class MeasurementCache:
     ) -> Generator[Step, None, T]:
         """Return the result of `measure(number of idle cores)`; save it if all cores were idle before and after."""
         cores = self._idle_cores()
-        found = yield from measure(cores)
+        result = yield from measure(cores)
         if cores == self._idle_cores() == physical_cores():
-            self.remember(quantity, subject, found)
-        return found
+            self.remember(quantity, subject, result)
+        return result
 
     @cached_property
     def idle(self) -> bool:
@@ -164,7 +164,7 @@ class MeasurementCache:
 
 
 def _readings(value: Any) -> list[float] | None:
-    return value if all(isinstance(one, int | float) and one > 0 for one in value) else None
+    return value if all(isinstance(number, int | float) and number > 0 for number in value) else None
 
 
 def _sums(value: Any) -> dict[str, list[float]]:
@@ -172,7 +172,7 @@ def _sums(value: Any) -> dict[str, list[float]]:
         # Earlier versions did not count replies.
         if not isinstance(sums, list) or len(sums) not in (8, 9):
             return False
-        return all(type(one) in (int, float) and one >= 0 for one in sums)
+        return all(type(number) in (int, float) and number >= 0 for number in sums)
 
     return {drafter: [*map(float, sums), 0.0][:9] for drafter, sums in value.items() if sound(sums)}
 
@@ -182,8 +182,8 @@ BANDWIDTH = Quantity("bandwidth", _readings, list)
 DISK = Quantity("bandwidth of a disk in pieces of 1 MiB", _readings, list)
 LAYERS: Quantity[list[MeasuredLayers]] = Quantity(
     "layers that draft",
-    lambda value: [MeasuredLayers.from_json(one) for one in value] or None,
-    lambda found: [one.as_json() for one in found],
+    lambda value: [MeasuredLayers.from_json(layers) for layers in value] or None,
+    lambda value: [layers.as_json() for layers in value],
 )
 # By `reply_key`: sums of tokens, steps, nodes, seconds of drafting, seconds of verification, seconds of the rest of
 # steps; then the lowest peak, the drafter's bytes, and the number of replies.
@@ -233,8 +233,8 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
     memory = statistics.memory
     new_peak = memory.peak if memory.peak <= OTHERS * (memory.target + memory.drafter + memory.cache) else 0
     *before, peak, _, replies = sums.get(drafter) or [0.0] * 9
-    lowest = min((one for one in (peak, new_peak) if one), default=0)
-    faded = [FADING * old + one for old, one in zip(before, new, strict=True)]
+    lowest = min((value for value in (peak, new_peak) if value), default=0)
+    faded = [FADING * old + latest for old, latest in zip(before, new, strict=True)]
     return {**sums, drafter: [*faded, float(lowest), float(memory.drafter), replies + 1]}
 
 
@@ -245,8 +245,8 @@ def _file_of_experts(path: Path) -> Path | None:
     whose files cannot be read.
     """
     paths, packed, same = Paths(home()), read(path) if is_packed(path) else None, revision(path)
-    of_it = [one for one in packed_files(paths) if one.header.origin.revision == same]
-    copies = [one.path for one in (packed, *of_it) if one and not one.header.registered]
+    others = [file for file in packed_files(paths) if file.header.origin.revision == same]
+    copies = [file.path for file in (packed, *others) if file and not file.header.registered]
     files = copies or [Path(file) for file in (packed.header.origin.files if packed else weight_files(path))]
     largest = max(files, key=lambda file: file.stat().st_size)
     same_disk = copies or largest.stat().st_dev == disk_of(paths.packed).stat().st_dev
@@ -281,7 +281,7 @@ class Measurements(MeasurementSource):
             return ModelMeasurements()
         how = self._weights[card.path], device, dtype, quantize
         sums = self.cache.recall(REPLIES, replies_subject(*how)) or {}
-        replies = {key: stats for key, of_it in sums.items() if (stats := reply_stats(of_it)) is not None}
+        replies = {key: stats for key, figures in sums.items() if (stats := reply_stats(figures)) is not None}
         subjects = (with_kernels(model_subject(*how, *form), device, self.cache) for form in self._forms)
         every = (self.cache.recall(COSTS, subject) for subject in subjects)
         return ModelMeasurements(next((costs for costs in every if costs is not None), None), replies)

@@ -77,9 +77,9 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
 
     Their drafts become one tree, and phrases lengthen all of them.
     """
-    found: dict[str, DrafterSpec] = {}
+    drafters: dict[str, DrafterSpec] = {}
     if card.here and (shape := shape_of(card.path)):  # all kinds first: do not ask users to fetch one in vain
-        for kind in (one for one in kinds() if one in name.split("+")):
+        for kind in (kind for kind in kinds() if kind in name.split("+")):
             check_layers(kind, card, shape)
     for piece in sorted(name.split("+"), key=kinds().__contains__):  # unknown names first: a typo before "not here"
         kind = piece.partition(":")[0]
@@ -88,26 +88,26 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
             raise UsageMistake(
                 f"'{piece}' cannot be combined with other drafters; combine only {', '.join(possible)}, and phrases."
             )
-        one = named_drafter(piece, card)
-        if one.drafter in found:
-            raise UsageMistake(f"'{name}' has {one.drafter} twice; name each drafter once.")
-        found[one.drafter] = one
-    phrases = WITH_PHRASES if found.pop("phrases", None) else ""
-    if len(found) > MERGED:
+        spec = named_drafter(piece, card)
+        if spec.drafter in drafters:
+            raise UsageMistake(f"'{name}' has {spec.drafter} twice; name each drafter once.")
+        drafters[spec.drafter] = spec
+    phrases = WITH_PHRASES if drafters.pop("phrases", None) else ""
+    if len(drafters) > MERGED:
         raise UsageMistake(
-            f"'{name}' has {len(found)} drafters to merge, but at most {MERGED} can be merged; name fewer."
+            f"'{name}' has {len(drafters)} drafters to merge, but at most {MERGED} can be merged; name fewer."
         )
-    drafting = [found[row.name] for row in TABLE if row.name in found]
+    drafting = [drafters[row.name] for row in TABLE if row.name in drafters]
     return DrafterSpec(
-        "+".join(one.drafter for one in drafting) + phrases, tuple(card for one in drafting for card in one.trained)
+        "+".join(spec.drafter for spec in drafting) + phrases, tuple(card for spec in drafting for card in spec.trained)
     )
 
 
 def _default_draft(kind: str, card: TargetCard) -> TargetCard:
     """Return the small model to use if `--drafter` names none. Raises NotHere, or LocalspecError for a broken model."""
-    found, passed_over = default_draft(card)
-    if found is not None and found.card.here and not passed_over:
-        return found.card
+    draft, passed_over = default_draft(card)
+    if draft is not None and draft.card.here and not passed_over:
+        return draft.card
     if passed_over:
         raise LocalspecError(f"{passed_over} Correct that, or name another: --drafter {kind}:MODEL.")
     if not card.draft:

@@ -139,7 +139,7 @@ def as_computed(device: Device, model: Model) -> Device:
 
 def possible_precisions(model: Model, precisions: Iterable[Precision]) -> list[Precision]:
     """Return the `precisions` in which this model can be loaded (`Model.can_be`)."""
-    return [one for one in precisions if model.can_be(one.quantize, one.device.backend)]
+    return [precision for precision in precisions if model.can_be(precision.quantize, precision.device.backend)]
 
 
 def natural_precisions(device: Device) -> list[Precision]:
@@ -156,10 +156,10 @@ def draft_precisions(small: Model, device: Device) -> list[Precision]:
     """Return the precisions that a draft model may have on this device; an empty list if the device cannot load it."""
     device = as_computed(device, small)
     natural = natural_precisions(device)
-    best_ones = [one for one in natural if one.quantize != "int4"] if device.type == "cpu" else natural[:1]
+    suited = [option for option in natural if option.quantize != "int4"] if device.type == "cpu" else natural[:1]
     if device.block_bits:
-        best_ones = [one for one in natural if one.quantize == small.packed[0]]
-    return possible_precisions(small, best_ones) or possible_precisions(small, natural)
+        suited = [option for option in natural if option.quantize == small.packed[0]]
+    return possible_precisions(small, suited) or possible_precisions(small, natural)
 
 
 # -- plans -------------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def _plans_in(
     rates = _rates(Precision(precision.device, dtype, form), measurements)
     numbers = fit.drafter_numbers(dtype, quantize, backend)
     inputs = CostInputs(shape, costs, rates, dtype, numbers, planned, known.replies)
-    trained = [one for one in model.trained if kind_of(one.kind).drafts_for(shape)]
+    trained = [drafter for drafter in model.trained if kind_of(drafter.kind).drafts_for(shape)]
     small = draft_model(model, precision, measurements, planned)
     plain_speed, plain_bytes, in_memory = 0.0, 0, costs
     experts = int(read_bytes(model, precision)[1])
@@ -320,7 +320,7 @@ def draft_model(
     if model.small is None or not (possible := draft_precisions(model.small, precision.device)):
         return None
     small, shape = model.small, model.small.shape
-    chosen = min(possible, key=lambda one: _estimate(small, one, measurements).at(1, CONTEXT))
+    chosen = min(possible, key=lambda option: _estimate(small, option, measurements).at(1, CONTEXT))
     tokens = min(shape.context, planned)
     size = weight_bytes(small, chosen) - fit.unread(shape, chosen.quantize, chosen.device.backend, tokens)
     size += fit.cache(shape, tokens, chosen.dtype) + fit.tokenizer(shape, chosen.device.backend)
@@ -398,7 +398,7 @@ def best(
         if not paying:
             return None
         limit = max(worth(plan, decides) for plan in paying) / CLEARLY
-        simplest = min((one for one in paying if worth(one, decides) >= limit), key=_complexity)
+        simplest = min((plan for plan in paying if worth(plan, decides) >= limit), key=_complexity)
         return replace(simplest, rule=decides, rule_named=rule != "auto")
 
     if rule == "memory":
@@ -515,33 +515,33 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     if plan.candidate.name == "none" and plan.precision.device.type == "mps":
         return "; speculation is off on Apple's GPUs until `localspec bench` has measured that it pays"
     simple = {"none", plan.candidate.name} | ({"phrases"} if plan.candidate.name != "none" else set())
-    others = [one for one in ranked if one.precision == plan.precision and one.candidate.name not in simple]
+    others = [option for option in ranked if option.precision == plan.precision and option.candidate.name not in simple]
     if not others or _complexity(plan)[0] == 2:
         return ""
-    other = max(others, key=lambda one: worth(one, plan.rule))
+    other = max(others, key=lambda option: worth(option, plan.rule))
     where = "" if other.candidate.here else ", which is not here," if other.candidate.obtainable else ", once made,"
     if not pays(other, ranked, plan.rule):
         relative = worth(other, plan.rule) / worth(plain_of(plan, ranked), plan.rule)
-        what = "M" if plan.rule == "memory" else "speed"
+        figure = "M" if plan.rule == "memory" else "speed"
         return (
-            f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's {what}, so it is left out"
+            f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's {figure}, so it is left out"
         )
     room = "" if other.fits else f", and takes {other.bytes / 2**30:.1f} GiB"
     return f"; {other.candidate.name}{where} would reach {_pace(other)}, M {other.cost_effectiveness:.2f}{room}"
 
 
-def why_idle(name: str, taken: RunPlan, others: Iterable[tuple[Device, RunPlan | LocalspecError]]) -> str:
+def why_idle(name: str, chosen: RunPlan, others: Iterable[tuple[Device, RunPlan | LocalspecError]]) -> str:
     """Return the reason why a GPU is not used for a model; "" if there is no GPU or it is used.
 
     `others` holds for each device its best plan, its smallest plan if none fits, or the reason why it has none.
     """
     gpu, there = next(((device, plan) for device, plan in others if device.type != "cpu"), (None, None))
-    if gpu is None or there is None or taken.precision.device.type != "cpu":
+    if gpu is None or there is None or chosen.precision.device.type != "cpu":
         return ""
     if isinstance(there, LocalspecError):
         return f"{gpu.name} is not used: {there}"
     if there.fits:
-        pace = f"{_pace(there)} there, and {_pace(taken)} on {taken.precision.device.name}"
+        pace = f"{_pace(there)} there, and {_pace(chosen)} on {chosen.precision.device.name}"
         return f"{gpu.name} is not used: {name} should reach {pace}."
     needed, usable = distinct(gib, there.bytes, gpu.usable)
     return (

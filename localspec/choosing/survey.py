@@ -53,19 +53,19 @@ def suited_form(entry: Entry, packing: str | None, packed: bool = False) -> Form
     `packed` says that the file would be packed again, not read as it is. The result is None if `packing` is None, if no
     form suits it, if the model has terms to accept, or if a drafter of the entry must be trained with original weights.
     """
-    weights = [kind_of(one.kind) for one in entry.drafters if one.kind in kinds(*WEIGHTS)]
-    made = any(one.kind in kinds("weights") and one.source is None for one in entry.drafters)
-    if packing is None or entry.gated or made or not all(one.mask_key or one.by_shapes for one in weights):
+    weights = [kind_of(drafter.kind) for drafter in entry.drafters if drafter.kind in kinds(*WEIGHTS)]
+    to_train = any(drafter.kind in kinds("weights") and drafter.source is None for drafter in entry.drafters)
+    if packing is None or entry.gated or to_train or not all(kind.mask_key or kind.by_shapes for kind in weights):
         return None
     suited = [
-        one
-        for one in entry.forms
-        if one.publisher
-        and one.publisher == entry.publisher
-        and packing in SUITED.get(one.source.gguf, ())
-        and (one.source.gguf == "Q8_0" or not packed)
+        form
+        for form in entry.forms
+        if form.publisher
+        and form.publisher == entry.publisher
+        and packing in SUITED.get(form.source.gguf, ())
+        and (form.source.gguf == "Q8_0" or not packed)
     ]
-    return min(suited, key=lambda one: form_bytes(one, entry) or float("inf"), default=None)
+    return min(suited, key=lambda form: form_bytes(form, entry) or float("inf"), default=None)
 
 
 def form_bytes(form: Form, entry: Entry) -> int | None:
@@ -190,24 +190,26 @@ def recommendations(
     With `here`, models and drafters that must be fetched first do not count.
     """
     cards = known()
-    found: list[Recommendation] = []
+    results: list[Recommendation] = []
     for card in (card for card in cards.values() if card.here or not here):
         try:
             model = model_of(card, cards)
             if card.here and not is_packed(card.path) and not holds_tokenizer(card.path):
-                one = Recommendation(card, None, "the model has no tokenizer, so you cannot chat with it")
+                result = Recommendation(card, None, "the model has no tokenizer, so you cannot chat with it")
             else:
-                one = replace(recommend(model, machine, measurements, here, rule=rule), passed_over=model.passed_over)
+                result = replace(
+                    recommend(model, machine, measurements, here, rule=rule), passed_over=model.passed_over
+                )
         except LocalspecError as trouble:
-            one = Recommendation(card, None, str(trouble))
-        found.append(one)
-    return sorted(found, key=lambda one: one.quality, reverse=True)
+            result = Recommendation(card, None, str(trouble))
+        results.append(result)
+    return sorted(results, key=lambda result: result.quality, reverse=True)
 
 
 def all_pairs(here: Sequence[Recommendation], every: Sequence[Recommendation]) -> list[Recommendation]:
     """Return the recommendations in `here`, then those in `every` whose pair of model and drafter is not in `here`."""
-    seen = {one.model_and_drafter for one in here}
-    return [*here, *(one for one in every if one.model_and_drafter not in seen)]
+    pairs = {option.model_and_drafter for option in here}
+    return [*here, *(option for option in every if option.model_and_drafter not in pairs)]
 
 
 def recommend(
@@ -226,27 +228,27 @@ def recommend(
     fitting: list[tuple[RunPlan, Sequence[RunPlan]]] = []
     tried: list[tuple[Device, RunPlan]] = []  # for each device the best plan that fits, or else the smallest one
     for device in machine.devices:
-        if not (open_ones := possible_precisions(model, precisions(as_computed(device, model)))):
+        if not (possible := possible_precisions(model, precisions(as_computed(device, model)))):
             continue
-        ranked = run_plans(model, open_ones, measurements)
+        ranked = run_plans(model, possible, measurements)
         if (plan := best(ranked, here, rule=rule)) is not None:
             fitting.append((plan, ranked))
-        tried.append((device, plan or min(ranked, key=lambda one: one.bytes)))
+        tried.append((device, plan or min(ranked, key=lambda option: option.bytes)))
     quality = _quality(model)
     if fitting:
         chosen, others = max(fitting, key=lambda option: option[0].speed)
         pace = chosen.speed
         if model.card.here:
             device = as_computed(chosen.precision.device, model)
-            open_ones = possible_precisions(model, precisions(device))
-            predicted = best(run_plans(model, open_ones, _OfMachine(measurements)), here, rule=rule)
+            possible = possible_precisions(model, precisions(device))
+            predicted = best(run_plans(model, possible, _OfMachine(measurements)), here, rule=rule)
             pace = predicted.speed if predicted is not None else pace
         reason, gain = explained(chosen, others), speedup(chosen, others)
         idle = why_idle(model.card.name, chosen, tried)
         return Recommendation(model.card, chosen, reason, quality, gain, pace=pace, idle=idle)
     if not tried:
         raise only_packed(model.card.path)
-    _, plan = min(tried, key=lambda one: one[1].bytes - one[0].usable)  # the device that lacks the least memory
+    _, plan = min(tried, key=lambda pair: pair[1].bytes - pair[0].usable)  # the device that lacks the least memory
     precision, device = plan.precision, plan.precision.device
     disk = ", with half of its experts on the disk" if plan.on_disk else ""
     needed, usable = distinct(gib, plan.bytes, device.usable)
@@ -290,39 +292,45 @@ def preferred(every: Sequence[Recommendation], prefer: Prefer | None = None) -> 
     for the smallest in memory, or for the best at any speed. A model with terms to accept is taken only if no other
     model fits, and the demo model only if nothing else does.
     """
-    fitting = [one for one in every if one.fits]
-    possible = [one for one in fitting if not one.toy] or fitting
-    possible = [one for one in possible if not one.gated] or possible
+    fitting = [option for option in every if option.fits]
+    possible = [option for option in fitting if not option.toy] or fitting
+    possible = [option for option in possible if not option.gated] or possible
     if prefer == "speed":
         return max(possible, key=_speed, default=None)
     if prefer == "memory":
-        comfortable = [one for one in possible if one.comfort >= 1]
-        return min(comfortable or possible, key=lambda one: one.plan.bytes if one.plan else 0, default=None)
+        comfortable = [option for option in possible if option.comfort >= 1]
+        return min(comfortable or possible, key=lambda option: option.plan.bytes if option.plan else 0, default=None)
     if prefer == "quality":
-        return max(possible, key=lambda one: (one.quality, _speed(one)), default=None)
-    return max(possible, key=lambda one: (one.worth, _speed(one)), default=None)
+        return max(possible, key=lambda option: (option.quality, _speed(option)), default=None)
+    return max(possible, key=lambda option: (option.worth, _speed(option)), default=None)
 
 
-def mixture_words(taken: Recommendation, every: Sequence[Recommendation], prefer: Prefer | None = None) -> str:
-    """Return sentences about the mixtures of experts that are better than `taken`, or "".
+def mixture_words(chosen: Recommendation, every: Sequence[Recommendation], prefer: Prefer | None = None) -> str:
+    """Return sentences about the mixtures of experts that are better than `chosen`, or "".
 
-    `taken` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. Mixtures that
-    fit are listed with their predicted speeds: first those rejected for their speed, then those rejected because of
-    `prefer`. Of the mixtures that do not fit, the smallest is listed with the reason, and the larger ones by name.
+    `chosen` is the result of `preferred` with the same `prefer`. Models with terms to accept are left out. Mixtures
+    that fit are listed with their predicted speeds: first those rejected for their speed, then those rejected because
+    of `prefer`. Of the mixtures that do not fit, the smallest is listed with the reason, and the larger ones by name.
     """
-    better = [one for one in every if one.plan and one.plan.active and one.quality > taken.quality and not one.gated]
-    fitting = sorted((one for one in better if one.fits), key=lambda one: one.worth, reverse=True)
-    slow = [one for one in fitting if prefer == "speed" or (prefer is None and one.comfort < taken.comfort)]
-    others = [one for one in fitting if one not in slow]
+    better = [
+        option
+        for option in every
+        if option.plan and option.plan.active and option.quality > chosen.quality and not option.gated
+    ]
+    fitting = sorted((option for option in better if option.fits), key=lambda option: option.worth, reverse=True)
+    slow = [option for option in fitting if prefer == "speed" or (prefer is None and option.comfort < chosen.comfort)]
+    others = [option for option in fitting if option not in slow]
     sentences = []
     for listed, rest in ((slow, ", passed over because answers take longer"), (others, " that should run here, too")):
         if listed:
             title = "Better mixtures of experts" if len(listed) > 1 else "A better mixture of experts"
             sentences.append(f"{title}{rest}: {', '.join(map(_name_with_speed, listed))}.")
-    large = sorted((one for one in better if not one.fits), key=lambda one: one.plan.bytes if one.plan else 0)
+    large = sorted(
+        (option for option in better if not option.fits), key=lambda option: option.plan.bytes if option.plan else 0
+    )
     if large:
         sentences.append(f"{large[0].card.name}, a better mixture of experts, {large[0].reason}.")
-    if larger := [one.card.name for one in large[1:]]:
+    if larger := [option.card.name for option in large[1:]]:
         names = " and ".join(filter(None, (", ".join(larger[:-1]), larger[-1])))
         sentences.append(f"{names} need{'s' * (len(larger) == 1)} more.")
     return " ".join(sentences)
@@ -335,5 +343,5 @@ def _name_with_speed(mixture: Recommendation) -> str:
     return f"{mixture.card.name} ({tokens_a_second(mixture.plan.speed)}{disk}{thinks})"
 
 
-def _speed(one: Recommendation) -> float:
-    return one.plan.speed if one.plan else 0.0
+def _speed(option: Recommendation) -> float:
+    return option.plan.speed if option.plan else 0.0

@@ -92,7 +92,7 @@ def test_a_packing_that_no_device_has_is_refused_as_a_load_refuses_it():
             pull_set(card, None, here, NoMeasurements(), nf4)
         with pytest.raises(UsageMistake, match=matching("quantize_nf4_cannot_be_had")):
             fit("name", shape, 1, here, NoMeasurements(), settings=nf4)
-    found = pull_set(cards_[0], None, GPU, NoMeasurements(), nf4).found
+    found = pull_set(cards_[0], None, GPU, NoMeasurements(), nf4).recommendation
     assert found and found.plan and found.plan.precision.quantize == "nf4"
 
 
@@ -100,9 +100,9 @@ def test_a_packing_that_no_device_has_is_refused_as_a_load_refuses_it():
 def test_the_drafter_and_the_memory_are_of_the_packing_that_is_asked(quantize) -> None:
     card, asked, here = unfetched(BILLION), Settings(quantize=quantize), machine(cpu(24))
     chosen = pull_set(card, None, here, NoMeasurements(), asked)
-    assert chosen.found and chosen.found.plan and f"in {quantize}:" in chosen.why
-    fits, said = fit("big", BILLION, 1, here, NoMeasurements(), settings=asked, chosen=chosen.found)
-    assert fits and said.startswith(f"{chosen.found.plan.bytes / 2**30:.1f} GiB in {quantize} on cpu")
+    assert chosen.recommendation and chosen.recommendation.plan and f"in {quantize}:" in chosen.why
+    fits, said = fit("big", BILLION, 1, here, NoMeasurements(), settings=asked, chosen=chosen.recommendation)
+    assert fits and said.startswith(f"{chosen.recommendation.plan.bytes / 2**30:.1f} GiB in {quantize} on cpu")
     assert "tokens/s" not in said, "the drafter's clause says it"
 
 
