@@ -235,12 +235,12 @@ def load(
 
 def changed(settings: Settings, name: str, text: str) -> Settings:
     """Return the settings with one value changed, as it was typed in a chat. Raises UsageMistake."""
-    given = TABLE[name].check.read(text)
+    raw = TABLE[name].check.read(text)
     try:
-        value = TABLE[name].check.value(given)
+        value = TABLE[name].check.value(raw)
     except ValueError as error:
         # 1e999 is read as infinity
-        typed = shortened(text.strip(), LONGEST_SHOWN) if isinstance(given, int | float) else _shown(given)
+        typed = shortened(text.strip(), LONGEST_SHOWN) if isinstance(raw, int | float) else _shown(raw)
         shown = f"{TYPED} {name.replace('_', '-')} {typed}"
         raise UsageMistake(f"{shown} must be {error}; give another value.") from None
     return replace(settings, **{name: value}, origins={**settings.origins, name: TYPED})
@@ -248,10 +248,10 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
 
 def restored(values: Mapping[str, object], origins: Mapping[str, str]) -> Settings:
     """Return settings sent by another process of this version. Raises ValueError and KeyError for invalid settings."""
-    found: dict[str, Any] = {
+    checked: dict[str, Any] = {
         name: None if value is None else TABLE[name].check.value(value) for name, value in values.items()
     }
-    return Settings(**found, origins={name: str(origins[name]) for name in NAMES})
+    return Settings(**checked, origins={name: str(origins[name]) for name in NAMES})
 
 
 def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Settings:
@@ -261,8 +261,8 @@ def narrowed(settings: Settings, device: str, dtype: str, quantize: str) -> Sett
     """
     if quantize == "blocks":
         dtype = quantize = "auto"
-    found = {"device": device, "dtype": dtype, "quantize": quantize}
-    return replace(settings, **{name: TABLE[name].check.value(value) for name, value in found.items()})
+    changes = {"device": device, "dtype": dtype, "quantize": quantize}
+    return replace(settings, **{name: TABLE[name].check.value(value) for name, value in changes.items()})
 
 
 def read_toml(file: Path) -> dict[str, object]:
@@ -285,8 +285,8 @@ def read_toml(file: Path) -> dict[str, object]:
         message = str(error)
         place = re.search(r" \(at line (\d+), column \d+\)", message)
         line = int(place[1]) if place else source.count(b"\n") + 1  # "at end of document"
-        what = re.sub(r" \(at .*\)$", "", message)
-        raise UsageMistake(f"{file}, line {line}: this is not TOML ({what}); correct the line.") from None
+        problem = re.sub(r" \(at .*\)$", "", message)
+        raise UsageMistake(f"{file}, line {line}: this is not TOML ({problem}); correct the line.") from None
     except ValueError as error:  # digits that Python does not convert, or nesting that is too deep
         raise UsageMistake(
             f"{file} cannot be read ({error}); remove the value that is too long or nested too deeply."
@@ -299,13 +299,13 @@ def nearest(name: str, names: Iterable[str]) -> str:
     wanted = name.lower().replace("-", "_")
     # The same letters in another order, or one begins with the other.
     sure = [
-        one
-        for one in spelled
-        if (min(len(wanted), len(one)) > 2 and (one.startswith(wanted) or wanted.startswith(one)))
-        or (len(wanted) > 1 and sorted(wanted) == sorted(one))
+        spelling
+        for spelling in spelled
+        if (min(len(wanted), len(spelling)) > 2 and (spelling.startswith(wanted) or wanted.startswith(spelling)))
+        or (len(wanted) > 1 and sorted(wanted) == sorted(spelling))
     ]
-    found = get_close_matches(wanted, sure, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
-    return f" (did you mean {spelled[found[0]]!r}?)" if found else ""
+    hits = get_close_matches(wanted, sure, n=1, cutoff=0.0) or get_close_matches(wanted, spelled, n=1, cutoff=SIMILAR)
+    return f" (did you mean {spelled[hits[0]]!r}?)" if hits else ""
 
 
 def _shown(value: object) -> str:
@@ -325,24 +325,24 @@ def keep_setting(file: Path, name: str, value: str) -> None:
 
     Raises UsageMistake if the file is invalid, cannot be edited safely, or cannot be written.
     """
-    before = read_toml(file)
-    if before.get(name) == value:
+    old = read_toml(file)
+    if old.get(name) == value:
         return
-    wanted = {**before, name: value}
+    new = {**old, name: value}
     try:
         text = file.read_bytes().decode("utf-8-sig") if file.exists() else ""
-        found = None
+        edited = None
         for attempt in _attempts(text, name, value):
             with suppress(ValueError):
-                if parse_toml(attempt.encode()) == wanted:
-                    found = attempt
+                if parse_toml(attempt.encode()) == new:
+                    edited = attempt
                     break
-        if found is None:
+        if edited is None:
             line = f"{name} = {json.dumps(value, ensure_ascii=False)}"
             raise UsageMistake(f"{file} has a layout that localspec does not edit: add {line} yourself.")
         target = Path(os.path.realpath(file))
         private_directory(target.parent)
-        write_anew(target, found.encode())
+        write_anew(target, edited.encode())
     except OSError as error:
         raise UsageMistake(f"{file} cannot be written ({error.strerror}); correct its permissions.") from None
 
@@ -356,10 +356,10 @@ def _attempts(text: str, name: str, value: str) -> Iterator[str]:
     key = re.compile(
         rf"""(?m)^([ \t]*(?:{name}|"{name}"|'{name}')[ \t]*=[ \t]*)("[^"\r\n]*"|'[^'\r\n]*'|[^\s#"'\[{{]+)"""
     )
-    for found in key.finditer(text):
-        yield text[: found.start(2)] + json.dumps(value, ensure_ascii=False) + text[found.end(2) :]
+    for match in key.finditer(text):
+        yield text[: match.start(2)] + json.dumps(value, ensure_ascii=False) + text[match.end(2) :]
     lines = text.splitlines(keepends=True)
-    tables = [at for at, one in enumerate(lines) if _TABLE.match(one)]
+    tables = [at for at, row in enumerate(lines) if _TABLE.match(row)]
     for table in (*tables, len(lines)):
         at = table
         while at and (not lines[at - 1].strip() or (table < len(lines) and lines[at - 1].lstrip().startswith("#"))):

@@ -109,15 +109,15 @@ def network_variables(ending: str = "", environ: Mapping[str, str] = os.environ)
     names = [name for name in (*_PROXIES, "ssl_cert_file", "ssl_cert_dir") if name.endswith(ending)]
     if ending:
         names.remove("no_proxy")
-    return {one: environ[one] for name in names for one in (name.upper(), name) if environ.get(one)}
+    return {spelling: environ[spelling] for name in names for spelling in (name.upper(), name) if environ.get(spelling)}
 
 
 def hub_places(environ: Mapping[str, str] = os.environ) -> HubPlaces:
     """Return the settings of the Hugging Face client by `environ`, which the client reads only once, when imported."""
 
     def place(*names: str, default: str) -> str:
-        found = next((environ[name] for name in names if environ.get(name)), default)
-        return os.path.expandvars(os.path.expanduser(found))
+        value = next((environ[name] for name in names if environ.get(name)), default)
+        return os.path.expandvars(os.path.expanduser(value))
 
     home = place("HF_HOME", default=os.path.join(place("XDG_CACHE_HOME", default="~/.cache"), "huggingface"))
     cache = place("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", default=os.path.join(home, "hub"))

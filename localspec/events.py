@@ -66,8 +66,8 @@ class Statistics:
         """
         if not self.plain_seconds or self.decode_seconds <= 0:
             return None
-        found = self.plain_seconds / self.decode_seconds
-        return found if possible(found, self.acceptance_length) else None
+        ratio = self.plain_seconds / self.decode_seconds
+        return ratio if possible(ratio, self.acceptance_length) else None
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class _Directory:
         self._name = name
 
     def __get__(self, paths: "Paths", _: object = None) -> Path:
-        found: Path = getattr(_PLATFORM, f"user_{self._name}_path")
-        return paths.home / self._name if paths.home else found
+        default: Path = getattr(_PLATFORM, f"user_{self._name}_path")
+        return paths.home / self._name if paths.home else default
 
 
 class _Place:
@@ -73,7 +73,11 @@ class Paths:
     def answers_of(self, model: str) -> list[Path]:
         """Return the directories of a model's saved answers for training drafters: a directory for each packing."""
         stem = file_stem(model)
-        return [one for one in self.answers.glob(f"{stem}-*") if re.fullmatch("-[0-9a-f]{12}", one.name[len(stem) :])]
+        return [
+            folder
+            for folder in self.answers.glob(f"{stem}-*")
+            if re.fullmatch("-[0-9a-f]{12}", folder.name[len(stem) :])
+        ]
 
 
 def file_stem(name: str) -> str:

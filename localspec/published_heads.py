@@ -34,8 +34,8 @@ _NOT_READ = {  # a name, and what to take instead
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
     """Return whether this config.json describes an EAGLE-3 head (SafeAILab, SpecForge, speculators)."""
-    if (said := config.get("speculators_model_type")) is not None:
-        return bool(said == "eagle3")
+    if (kind := config.get("speculators_model_type")) is not None:
+        return bool(kind == "eagle3")
     names = config.get("architectures")
     named = isinstance(names, list) and len(names) == 1 and names[0] in _EAGLE3
     return named and type(config.get("draft_vocab_size")) is int
@@ -67,10 +67,10 @@ def why_not_read(config: Mapping[str, Any]) -> str | None:
     name = str(names[0]) if isinstance(names, list) and names else ""
     if name in _NOT_READ:
         return _NOT_READ[name]
-    said = config.get("speculators_model_type")
-    if said in (None, "eagle3"):
+    kind = config.get("speculators_model_type")
+    if kind in (None, "eagle3"):
         return None
-    return _NOT_READ.get(str(said)) or f"of speculators' kind {str(said)[:40]!r}; use another drafter"
+    return _NOT_READ.get(str(kind)) or f"of speculators' kind {str(kind)[:40]!r}; use another drafter"
 
 
 def why_not_in_gguf(architecture: str) -> str | None:

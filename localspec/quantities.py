@@ -45,9 +45,9 @@ def amount(count: int) -> str:
     return f"{count:,}"
 
 
-def counted(count: int, what: str, several: str = "") -> str:
+def counted(count: int, noun: str, several: str = "") -> str:
     """Return a count with its noun: `1 phrase`, `1,234 phrases`. `several` is a plural that does not end in s."""
-    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
+    return f"{count:,} {noun if count == 1 else several or f'{noun}s'}"
 
 
 def tokens_a_second(speed: float) -> str:
@@ -140,10 +140,10 @@ def short_seconds_of(length: str) -> int:
 
 
 def _seconds(length: str, units: Mapping[str, int], such: str) -> int:
-    found = re.fullmatch(rf"\s*([0-9]{{1,5}})\s*({'|'.join(units)})s?\s*", length, re.IGNORECASE)
-    if found is None or int(found[1]) == 0:
+    match = re.fullmatch(rf"\s*([0-9]{{1,5}})\s*({'|'.join(units)})s?\s*", length, re.IGNORECASE)
+    if match is None or int(match[1]) == 0:
         raise UsageMistake(f"{length[:80]!r} is not a duration; give one such as {such}.")
-    return int(found[1]) * units[found[2].lower()]
+    return int(match[1]) * units[match[2].lower()]
 
 
 WINDOW = 10.0  # seconds over which the speed is measured
@@ -153,19 +153,19 @@ class Arrival:
     """The progress of one download."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # times, and bytes that had arrived by then
+        self._samples: deque[tuple[float, int]] = deque()  # times, and bytes that had arrived by then
 
     def parts(self, done: int, total: int, now: float) -> list[str]:
         """Return the progress, the speed and the remaining time in words, leaving out what is unknown.
 
         `done` of `total` bytes have arrived at the time `now`, in seconds.
         """
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        said = [f"{size(done)} of {size(total)}"]
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[0][0] > WINDOW:
+            self._samples.popleft()
+        then, before = self._samples[0]
+        words = [f"{size(done)} of {size(total)}"]
         if now > then and done > before:
             rate = (done - before) / (now - then)
-            said += [f"{size(rate)}/s", f"{duration((total - done) / rate)} left"]
-        return said
+            words += [f"{size(rate)}/s", f"{duration((total - done) / rate)} left"]
+        return words

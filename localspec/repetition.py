@@ -50,8 +50,8 @@ def is_loop(reply: str, prompt: str) -> bool:
     period = _period(tail, LOOP)
     if not period:
         return False
-    found = _WORD.findall(tail[-3 * period :].lower())
-    words = {*(found[1:-1] or found)}  # the first and the last may be incomplete
+    recent = _WORD.findall(tail[-3 * period :].lower())
+    words = {*(recent[1:-1] or recent)}  # the first and the last may be incomplete
     intended = not words or words <= _words(prompt) or _CODE.search(tail[-period:]) or _ends_in_code(reply)
     length = max(REPEATS * period, LOOP) * (PATIENCE if intended else 1)
     return length <= len(tail) and tail[-length:-period] == tail[period - length :]

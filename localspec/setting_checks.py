@@ -50,10 +50,10 @@ def _list(text: str) -> object:
     if not text.startswith("["):
         return [text]
     try:
-        found = parse_toml(f"list = {text}".encode())
+        table = parse_toml(f"list = {text}".encode())
     except ValueError:
         return text
-    return found["list"] if len(found) == 1 else text
+    return table["list"] if len(table) == 1 else text
 
 
 def _object(text: str) -> object:

@@ -53,7 +53,7 @@ class PasteFilter:
 
     def __init__(self) -> None:
         self._inside = False
-        self._held = ""  # inside a paste, a possible beginning of its end; outside, the last characters passed on
+        self._pending = ""  # inside a paste, a possible beginning of its end; outside, the last characters passed on
 
     def read(self, data: str) -> str:
         """Return the next piece of the terminal's input.
@@ -62,25 +62,25 @@ class PasteFilter:
         """
         passed = []
         while data:
-            text, held, self._held = self._held + data, self._held, ""
+            text, pending, self._pending = self._pending + data, self._pending, ""
             if self._inside:
                 pasted, end, data = text.partition(PASTE_END)
                 if not end:
                     size = next((size for size in range(len(PASTE_END), 0, -1) if text.endswith(PASTE_END[:size])), 0)
-                    pasted, self._held = text[: len(text) - size], text[len(text) - size :]
+                    pasted, self._pending = text[: len(text) - size], text[len(text) - size :]
                 passed.append(pasted.replace("\x1b", "\N{SYMBOL FOR ESCAPE}") + end)
                 self._inside = not end
             else:
                 begin, mark, data = text.partition(PASTE_BEGIN)
-                keys = (begin + mark)[len(held) :]
-                passed.append(keys if "\x1b" in held else _KEYS.sub(_marked, keys))
+                keys = (begin + mark)[len(pending) :]
+                passed.append(keys if "\x1b" in pending else _KEYS.sub(_marked, keys))
                 self._inside = bool(mark)
-                self._held = "" if mark else text[-LONGEST_SEQUENCE:]
+                self._pending = "" if mark else text[-LONGEST_SEQUENCE:]
         return "".join(passed)
 
 
-def _marked(found: re.Match[str]) -> str:
+def _marked(match: re.Match[str]) -> str:
     """Return the replacement of a match of _KEYS: pasted letters between paste marks, Alt+Enter as Textual reads it."""
-    if found[1]:
-        return f"{PASTE_BEGIN}{found[1]}{PASTE_END}"
-    return ALT_ENTER if found[0] in ("\x1b\r", "\x1b\n") else found[0]
+    if match[1]:
+        return f"{PASTE_BEGIN}{match[1]}{PASTE_END}"
+    return ALT_ENTER if match[0] in ("\x1b\r", "\x1b\n") else match[0]

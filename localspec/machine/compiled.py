@@ -30,16 +30,16 @@ def library() -> ctypes.CDLL | None:
     if name is not None and name not in ISAS:
         raise UsageMistake(f"{shown} is unknown{nearest(name, ISAS)}; use one of {', '.join(ISAS)}.")
     try:
-        found = None if _is_cut_short(FILE) else ctypes.CDLL(str(FILE))
-        if found is None or found.ls_abi() != ABI:  # damaged, or built from other sources
+        lib = None if _is_cut_short(FILE) else ctypes.CDLL(str(FILE))
+        if lib is None or lib.ls_abi() != ABI:  # damaged, or built from other sources
             return None
     except (OSError, AttributeError):  # it cannot be loaded, or is another library
         return None
     if name is not None:
-        if not found.ls_isa_supported(ISAS.index(name)):
+        if not lib.ls_isa_supported(ISAS.index(name)):
             raise UsageMistake(f"{shown} needs instructions that this CPU does not have; leave it out.")
-        found.ls_isa_use(ISAS.index(name))
-    return found
+        lib.ls_isa_use(ISAS.index(name))
+    return lib
 
 
 def _is_cut_short(file: Path) -> bool:
@@ -68,8 +68,8 @@ def missing() -> str:
 
 def instruction_set() -> str:
     """Return the instructions that the library uses; empty without the library."""
-    found = library()
-    return "" if found is None else ISAS[found.ls_isa_in_use()]
+    lib = library()
+    return "" if lib is None else ISAS[lib.ls_isa_in_use()]
 
 
 def read_seconds(address: int, count: int, threads: int) -> float:
@@ -77,7 +77,7 @@ def read_seconds(address: int, count: int, threads: int) -> float:
 
     The library must exist.
     """
-    found = library()
-    assert found is not None
-    found.ls_read_seconds.restype = ctypes.c_double
-    return float(found.ls_read_seconds(ctypes.c_void_p(address), ctypes.c_size_t(count), ctypes.c_int32(threads)))
+    lib = library()
+    assert lib is not None
+    lib.ls_read_seconds.restype = ctypes.c_double
+    return float(lib.ls_read_seconds(ctypes.c_void_p(address), ctypes.c_size_t(count), ctypes.c_int32(threads)))

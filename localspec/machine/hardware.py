@@ -220,10 +220,10 @@ def devices() -> list[str]:
         return ["cpu"]
     import torch
 
-    found = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if torch.backends.mps.is_available():
-        found.append("mps")
-    return [*found, "cpu"]
+        gpus.append("mps")
+    return [*gpus, "cpu"]
 
 
 def gpu_expected() -> bool:
@@ -376,8 +376,8 @@ def _kernel_version() -> str:
         text = Path("/proc/driver/nvidia/version").read_text("utf-8", "replace")
     except OSError:
         return ""
-    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text)
-    return found[1] if found else ""
+    match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text)
+    return match[1] if match else ""
 
 
 def _load(names: tuple[str, ...]) -> ctypes.CDLL | None:

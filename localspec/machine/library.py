@@ -208,13 +208,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def library() -> Any:
     """Return the library with the types of its functions set. Raises LocalspecError if it is missing."""
-    found = compiled.library()
-    if found is None:
+    lib = compiled.library()
+    if lib is None:
         raise LocalspecError(f"The CPU engine cannot be used: {compiled.missing()}; install localspec again.")
     for name, (returns, takes) in _FUNCTIONS.items():
-        function = getattr(found, name)
+        function = getattr(lib, name)
         function.restype, function.argtypes = returns, takes
-    return found
+    return lib
 
 
 def check(code: int) -> None:
@@ -223,7 +223,7 @@ def check(code: int) -> None:
         _fail(code)
 
 
-def made(handle: int | None) -> int:
+def valid_handle(handle: int | None) -> int:
     """Return the handle of an object that the library made; raise the library's error if the handle is null."""
     if not handle:
         _fail(_NO_MEMORY if "memory" in _sentence() else 1)

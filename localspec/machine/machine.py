@@ -163,19 +163,19 @@ def torch_trouble() -> str | None:
             )
         return None
     if (driver := nvidia_driver()) is not None:
-        found = f"NVIDIA driver {driver.branch or 'of an unknown version'} found"
+        shown = f"NVIDIA driver {driver.branch or 'of an unknown version'} found"
         best = next((name for oldest, name in _CUDA_BUILDS if driver.branch >= oldest), None)
         if best is None and driver.branch:
-            return f"{found}, and torch {build.version} needs {_CUDA_BUILDS[-1][0]} or newer: update the driver."
+            return f"{shown}, and torch {build.version} needs {_CUDA_BUILDS[-1][0]} or newer: update the driver."
         best = best or _CUDA_BUILDS[-1][1]
         if build.cuda is None:
-            return f"{found}, torch {build.version} is a CPU build: {_install(plain, best)}"
+            return f"{shown}, torch {build.version} is a CPU build: {_install(plain, best)}"
         if "cu" + build.cuda.replace(".", "") <= best:
             return (
-                f"{found}, and torch {build.version} sees no GPU: CUDA_VISIBLE_DEVICES or a container may be hiding it."
+                f"{shown}, and torch {build.version} sees no GPU: CUDA_VISIBLE_DEVICES or a container may be hiding it."
             )
         return (
-            f"{found}, torch {build.version} is built for CUDA {build.cuda} and needs a newer one: "
+            f"{shown}, torch {build.version} is built for CUDA {build.cuda} and needs a newer one: "
             f"{_install(plain, best)}"
         )
     if build.hip is None and Path("/dev/kfd").exists():

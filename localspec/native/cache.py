@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from ctypes import c_int32
 
-from localspec.machine.library import check, free_with, library, made
+from localspec.machine.library import check, free_with, library, valid_handle
 
 
 def cache_format(packing: str) -> str:
@@ -25,7 +25,7 @@ class NativeCache:
 
     def _hold(self, handle: int | None) -> None:
         self._library = library()
-        self.handle = made(handle)
+        self.handle = valid_handle(handle)
         free_with(self, "ls_cache_free", self.handle)
         self._length: int = self._library.ls_cache_length(self.handle)
         self._capacity: int = self._library.ls_cache_slots(self.handle)

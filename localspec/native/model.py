@@ -29,7 +29,7 @@ from localspec.machine.library import (
     free_with,
     int32,
     library,
-    made,
+    valid_handle,
 )
 from localspec.native.cache import NativeCache
 from localspec.native.linear import NativeLinear
@@ -108,7 +108,7 @@ class NativeModel:
             sizes.gate_limit,
         )  # fmt: skip
         self._library = library()
-        self.handle = made(self._library.ls_model_new(config))
+        self.handle = valid_handle(self._library.ls_model_new(config))
         free_with(self, "ls_model_free", self.handle)
 
     def _layer(self, index: int) -> Layer:

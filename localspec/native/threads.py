@@ -1,12 +1,12 @@
 """The threads that models compute with: one pool for a target and its draft model, because these never compute at the
 same time."""
 
-from localspec.machine.library import free_with, library, made
+from localspec.machine.library import free_with, library, valid_handle
 
 
 class _Pool:
     def __init__(self, count: int) -> None:
-        self.handle = made(library().ls_pool_new(count))
+        self.handle = valid_handle(library().ls_pool_new(count))
         free_with(self, "ls_pool_free", self.handle)
 
 

@@ -13,7 +13,7 @@ from tiny_models import by_expert
 from localspec.families.architecture import TransformerConfig, weight_map
 from localspec.families.model_config import ModelConfig
 from localspec.families.rope import Rope
-from localspec.machine.library import ACTIVATIONS, Adapter, Layer, Request, address, check, int32, library, made
+from localspec.machine.library import ACTIVATIONS, Adapter, Layer, Request, address, check, int32, library, valid_handle
 from localspec.machine.library import ModelConfig as NativeConfig
 from localspec.native import model as native_model
 from localspec.native.threads import Threads
@@ -39,7 +39,7 @@ def using(isa: int) -> Iterator[None]:
 
 class Pool:
     def __init__(self, threads: int) -> None:
-        self.handle = made(library().ls_pool_new(threads))
+        self.handle = valid_handle(library().ls_pool_new(threads))
 
     def __del__(self) -> None:
         library().ls_pool_free(self.handle)
@@ -112,7 +112,7 @@ class Text:
 
     def __init__(self, model: Model, pool: Pool = POOL, slots: int = 512) -> None:
         self.model, self.pool = model, pool
-        self.cache = made(library().ls_cache_new(model.handle, slots))
+        self.cache = valid_handle(library().ls_cache_new(model.handle, slots))
         self.hidden = np.empty(0, np.float32)
 
     def __del__(self) -> None:

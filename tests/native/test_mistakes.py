@@ -29,7 +29,7 @@ from localspec.machine.library import (
     check,
     int32,
     library,
-    made,
+    valid_handle,
 )
 from localspec.weights.matrices import PackedMatrix
 
@@ -175,9 +175,9 @@ def test_mistakes_with_a_cache(model):
         check(library().ls_cache_reserve(text.cache, 2**31 - 1))
     assert text.length == 2 and library().ls_cache_slots(text.cache) == 16
     with pytest.raises(MemoryError):
-        made(library().ls_cache_new(model.handle, 2**31 - 1))
+        valid_handle(library().ls_cache_new(model.handle, 2**31 - 1))
     with pytest.raises(LocalspecError, match=matching("a_cache_needs_a_model")):
-        made(library().ls_cache_new(None, 16))
+        valid_handle(library().ls_cache_new(None, 16))
 
 
 def config_of(model, **changes):
@@ -257,7 +257,7 @@ def config_of(model, **changes):
 )  # fmt: skip
 def test_a_model_that_is_not_possible(model, changes, sentence):
     with pytest.raises(LocalspecError, match=sentence):
-        made(library().ls_model_new(config_of(model, **changes)))
+        valid_handle(library().ls_model_new(config_of(model, **changes)))
 
 
 def test_a_model_with_recurrent_layers_that_is_not_possible(model):
@@ -278,7 +278,7 @@ def test_a_model_with_recurrent_layers_that_is_not_possible(model):
         ({"layer_delta": ctypes.addressof(part)}, "Recurrent layer 1 lacks a part"),
     ):
         with pytest.raises(LocalspecError, match=sentence):
-            made(library().ls_model_new(config_of(recurrent, **changes)))
+            valid_handle(library().ls_model_new(config_of(recurrent, **changes)))
     with pytest.raises(LocalspecError, match="another shape"):
         check(library().ls_forward(recurrent.handle, Text(model).cache, POOL.handle, request(tokens=[1, 2])))
 
@@ -381,6 +381,6 @@ def test_mistakes_with_picks_pools_and_instructions():
         check(library().ls_pick(address(logits), 0, Sampling(1.0, 1.0, 0.0, 0, 0), 0, None, byref(found)))
     for threads in (0, -1, 100000):
         with pytest.raises(LocalspecError, match=f"pool of {threads} threads"):
-            made(library().ls_pool_new(threads))
+            valid_handle(library().ls_pool_new(threads))
     with pytest.raises(LocalspecError, match="no instruction set number 77"):
         check(library().ls_isa_use(77))
