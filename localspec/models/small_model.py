@@ -74,7 +74,7 @@ def described(text: str, context: int, label: str, token: str = "") -> tuple[Tra
         config = ModelConfig.of(content)
         sizes = TransformerConfig.of(config)
         if sizes.delta is not None:
-            raise ValueError("recurrent layers do not draft by mask tokens")
+            raise ValueError("a model with recurrent layers cannot draft with mask tokens")
         rope = Rope.of(config, min(context, config.max_position_embeddings))
         if sizes.num_heads % sizes.num_kv_heads:
             raise ValueError(f"{sizes.num_heads} attention heads cannot share {sizes.num_kv_heads} key heads")

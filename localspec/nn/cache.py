@@ -79,7 +79,7 @@ class KVCache:
         """
         rows = keys.shape[1]
         end = self.length + rows
-        assert end <= self.capacity, f"{end} slots needed, {self.capacity} allocated"
+        assert end <= self.capacity, f"the cache needs {end} slots but has only {self.capacity}"
         visible, slots = self.visible(rows), self.slots_of(layer)
         slots[0, :, self.length : end] = keys
         slots[1, :, self.length : end] = values
@@ -87,7 +87,8 @@ class KVCache:
 
     def placing(self, layer: int, rows: int) -> Placing:
         """Return the slots into which `write` puts the next `rows` rows of a layer."""
-        assert self.length + rows <= self.capacity, f"{self.length + rows} slots needed, {self.capacity} allocated"
+        end = self.length + rows
+        assert end <= self.capacity, f"the cache needs {end} slots but has only {self.capacity}"
         return Placing(self.slots_of(layer), self.visible(rows), None, self.length)
 
     def slots_of(self, layer: int) -> torch.Tensor:

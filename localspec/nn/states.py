@@ -134,7 +134,7 @@ class LayerStates:
         """Return the state after the first `length` tokens, a result of `reachable`."""
         nearest = max((state for state in self._states if state.length <= length), key=lambda state: state.length)
         if nearest.length < self._first:  # from here on it is the earliest with rows after it
-            assert nearest.length == length, f"the state after {length} tokens was not saved"
+            assert nearest.length == length, f"there is no saved state after {length} tokens"
             self._first = length
         if nearest.length < length:
             first = nearest.length - self._first
@@ -245,7 +245,7 @@ class StateCache(KVCache):
 
     def keep(self, path: Sequence[int]) -> None:
         """Commit the first rows after `length`. `path` must be a chain."""
-        assert list(path) == list(range(len(path))), "recurrent layers read only chains"
+        assert list(path) == list(range(len(path))), "recurrent layers can read only chains of tokens"
         super().keep(path)
 
     def truncate(self, length: int) -> None:

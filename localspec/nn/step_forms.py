@@ -61,7 +61,7 @@ def _difference(target: Target, form: StepForm) -> str | None:
             if target.step_trouble:
                 return target.step_trouble
             if not all(torch.equal(part, plain_part) for part, plain_part in zip(parts, plain, strict=True)):
-                return f"results of {rows} rows after {length} tokens are not bit-identical"
+                return f"the results of {rows} rows after {length} tokens differ from those of unrecorded steps"
         return None
     finally:
         target.row_multiple = multiple

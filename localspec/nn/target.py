@@ -116,7 +116,7 @@ class Target:
         With `last` return logits only of the last row, which is enough for prefill. With `inner` also return states of
         inner layers, numbered as in `Transformer.forward`.
         """
-        assert self.branches or is_chain(tree.parents), "recurrent layers read only chains"
+        assert self.branches or is_chain(tree.parents), "recurrent layers can read only chains of tokens"
         static = self.compute.target.static
         if static is not None and static.can_read(cache, max(tree.size, self.row_multiple)):
             return _step_output(static.tree(tree, cache, inner, self.row_multiple), last, static.contenders)

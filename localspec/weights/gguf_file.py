@@ -130,7 +130,7 @@ def read(path: Path) -> GgufFile:
     """Read a header. Raises LocalspecError for a file that cannot be read, is not GGUF, or contradicts itself."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for a writer
-            raise LocalspecError(f"{path} cannot be read, because it is not a file.")
+            raise LocalspecError(f"{path} is not a regular file; give a GGUF file.")
         with path.open("rb", buffering=0) as stream:
             return _Reader(path, stream).file()
     except OSError as error:
@@ -192,8 +192,7 @@ class _Reader:
         end = start
         for name, place in places.items():
             if place.start != end:
-                where = f"at byte {place.start}, where {end} is expected: its offset is wrong"
-                raise ValueError(f"the tensor {name!r} lies {where}")
+                raise ValueError(f"the tensor {name!r} begins at byte {place.start} instead of {end}")
             end += -(-place.bytes // step) * step
             if place.start + place.bytes > self._size:
                 raise ValueError(f"the tensor {name!r} ends beyond the file, which has {self._size} bytes")

@@ -62,17 +62,17 @@ USED: Mapping[str, Callable[[Any], bool]] = {
     "tensor_data_layout": lambda value: value in ("reference", "Meta AI original pth"),
 }
 _EXPERTS = (
-    "without experts the key changes nothing; with experts their family or OFF_WITH_EXPERTS has it, or tensors show it"
+    "only models with experts use the key; it is checked in their family or in OFF_WITH_EXPERTS, or tensors show it"
 )
 _RMS = "every norm of these architectures divides by the root of the mean square"
-_CLASSES = "the key is for models that return embeddings or classes, not text"
+_CLASSES = "only models that return embeddings or classes instead of text use the key"
 # Keys that are ignored, and the reason.
 NEUTRAL: Mapping[str, str] = {
-    "vocab_size": "the rows of the embedding are counted",
+    "vocab_size": "the number of rows of the embedding counts instead",
     "attention.layer_norm_epsilon": _RMS,
     "attention.group_norm_epsilon": _RMS,
     "attention.group_norm_groups": _RMS,
-    "rope.scaling.finetuned": "the key says how the model was made",
+    "rope.scaling.finetuned": "the key only says how the model was trained, which does not change how it computes",
     "pooling_type": _CLASSES,
     "classifier.output_labels": _CLASSES,
     "classifier.pooling_type": _CLASSES,
@@ -297,7 +297,7 @@ def check(
 
     def refuse(key: str, what: str) -> LocalspecError:
         return LocalspecError(
-            f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}, {what}."
+            f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}: {what}."
         )
 
     for key, value in metadata.values.items():
@@ -310,8 +310,8 @@ def check(
         if name in used:
             if not all(map(used[name], values)):
                 integer = isinstance(value, float) and value.is_integer() and used[name](int(value))
-                what = "a float where an integer is expected" if integer else "which is not possible"
-                raise refuse(key, f"{what}; fetch it again, or choose another")
+                what = "it must be an integer, not a float" if integer else "that value is impossible"
+                raise refuse(key, f"{what}; fetch the model again, or choose another")
         elif name in off or name in SAME:
             if name in off:
                 computed = all(one is not None and one in off[name] for one in values)
@@ -319,9 +319,9 @@ def check(
                 others = _by_layer(metadata.values.get(f"{architecture}.{SAME[name]}"))
                 computed = None not in values and (values == others or len({*values, *others}) == 1)
             if not computed:
-                raise refuse(key, "which localspec does not compute; choose another")
+                raise refuse(key, "localspec cannot compute that; choose another model")
         elif name not in NEUTRAL:
-            raise refuse(key, "which localspec does not know and which may change its replies; choose another")
+            raise refuse(key, "localspec does not know this key, which may change the replies; choose another model")
 
 
 def left_out(metadata: Metadata) -> list[str]:

@@ -157,7 +157,7 @@ class GgufModel:
         """Read the headers of a file and of its other parts. Raises LocalspecError, and NotHere for a missing part."""
         files = parts_of(path)
         if missing := next((file for file in files if not file.is_file()), None):
-            raise NotHere(f"{missing}, a part of this model, is missing; put it into the directory of the other parts.")
+            raise NotHere(f"Part {missing} of this model is missing; put it into the directory of the other parts.")
         parts = tuple(read(file) for file in files)
         count = parts[0].metadata.get("split.count", 1)
         if type(count) is not int or count not in (0, len(parts)):

@@ -190,7 +190,7 @@ def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
                 who = _writer(partial)
                 raise Stalled(
                     errno.ETIMEDOUT,
-                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; let it continue, or end it",
+                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; wait longer, or end that process",
                 ) from None
             reporter.progress(f"waiting for {_writer(partial)}, which {what}")
     try:

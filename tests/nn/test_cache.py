@@ -126,7 +126,7 @@ def test_slots_that_were_never_written_hold_numbers():
 
 def test_more_rows_than_slots_are_a_mistake():
     kept = cache(1)
-    with pytest.raises(AssertionError, match=f"{BUCKET + 1} slots needed, {BUCKET} allocated"):
+    with pytest.raises(AssertionError, match=f"the cache needs {BUCKET + 1} slots but has only {BUCKET}"):
         write(kept, [1] * (BUCKET + 1))
 
 

@@ -138,10 +138,10 @@ def test_no_key_is_in_two_tables():
     assert len(names) == len({*names})
 
 
-@each("value, what", [(8.0, "a float where an integer is expected"), (8.5, "which is not possible")])
+@each("value, what", [(8.0, "it must be an integer, not a float"), (8.5, "that value is impossible")])
 def test_a_float_in_the_place_of_an_integer_is_called_so(value, what):
     own = table_of_families.OF_GGUF["qwen3moe"].gguf.keys
-    with pytest.raises(LocalspecError, match=f"sets qwen3moe.expert_count = {value:g}, {what}; fetch it again"):
+    with pytest.raises(LocalspecError, match=f"sets qwen3moe.expert_count = {value:g}: {what}; fetch the model again"):
         check(metadata("qwen3moe", {"expert_count": value}), "qwen3moe", own)
 
 
@@ -156,7 +156,7 @@ def test_a_float_in_the_place_of_an_integer_is_called_so(value, what):
 def test_another_router_is_refused_in_files_with_experts(named, key, usual, other):
     own, experts = table_of_families.OF_GGUF[named].gguf.keys, {"expert_count": 8, "expert_used_count": 2}
     check(metadata(named, {**experts, key: usual}), named, own)
-    with pytest.raises(LocalspecError, match=f"sets {named}.{key} = .*, which localspec does not compute"):
+    with pytest.raises(LocalspecError, match=f"sets {named}.{key} = .*: localspec cannot compute that"):
         check(metadata(named, {**experts, key: other}), named, own)
     check(metadata("llama", {"expert_count": 0, key: other}), "llama")
 
