@@ -65,11 +65,11 @@ class TransformerConfig:
         Raises LocalspecError for arithmetic that localspec does not compute.
         """
         arithmetic = {"activation": "silu", **FAMILIES[config.model_type].arithmetic}
-        known = _CALLED[arithmetic["activation"]]
-        if config.hidden_act not in known:
+        names = _CALLED[arithmetic["activation"]]
+        if config.hidden_act not in names:
             raise LocalspecError(
                 f"The model's activation is '{config.hidden_act}', but for this family localspec computes only "
-                f"'{known[0]}'; choose another model."
+                f"'{names[0]}'; choose another model."
             )
         if config.soft_caps:
             raise LocalspecError(
@@ -102,8 +102,8 @@ class TransformerConfig:
 
     def sizes_of(self, layer: int) -> LayerSizes:
         """Return the numbers of heads and channels of a layer."""
-        same = LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
-        return self.layer_sizes[layer] if self.layer_sizes else same
+        usual = LayerSizes(self.num_kv_heads, self.head_dim, self.intermediate_size)
+        return self.layer_sizes[layer] if self.layer_sizes else usual
 
     def need_layers_alone(self, kind: str) -> None:
         """Raise UsageMistake if a few layers cannot draft by themselves, because they need other layers or a token
@@ -270,8 +270,8 @@ def in_features(name: str, config: TransformerConfig) -> int | None:
         return config.num_layers * config.per_layer_inputs[0]
     if config.delta and name.endswith((".delta.conv", ".delta.out_proj.weight")):
         return config.delta.taps if name.endswith("conv") else config.delta.values
-    of, *inside = name.removesuffix(".weight").split(".")
-    if of != "layers":
+    part, *inside = name.removesuffix(".weight").split(".")
+    if part != "layers":
         return config.hidden_size
     sizes = config.sizes_of(int(inside[0]))
     if config.experts and inside[1:] == ["experts", "down_proj"]:

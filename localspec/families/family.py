@@ -336,7 +336,7 @@ def from_gguf(file: GgufFile, count: str, used: str, size: str) -> dict[str, Any
     values = {key: file.number(key) for key in KEYS_IN_GGUF}
     if missing := next((key for key, value in values.items() if value is None), None):
         raise ValueError(f"the file has no value for {missing}")
-    every, some = values["expert_count"], values["expert_used_count"]
-    if some > every:
-        raise ValueError(f"expert_used_count = {some} is more than expert_count = {every}")
+    total, chosen = values["expert_count"], values["expert_used_count"]
+    if chosen > total:
+        raise ValueError(f"expert_used_count = {chosen} is more than expert_count = {total}")
     return dict(zip((count, used, size), values.values(), strict=True))
