@@ -192,10 +192,10 @@ class Engine:
         Raises the errors of `choose` and of the engine.
         """
         reporter = Reporter(notice, progress)
-        known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
+        measurements = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
         phrases = phrases_allowed(settings)
         model, auto = model_of(card), settings.drafter == "auto"
-        decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=known)
+        decide = partial(choices, model, requested_drafter(settings, card), settings, measurements=measurements)
         load = partial(cls, store=store, phrases=phrases, reporter=reporter, park=True)
         if auto and model.passed_over:
             notice(model.passed_over)
@@ -496,8 +496,8 @@ class Engine:
 
     def _open_phrases(self, store: Store, learn: bool) -> SavedPhrases | None:
         identity, tokenizer = self.profile.identity, self.target.tokenizer.hash
-        now, earlier = (f"{tokenizer}-{digest[:16]}" for digest in (identity.weights, identity.revision))
-        return SavedPhrases.open(store, self.choice.target, now, learn, self._reporter, earlier)
+        key, earlier_key = (f"{tokenizer}-{digest[:16]}" for digest in (identity.weights, identity.revision))
+        return SavedPhrases.open(store, self.choice.target, key, learn, self._reporter, earlier_key)
 
     def _save_learned(self, start: int) -> None:
         """Save what the engine learned from the reply that began at token `start`. Errors are reported, not raised."""

@@ -235,15 +235,15 @@ def _name(
     A notice names earlier imports of the same files with other content. Their registrations stay, but copies of their
     weights are deleted, because the earlier models cannot answer until the files have that content again.
     """
-    every = imports(paths)
+    imported = imports(paths)
     older = [
         name
-        for name, model in every.items()
+        for name, model in imported.items()
         if [*model.header.origin.files] == [*files] and model.header.origin.files != files  # equal if imported just now
     ]
     if older:
         remove = older[0] if len(older) == 1 else "NAME"
-        copies = [copy for name in older for copy in _copies_of(every[name])]
+        copies = [copy for name in older for copy in _copies_of(imported[name])]
         copied = size(sum(copy.path.stat().st_size for copy in copies))
         freed = f"; the copy of the earlier weights, {copied}, is deleted now" if copies else ""
         reporter.notice(
@@ -252,7 +252,7 @@ def _name(
         )
         for copy in copies:
             copy.path.unlink(missing_ok=True)
-    other_names = registry.cards(paths).keys() - every.keys()
+    other_names = registry.cards(paths).keys() - imported.keys()
     listed = registry.listed_as(digests.values(), paths)
     # The store saves phrases under the former name.
     names = (old for old, now in registry.renamed(paths).items() if now == listed)
@@ -261,8 +261,8 @@ def _name(
 
 def _copies_of(registered: PackedFile) -> list[PackedFile]:
     """Return the files to which the weights of a registered model were copied as GGUF blocks."""
-    same = map(read, of_same_weights(registered.path))
-    return [copy for copy in same if copy.header.packing == BLOCKS and not copy.header.registered]
+    packed_files = map(read, of_same_weights(registered.path))
+    return [copy for copy in packed_files if copy.header.packing == BLOCKS and not copy.header.registered]
 
 
 def _revision(files: Mapping[str, tuple[int, str]], texts: Mapping[str, bytes], repo: str) -> str:
@@ -296,10 +296,10 @@ def ready(name: str, settings: Settings, reporter: Reporter) -> TargetCard:
     if file is None or name in registry.cards() or not is_gguf(file):
         return registry.resolve(name)
     paths = Paths(home())
-    known = import_of(file, paths)
-    if known is None or not known.header.registered or known.missing:
-        moved = known is not None and known.header.registered
-        packing = known.header.default_packing if known else BLOCKS
+    former = import_of(file, paths)
+    if former is None or not former.header.registered or former.missing:
+        moved = former is not None and former.header.registered
+        packing = former.header.default_packing if former else BLOCKS
         registered, _, _ = _register(file, packing, reporter, paths)
         header = registered.header
         if not moved:

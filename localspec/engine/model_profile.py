@@ -180,9 +180,9 @@ class ModelProfile:
         identity = Identity(choice.target.path)
         packing = f"{choice.quantize} above {choice.threshold}" if choice.threshold else choice.quantize
         packing = as_draft(packing) if choice.drafts else packing
-        how = identity.weights, choice.device, choice.dtype, packing
-        subject = model_subject(*how, choice.exact, choice.context)
-        return cls(cache, identity, with_kernels(subject, choice.device, cache), replies_subject(*how))
+        parts = identity.weights, choice.device, choice.dtype, packing
+        subject = model_subject(*parts, choice.exact, choice.context)
+        return cls(cache, identity, with_kernels(subject, choice.device, cache), replies_subject(*parts))
 
     @property
     def reporter(self) -> Reporter:
@@ -265,8 +265,8 @@ def estimated_costs(spec: LoadSpec, target: Target, cache: MeasurementCache) -> 
     """Return the estimated costs of forwards of this model, from the bandwidth of its device."""
     device, shape = this_machine().device(spec.device), Shape.of(target.config.content)
     assert device is not None and shape is not None
-    known = Measurements(cache, quiet=True).bandwidth(device.name)
-    device = replace(device, bandwidth=known, block_bits=8 * target.read_bytes / shape.read(1))
+    bandwidth = Measurements(cache, quiet=True).bandwidth(device.name)
+    device = replace(device, bandwidth=bandwidth, block_bits=8 * target.read_bytes / shape.read(1))
     return Estimate(shape, Rates.of(device, spec.dtype, spec.quantize))
 
 
