@@ -61,9 +61,9 @@ class KVCache:
             return
         slots = _rounded(max(slots, self.capacity * 3 // 2) if spare else slots)
         grown = []
-        for there in self._slots:
-            larger = there.new_zeros(*there.shape[:3], slots, there.shape[4])
-            larger[:, :, :, : self.length] = there[:, :, :, : self.length]
+        for source in self._slots:
+            larger = source.new_zeros(*source.shape[:3], slots, source.shape[4])
+            larger[:, :, :, : self.length] = source[:, :, :, : self.length]
             grown.append(larger)
         self._slots = grown
         self.recordings.clear()
@@ -148,9 +148,9 @@ class KVCache:
         other = copy(self)
         other.length, other.recordings = length, {}
         room = max(_rounded(max(slots, length)), self._least)
-        other._slots = [there.new_zeros(*there.shape[:3], room, there.shape[4]) for there in self._slots]
-        for there, slots_of_other in zip(self._slots, other._slots, strict=True):
-            slots_of_other[:, :, :, :length] = there[:, :, :, :length]
+        other._slots = [source.new_zeros(*source.shape[:3], room, source.shape[4]) for source in self._slots]
+        for source, target in zip(self._slots, other._slots, strict=True):
+            target[:, :, :, :length] = source[:, :, :, :length]
         return other
 
     @property
@@ -166,8 +166,8 @@ class KVCache:
         """
         if not self.pinned or self.capacity < other.length:
             return False
-        for there, here in zip(other._slots, self._slots, strict=True):
-            here[:, :, :, : other.length] = there[:, :, :, : other.length]
+        for source, target in zip(other._slots, self._slots, strict=True):
+            target[:, :, :, : other.length] = source[:, :, :, : other.length]
         self.length = other.length
         return True
 

@@ -146,14 +146,14 @@ def _in_chunks(inputs: Inputs, matrices: torch.Tensor) -> tuple[torch.Tensor, to
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
     between = (total[..., :, None] - total[..., None, :]).masked_fill(~causal, float("-inf")).exp()
     system = (k * beta[..., None]) @ k.transpose(-1, -2) * between
-    known = torch.linalg.solve_triangular(system, v * beta[..., None], upper=False, unitriangular=True)
+    base = torch.linalg.solve_triangular(system, v * beta[..., None], upper=False, unitriangular=True)
     projected = k * (beta * total.exp())[..., None]
     projected = torch.linalg.solve_triangular(system, projected, upper=False, unitriangular=True)
     attention = (q @ k.transpose(-1, -2)) * between
     q, k = q * total.exp()[..., None], k * (total[..., -1:] - total).exp()[..., None]
     values = []
     for chunk in range(len(q)):
-        change = known[chunk] - projected[chunk] @ matrices
+        change = base[chunk] - projected[chunk] @ matrices
         values.append(q[chunk] @ matrices + attention[chunk] @ change)
         matrices = matrices * total[chunk, :, -1].exp()[:, None, None] + k[chunk].transpose(-1, -2) @ change
     return torch.stack(values).transpose(1, 2).flatten(0, 1)[:count], matrices

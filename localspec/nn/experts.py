@@ -107,8 +107,8 @@ def experts_together(tensors: Mapping[str, torch.Tensor], count: int) -> dict[st
     merged = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
     for layer in {name.partition(first)[0] for name in tensors if first in name}:
 
-        def every(part: str, of: str = f"{layer}.experts.") -> torch.Tensor:
-            return torch.stack([tensors[f"{of}{expert}.{part}_proj.weight"] for expert in range(count)])
+        def every(part: str, prefix: str = f"{layer}.experts.") -> torch.Tensor:
+            return torch.stack([tensors[f"{prefix}{expert}.{part}_proj.weight"] for expert in range(count)])
 
         merged[f"{layer}.experts.gate_up_proj"] = torch.cat([every("gate"), every("up")], 1)
         merged[f"{layer}.experts.down_proj"] = every("down")

@@ -86,8 +86,8 @@ class NF4Linear(QuantizedLinear):
         self.tiled: row_kernels.TiledNF4 | None = None
         if state.state2.blocksize == SCALES and kernel_checks.trouble(packed.device) is None:
             self.packed, state.absmax = row_kernels.tiled(packed, state.absmax, self.shape[0])
-            means = state.state2.code, state.state2.absmax, state.offset, state.code
-            self.tiled = row_kernels.TiledNF4(self.packed, state.absmax, *means)
+            tables = state.state2.code, state.state2.absmax, state.offset, state.code
+            self.tiled = row_kernels.TiledNF4(self.packed, state.absmax, *tables)
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)

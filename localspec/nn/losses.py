@@ -155,17 +155,17 @@ def _part(
     if chances is None:
         loss = F.cross_entropy(logits, rows, ignore_index=ABSENT, reduction="sum")
     elif isinstance(chances, Likeliest):
-        there = chances.chances * (chances.ids != ABSENT)
+        weights = chances.chances * (chances.ids != ABSENT)
         token_logits = logits.gather(1, chances.ids.clamp_min(0))
-        loss = (there.sum(-1) * logits.logsumexp(-1) - (there * token_logits).sum(-1)).sum()
+        loss = (weights.sum(-1) * logits.logsumexp(-1) - (weights * token_logits).sum(-1)).sum()
     else:
         loss = -(chances * logits.log_softmax(-1)).sum()
     with torch.no_grad():
-        known = rows != ABSENT
+        present = rows != ABSENT
         label_logits = logits.gather(1, rows.clamp_min(0)[:, None])
         rank = (~(logits <= label_logits)).sum(-1)  # a comparison with NaN counts as a loss
-        hits = torch.bincount(rank[known & (rank < RANKS)], minlength=RANKS)
-    return loss, hits, known & (rank == 0)
+        hits = torch.bincount(rank[present & (rank < RANKS)], minlength=RANKS)
+    return loss, hits, present & (rank == 0)
 
 
 def _head_rows(labels: torch.Tensor, vocabulary: torch.Tensor) -> torch.Tensor:

@@ -92,10 +92,10 @@ def damage(file: Path) -> str | None:
         names, about = stored.keys(), stored.metadata() or {}
         if about.get("localspec") != FORMAT:
             return "another version of localspec wrote the file"
-        same = _digest((name, stored.get_tensor(name)) for name in sorted(names)) == about.get(DIGEST)
+        intact = _digest((name, stored.get_tensor(name)) for name in sorted(names)) == about.get(DIGEST)
     except (SafetensorError, OSError) as error:
         return f"the file cannot be read ({first_line(error)})"
-    return None if same else "the weights do not agree with their digest"
+    return None if intact else "the weights do not agree with their digest"
 
 
 def former_files(file: Path, made_of: str, where: str) -> list[Path]:

@@ -103,7 +103,7 @@ class TorchAttention:
     def _reserve(self, slots: int) -> None:
         """Make room for this many rows, and for some more, so that the memory seldom needs to grow."""
         if slots > (room := self._cache.shape[2]):
-            there = self._cache
-            grown = there.new_zeros(*there.shape[:2], max(slots + 64, room + room // 2), there.shape[3])
-            grown[:, :, : self.length] = there[:, :, : self.length]
+            cache = self._cache
+            grown = cache.new_zeros(*cache.shape[:2], max(slots + 64, room + room // 2), cache.shape[3])
+            grown[:, :, : self.length] = cache[:, :, : self.length]
             self._cache, self.grown = grown, self.grown + 1

@@ -231,10 +231,10 @@ def rotate_and_place(
 
     Write keys and values into a cache, and return the queries, [kv_heads, heads per key head * rows, head_dim].
     """
-    (rows, every, width), slots = qkv.shape, placing.slots
+    (rows, all_heads, width), slots = qkv.shape, placing.slots
     grouped = qkv.new_empty(kv_heads, heads // kv_heads * rows, width)
     _kernel(qkv, "rotate_and_place", HEAD=width)(
-        (rows, every, 1), min(THREADS, -(-width // 32) * 32), qkv, cos, sin, placing.start, placing.length, grouped,
+        (rows, all_heads, 1), min(THREADS, -(-width // 32) * 32), qkv, cos, sin, placing.start, placing.length, grouped,
         slots[0], slots[1], rows, heads, kv_heads, cos.shape[-1], slots.stride(1),
     )  # fmt: skip
     return grouped

@@ -46,16 +46,16 @@ def copied_layers(
         part, _, rest = name.partition(".")
         index, _, attributes = rest.partition(".")
         if part == "layers" and int(index) < len(layers):
-            there: Any = transformer.layers[layers[int(index)]]
+            value: Any = transformer.layers[layers[int(index)]]
             for attribute in attributes.split("."):
-                there = getattr(there, attribute, None)
-            if there is None:
+                value = getattr(value, attribute, None)
+            if value is None:
                 continue
             # A layer that processes share is a DTensor: collect the parts of all of them.
-            there = getattr(there, "full_tensor", there.detach)()
-            assert isinstance(there, torch.Tensor)
-            if there.shape == fresh.shape:
-                weights[name] = there.detach().float().clone()
+            value = getattr(value, "full_tensor", value.detach)()
+            assert isinstance(value, torch.Tensor)
+            if value.shape == fresh.shape:
+                weights[name] = value.detach().float().clone()
     return weights
 
 

@@ -78,8 +78,8 @@ class StaticForward:
 
         With recurrent states the largest number of rows is smaller.
         """
-        most = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
-        return isinstance(cache, KVCache) and 0 < rows <= most
+        limit = MOST_CHAINED if isinstance(cache, StateCache) else STATIC_ROWS[-1]
+        return isinstance(cache, KVCache) and 0 < rows <= limit
 
     @torch.inference_mode()
     def tree(self, tree: DraftTree, cache: KVCache, inner: Sequence[int] = (), multiple: int = 1) -> StaticRows:

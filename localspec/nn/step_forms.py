@@ -68,8 +68,8 @@ def _difference(target: Target, form: StepForm) -> str | None:
 
 
 def _cases(cache: KVCache) -> list[tuple[int, int]]:
-    every = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3) if StaticForward.can_read(cache, rows)]
-    return [*every, *((rows, length) for rows in FEW for length in LENGTHS)]
+    cases = [(rows, LENGTHS[0]) for rows in (*STATIC_ROWS, 3) if StaticForward.can_read(cache, rows)]
+    return [*cases, *((rows, length) for rows in FEW for length in LENGTHS)]
 
 
 def _parts(target: Target, cache: KVCache, rows: int, length: int) -> Sequence[torch.Tensor]:

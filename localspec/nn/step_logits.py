@@ -39,15 +39,15 @@ class Contenders:
     def pick(self, row: int, position: int, sampling: Sampling) -> int | None:
         """Return the picked token of a row; None if that is uncertain and needs all logits."""
         noisy: npt.NDArray[np.float32] = self.noisy[row]
-        there = np.flatnonzero(noisy != -np.inf)
-        if not len(there) or not np.isfinite(noisy[there]).all():
+        columns = np.flatnonzero(noisy != -np.inf)
+        if not len(columns) or not np.isfinite(noisy[columns]).all():
             return None
-        ids = self.ids[row, there]
-        exact = self.scores[row, there].astype(np.float64) + sampling.noise(position, ids)
+        ids = self.ids[row, columns]
+        exact = self.scores[row, columns].astype(np.float64) + sampling.noise(position, ids)
         best = int(exact.argmax())
-        if len(there) == SHOWN and exact[best] < noisy[-1] + CLOSE:  # one that is not shown might win
+        if len(columns) == SHOWN and exact[best] < noisy[-1] + CLOSE:  # one that is not shown might win
             return None
-        if sampling.top_p < 1 and self.before[row, there[best]] > sampling.top_p - CLOSE:
+        if sampling.top_p < 1 and self.before[row, columns[best]] > sampling.top_p - CLOSE:
             return None
         return int(ids[best])
 
@@ -184,9 +184,9 @@ class StepNumbers:
         self._waiting += tensors
         return first
 
-    def __getitem__(self, place: int) -> npt.NDArray[Any]:
+    def __getitem__(self, index: int) -> npt.NDArray[Any]:
         self.bring()
-        return self._here[place]
+        return self._here[index]
 
     def bring(self) -> None:
         """Fetch the requested tensors to main memory in one copy."""
@@ -240,8 +240,8 @@ class StepLogits(TorchLogits):
             self._look(range(len(self)), positions, sampling)
 
         def pick(row: int) -> int:
-            here, place = self._contenders(row, positions, sampling)
-            token = here.pick(place, positions[row], sampling)
+            fetched, index = self._contenders(row, positions, sampling)
+            token = fetched.pick(index, positions[row], sampling)
             return self._noisiest(row, positions[row], sampling, None) if token is None else token
 
         return PicksOnRequest(pick)
@@ -257,8 +257,8 @@ class StepLogits(TorchLogits):
             return super().candidates(positions, count, sampling, ids)
         proposals = []
         for row in range(len(self)):
-            here, place = self._contenders(row, positions, sampling)
-            proposals.append(here.candidates(place, count))
+            fetched, index = self._contenders(row, positions, sampling)
+            proposals.append(fetched.candidates(index, count))
         complete = [proposal for proposal in proposals if proposal is not None]
         return complete if len(complete) == len(proposals) else super().candidates(positions, count, sampling)
 
@@ -266,8 +266,8 @@ class StepLogits(TorchLogits):
         """Return the ids that may be picked in this row and others, in main memory, and the row's index there."""
         if (row, positions[row], sampling) not in self._indices:
             self._look([row], positions, sampling)
-        first, place = self._indices[row, positions[row], sampling]
-        return Contenders(*(self._numbers[first + part] for part in range(4))), place
+        first, index = self._indices[row, positions[row], sampling]
+        return Contenders(*(self._numbers[first + part] for part in range(4))), index
 
     def _look(self, rows: Sequence[int], positions: Sequence[int], sampling: Sampling) -> None:
         """Request the ids that may be picked in consecutive rows, to be fetched by the next copy to main memory."""
@@ -276,4 +276,4 @@ class StepLogits(TorchLogits):
         keys = uploaded(keys_of([positions[row] for row in rows], sampling), self.rows.device)
         result = self._find(self.rows[rows[0] : rows[-1] + 1], keys, sampling)
         first = self._numbers.add(result.ids, result.scores, result.before, result.noisy)
-        self._indices |= {(row, positions[row], sampling): (first, place) for place, row in enumerate(rows)}
+        self._indices |= {(row, positions[row], sampling): (first, index) for index, row in enumerate(rows)}

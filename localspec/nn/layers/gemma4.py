@@ -49,9 +49,9 @@ class Gemma4Layer(LlamaLayer):
             if self.index in rows.read:
                 rows.read[self.index] = k, v
         else:
-            others = rows.read[sizes.keys_of]
-            assert others is not None, "this layer reads keys of a layer that is left out"
-            k, v = others
+            shared = rows.read[sizes.keys_of]
+            assert shared is not None, "this layer reads keys of a layer that is left out"
+            k, v = shared
         return self.attend(self.grouped(qk[:, :, :heads]), k, v, rows)
 
 
