@@ -35,8 +35,8 @@ class NativeLogits(NumpyLogits):
         self._tokens, self._vocab_size = tokens, vocab_size
 
     def take(self, rows: Sequence[int]) -> "NativeLogits":
-        known = self._likeliest and [self._likeliest[row] for row in rows]
-        return NativeLogits(self.rows[list(rows)], known, self._tokens, self._vocab_size)
+        likeliest = self._likeliest and [self._likeliest[row] for row in rows]
+        return NativeLogits(self.rows[list(rows)], likeliest, self._tokens, self._vocab_size)
 
     def numpy(self) -> npt.NDArray[np.float32]:
         """Return the logits of the whole vocabulary: -inf for tokens that a short head lacks."""

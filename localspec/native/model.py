@@ -259,8 +259,8 @@ class NativeModel:
             request.parents = above.ctypes.data
         states = None
         if inner:
-            at, states = int32(inner), np.empty((count, len(inner) * self.sizes.hidden_size), np.float32)
-            request.inner_at, request.num_inner, request.inner = at.ctypes.data, len(at), states.ctypes.data
+            numbers, states = int32(inner), np.empty((count, len(inner) * self.sizes.hidden_size), np.float32)
+            request.inner_at, request.num_inner, request.inner = numbers.ctypes.data, len(numbers), states.ctypes.data
         if self.short is not None:
             self.short.add(tokens)
         hidden = self._run(request, count, cache)

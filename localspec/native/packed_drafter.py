@@ -74,11 +74,11 @@ def packed_tensors(
     large = _large(file)
     if sum(prod(parts[0].shape) * len(parts) for parts in large.values()) < MATTERS:
         return tensors
-    every = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
+    matrices = {f"{name} {index}": part for name, parts in large.items() for index, part in enumerate(parts)}
     paths = Paths(home())
     digest = file_fingerprint(file)
     packed_file = paths.packed / f"{of or 'drafter'}-{digest}-int8-{FORMAT}{SUFFIX}"
-    planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in every.items()}
+    planned = {name: Tensor("panels", "int8", part.shape[0], part.shape[1], group) for name, part in matrices.items()}
 
     def serves(header: Header) -> bool:
         """Return True if the header has the tensors that the library reads. Otherwise raise LocalspecError."""
@@ -88,8 +88,8 @@ def packed_tensors(
 
     def make(path: Path) -> None:
         origin = Origin(f"a drafter, {file.parent.name}", digest)
-        header = Header.plan(origin, "int8", sum(prod(part.shape) for part in every.values()), planned, {})
-        write_with_room(path, header, _filler(every), threads, lambda done, total: None)
+        header = Header.plan(origin, "int8", sum(prod(part.shape) for part in matrices.values()), planned, {})
+        write_with_room(path, header, _filler(matrices), threads, lambda done, total: None)
 
     try:
         model = PackedModel.open(once([packed_file], make, reporter, serves))
@@ -131,12 +131,12 @@ def _large(file: Path) -> dict[str, list[StoredTensor]]:
     return matrices
 
 
-def _filler(every: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, memoryview], None]:
+def _filler(matrices: Mapping[str, StoredTensor]) -> Callable[[str, Section, int, memoryview], None]:
     def fill(name: str, section: Section, first: int, into: memoryview) -> None:
         tensor = section.tensor
         assert tensor is not None
-        fill_panels([every[name]], tensor, first, into, _interleaved(name))
+        fill_panels([matrices[name]], tensor, first, into, _interleaved(name))
         if not is_finite(into, tensor):
-            raise LocalspecError(f"'{name.rpartition(' ')[0]}' has NaN or inf; {remedy(every[name].file)}.")
+            raise LocalspecError(f"'{name.rpartition(' ')[0]}' has NaN or inf; {remedy(matrices[name].file)}.")
 
     return fill

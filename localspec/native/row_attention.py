@@ -87,8 +87,8 @@ class NativeAttention:
         mixed = scores @ self._cache[1, :, :slots]
         return mixed.reshape(keys, -1, rows, width).transpose(2, 0, 1, 3).reshape(rows, heads * width)
 
-    def _normed(self, x: Floats, which: int) -> Floats:
-        norm = self._norms[which]
+    def _normed(self, x: Floats, index: int) -> Floats:
+        norm = self._norms[index]
         return x if norm is None else rms_norm(x, self._sizes.rms_norm_eps) * norm
 
     def _cos_sin(self, positions: Sequence[int]) -> tuple[Floats, Floats]:

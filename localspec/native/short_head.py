@@ -29,15 +29,15 @@ class ShortHead:
         `rows_of` reads rows of the whole head [vocab_size, inputs]. Raises LocalspecError for rows that have NaN or
         inf, or cannot be read.
         """
-        always = sorted({*range(FIRST_TOKENS), *ends})
-        self.vocab_size, self._rows_of, self._fixed = vocab_size, rows_of, len(always)
-        self.matrix = BlockMatrix.empty(len(always) + READ_TOKENS, inputs, HEAD_BLOCKS)
+        fixed = sorted({*range(FIRST_TOKENS), *ends})
+        self.vocab_size, self._rows_of, self._fixed = vocab_size, rows_of, len(fixed)
+        self.matrix = BlockMatrix.empty(len(fixed) + READ_TOKENS, inputs, HEAD_BLOCKS)
         self.matrix.data[:] = 0
-        self._tokens = np.array(always, np.int32)  # the token of each row in use
-        self._known = set(always)
+        self._tokens = np.array(fixed, np.int32)  # the token of each row in use
+        self._known = set(fixed)
         self._next = 0  # the next row to fill, counted from `_fixed`
-        for start in range(0, len(always), _PIECE):
-            self._put(start, rows_of(always[start : start + _PIECE]))
+        for start in range(0, len(fixed), _PIECE):
+            self._put(start, rows_of(fixed[start : start + _PIECE]))
 
     @property
     def stack(self) -> BlockStack:
@@ -53,7 +53,7 @@ class ShortHead:
             rows = self._rows_of(fresh)
         except (LocalspecError, OSError):  # the file is gone; fewer tokens cost only speed
             return
-        known = np.concatenate([self._tokens, np.empty(READ_TOKENS, np.int32)])[: self.matrix.out]
+        row_tokens = np.concatenate([self._tokens, np.empty(READ_TOKENS, np.int32)])[: self.matrix.out]
         used = len(self._tokens)
         while fresh:
             start = self._fixed + self._next
@@ -64,11 +64,11 @@ class ShortHead:
                 break  # the rows written so far stay
             self._known -= {*self._tokens[start : start + count].tolist()}
             self._known |= {*fresh[:count]}
-            known[start : start + count] = fresh[:count]
+            row_tokens[start : start + count] = fresh[:count]
             used = max(used, start + count)
             self._next = (self._next + count) % READ_TOKENS
             fresh, rows = fresh[count:], rows[count:]
-        self._tokens = known[:used]  # a new array: earlier logits keep the old one
+        self._tokens = row_tokens[:used]  # a new array: earlier logits keep the old one
 
     def logits(self, rows: Floats, likeliest: Sequence[int]) -> NativeLogits:
         """Turn logits [n, rows of the matrix] into logits of tokens.
