@@ -92,12 +92,12 @@ def answering_choice(
     includes the best drafter."""
     drafting = replace(settings, drafter="auto", draft_max="auto", accept="exact", exact=False, context=None)
     plain = replace(drafting, drafter="none")
-    known = Measurements(MeasurementCache(store, reporter))
-    choice = choose(card, plain, measurements=known)
+    measured = Measurements(MeasurementCache(store, reporter))
+    choice = choose(card, plain, measurements=measured)
     if not can_batch(choice) and choice.engine != "native":
-        return choose(card, drafting, measurements=known)
+        return choose(card, drafting, measurements=measured)
     if batch is not None and choice.engine == "native" and settings.quantize in ("auto", "none"):
-        return choose(card, replace(plain, device="cpu", quantize="none"), this_machine().as_torch_has_it(), known)
+        return choose(card, replace(plain, device="cpu", quantize="none"), this_machine().as_torch_has_it(), measured)
     return choice
 
 
@@ -157,7 +157,9 @@ class Native(BatchAnswerer):
         texts = [self._first_token(self.encode(messages), generation, sampling) for messages in conversations]
         while under_way := [text for text in texts if text.goes_on]:
             tokens, caches = [text.tokens[-1] for text in under_way], [text.cache for text in under_way]
-            picks = self._native.forward_each(tokens, caches).logits.picks([one.length + 1 for one in caches], sampling)
+            picks = self._native.forward_each(tokens, caches).logits.picks(
+                [cache.length + 1 for cache in caches], sampling
+            )
             for row, text in enumerate(under_way):
                 text.cache.keep([0])
                 text.take(picks[row])
@@ -257,22 +259,22 @@ class Batched(BatchAnswerer):
         longest = max(map(len, prompts))
         device = self._model.device
         ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
-        seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
         sampling: dict[str, Any] = {"do_sample": generation.temperature > 0}
         if generation.temperature > 0:
             sampling |= {"temperature": generation.temperature, "top_k": 0, "top_p": 1.0}
         stops = sorted(self._target.stop_tokens)
         too_many = f"{len(prompts)} prompts at once do not fit in the memory of {device}; give a smaller --batch."
         with fits_or(too_many), torch.inference_mode():
-            found = self._model.generate(
-                ids, attention_mask=seen, max_new_tokens=generation.max_tokens, eos_token_id=stops or None,
+            replies = self._model.generate(
+                ids, attention_mask=mask, max_new_tokens=generation.max_tokens, eos_token_id=stops or None,
                 pad_token_id=stops[0] if stops else 0, **sampling,
             )  # fmt: skip
-        return [cut_reply(self._ended(reply), generation) for reply in found[:, longest:].tolist()]
+        return [cut_reply(self._ended(reply), generation) for reply in replies[:, longest:].tolist()]
 
     def _ended(self, reply: list[int]) -> Reply:
         """Return a reply without its end mark and without the padding after it."""
-        end = next((at for at, token in enumerate(reply) if token in self._target.stop_tokens), None)
+        end = next((index for index, token in enumerate(reply) if token in self._target.stop_tokens), None)
         return Reply(reply[:end], end is not None)
 
     @cached_property
@@ -286,9 +288,9 @@ class Batched(BatchAnswerer):
         choice = self._choice
         needed, free = choice.loaded_bytes, free_memory(choice.device)
         if needed > free:
-            wanted, left = distinct(gib, needed, free)
+            needed_gib, free_gib = distinct(gib, needed, free)
             raise DoesNotFit(
-                f"{choice.target.name} needs {wanted} GiB of memory, but only {left} GiB are free; close other "
+                f"{choice.target.name} needs {needed_gib} GiB of memory, but only {free_gib} GiB are free; close other "
                 "programs, or choose a smaller model."
             )
         logging.disable_progress_bar()

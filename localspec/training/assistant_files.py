@@ -45,11 +45,11 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
     if "lm_head.weight" in stored:  # the head and the embedding are one matrix
         stored.pop("model.embed_tokens.weight", None)
     head = ("lm_head.weight" if "lm_head.weight" in stored else "model.embed_tokens.weight",)
-    layers = {ours: [name for name, _ in parts] for ours, parts in weight_map(sizes).items()}
-    found = fitted(expected, stored, {**layers, **_NAMES, "head.weight": head}, "the assistant", path)
-    if "members" in found:
-        found["members"] = found["members"].long()
-    return ConvertedDrafter(Drafter.kind, options, found)
+    layers = {name: [part for part, _ in parts] for name, parts in weight_map(sizes).items()}
+    tensors = fitted(expected, stored, {**layers, **_NAMES, "head.weight": head}, "the assistant", path)
+    if "members" in tensors:
+        tensors["members"] = tensors["members"].long()
+    return ConvertedDrafter(Drafter.kind, options, tensors)
 
 
 def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
@@ -63,11 +63,11 @@ def _options(config: Mapping[str, Any], hidden_size: int) -> AssistantOptions:
             "the model that it was made for."
         )
     ordered = config.get("use_ordered_embeddings", False) is True
-    said = {
+    values = {
         "config": json.dumps({**text, "num_kv_shared_layers": 0}, sort_keys=True),
         "clusters": config.get("num_centroids", 2048) if ordered else 0,
         "nearest": config.get("centroid_intermediate_top_k", 32) if ordered else 0,
     }
-    options = Drafter.parse_options(said)
+    options = Drafter.parse_options(values)
     assert isinstance(options, AssistantOptions)
     return options

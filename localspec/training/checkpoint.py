@@ -37,8 +37,8 @@ def save(directory: Path, step: int, tensors: Mapping[str, torch.Tensor], state:
         (directory / (STATE + ".new")).write_text(json.dumps({**state, "tensors": name}) + "\n", "utf-8")
         (directory / (STATE + ".new")).replace(directory / STATE)
     except (OSError, SafetensorError) as error:
-        for left in directory.glob("*.new"):
-            left.unlink(missing_ok=True)
+        for file in directory.glob("*.new"):
+            file.unlink(missing_ok=True)
         raise _write_error(error, directory, tensors) from error
     for old in directory.glob("*.safetensors"):
         if old.name != name:
@@ -92,14 +92,14 @@ def state(directory: Path) -> Mapping[str, Any] | None:
     Raises LocalspecError if it is damaged.
     """
     try:
-        found = parse_json(read_bytes(directory / STATE))
-        if not (_has(found, _STATE) and _has(found["asked"], _ASKED)):
+        content = parse_json(read_bytes(directory / STATE))
+        if not (_has(content, _STATE) and _has(content["asked"], _ASKED)):
             raise ValueError(f"{STATE} is not the state of a training")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise _damaged(directory, error) from None
-    state: Mapping[str, Any] = found
+    state: Mapping[str, Any] = content
     return state
 
 
@@ -110,19 +110,19 @@ def full(error: Exception) -> bool:
 
 
 @contextmanager
-def errors_in_words(directory: Path, written: tuple[str, str] = ("The drafter", "try again")) -> Iterator[None]:
+def errors_in_words(directory: Path, words: tuple[str, str] = ("The drafter", "try again")) -> Iterator[None]:
     """Report in a sentence why something cannot be written, and remove incomplete files.
 
-    `written` is a pair: what could not be written, and what to do after the cause is removed.
+    `words` is a pair: what could not be written, and what to do after the cause is removed.
     """
-    what, again = written
+    subject, again = words
     try:
         yield
     except (OSError, SafetensorError) as error:
-        for left in directory.glob("**/*.new"):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        for path in directory.glob("**/*.new"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         kind, remedy = (DoesNotFit, "make room") if full(error) else (LocalspecError, "correct that")
-        raise kind(f"{what} cannot be written to {directory} ({error}); {remedy}, and {again}.") from error
+        raise kind(f"{subject} cannot be written to {directory} ({error}); {remedy}, and {again}.") from error
 
 
 def _has(value: object, entries: Mapping[str, type]) -> bool:

@@ -59,7 +59,7 @@ class Corpus:
     def __init__(self, target: Target, examples: Sequence[Example], length: int, batch: int, seed: int) -> None:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
         self.usable: Callable[[Row], bool] = lambda row: True
-        self._kept: dict[tuple[bytes, int], list[Row]] = {}  # by digest and length
+        self._cache: dict[tuple[bytes, int], list[Row]] = {}  # by digest and length
         self._kept_tokens = 0
         self.refused: set[bytes] = set()  # digests of examples that the model's template or tokenizer refuses
         # By digest, so that no text is on both sides.
@@ -124,23 +124,23 @@ class Corpus:
 
     def frequencies(self, most: int = 20_000) -> torch.Tensor:
         """Return how often each token is a label, [vocab_size], counted in at most `most` of the examples."""
-        found = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
+        frequencies = torch.zeros(self._target.transformer.config.vocab_size, dtype=torch.long)
         for example in self.examples[:: -(-len(self.examples) // most)]:
             for row in self._rows(example):
                 counted = [token for token, counts in zip(row.tokens, row.loss_mask, strict=True) if counts]
-                found += torch.bincount(torch.tensor(counted), minlength=len(found))
-        return found
+                frequencies += torch.bincount(torch.tensor(counted), minlength=len(frequencies))
+        return frequencies
 
     def _too_little(self, held_out: Sequence[Example], count: int) -> UsageMistake:
-        named = f"{count} {'example' if count == 1 else 'examples'}"
+        amount = f"{count} {'example' if count == 1 else 'examples'}"
         length, self.length = self.length, self._target.context
         if self._first_rows(held_out, 1) and self._first_rows(self.examples[:BLOCK], 1):
             return UsageMistake(
-                f"With {named} cut to {length} tokens, nothing is left to learn; give a larger --length."
+                f"With {amount} cut to {length} tokens, nothing is left to learn; give a larger --length."
             )
         refused = ", and the model's template or tokenizer refuses some of it" if self.refused else ""
         return UsageMistake(
-            f"There is too little text ({named}, part of which is held out{refused}); give several texts of more "
+            f"There is too little text ({amount}, part of which is held out{refused}); give several texts of more "
             f"than {SHORTEST} tokens each."
         )
 
@@ -153,15 +153,15 @@ class Corpus:
         return rows
 
     def _rows(self, example: Example) -> list[Row]:
-        found = self._kept.get((example.digest, self.length))
-        if found is None:
+        all_rows = self._cache.get((example.digest, self.length))
+        if all_rows is None:
             try:
-                found = self._chat(example) if example.messages else self._text(example.text)
+                all_rows = self._chat(example) if example.messages else self._text(example.text)
             except LocalspecError:
                 self.refused.add(example.digest)
-                found = []
-            self._keep(example, found)
-        rows = [row for row in found if len(row.tokens) >= SHORTEST and row.worth and self.usable(row)]
+                all_rows = []
+            self._keep(example, all_rows)
+        rows = [row for row in all_rows if len(row.tokens) >= SHORTEST and row.worth and self.usable(row)]
         vocabulary = self._target.transformer.config.vocab_size
         if any(max(row.tokens) >= vocabulary for row in rows):
             raise LocalspecError(
@@ -173,7 +173,7 @@ class Corpus:
         """Keep the rows of an example in memory while there is room, because making them again takes milliseconds."""
         tokens = sum(len(row.tokens) for row in rows)
         if self._kept_tokens + tokens <= KEPT:
-            self._kept[example.digest, self.length] = rows
+            self._cache[example.digest, self.length] = rows
             self._kept_tokens += tokens
 
     def _text(self, text: str) -> list[Row]:
@@ -185,17 +185,17 @@ class Corpus:
         """Return one row, or one row per reply if the template renders earlier replies differently."""
         messages = list(example.messages)
         whole, spans = self._target.chat.render_apart(messages, waits=False), []
-        for index in (at for at, message in enumerate(messages) if at and message["role"] == "assistant"):
-            before = self._target.chat.render_apart(messages[:index])
+        for index in (i for i, message in enumerate(messages) if i and message["role"] == "assistant"):
+            prompt = self._target.chat.render_apart(messages[:index])
             last = index + 1 == len(messages)
             upto = whole if last else self._target.chat.render_apart(messages[: index + 1], waits=False)
             content = self._target.chat.marks.set_apart(messages[index]["content"])
-            if not upto.startswith(before) and content in upto:
-                upto = before + content + upto.rpartition(content)[2]
-            spans.append((before, upto))
-        if all(whole.startswith(upto) and upto.startswith(before) for before, upto in spans):
-            return [self._row(whole, [(len(before), len(upto)) for before, upto in spans])]
-        return [self._row(upto, [(len(before), len(upto))]) for before, upto in spans if upto.startswith(before)]
+            if not upto.startswith(prompt) and content in upto:
+                upto = prompt + content + upto.rpartition(content)[2]
+            spans.append((prompt, upto))
+        if all(whole.startswith(upto) and upto.startswith(prompt) for prompt, upto in spans):
+            return [self._row(whole, [(len(prompt), len(upto)) for prompt, upto in spans])]
+        return [self._row(upto, [(len(prompt), len(upto))]) for prompt, upto in spans if upto.startswith(prompt)]
 
     def _row(self, text: str, spans: Sequence[tuple[int, int]]) -> Row:
         """Return the row of a text. The loss includes tokens in `spans` of characters, and the end mark after each

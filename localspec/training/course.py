@@ -154,10 +154,10 @@ class Course(Clock):
         self._choice = answering_choice(request.card, settings, None, store, reporter)
         self._past = self._read_past()
         self._lock.take()  # if the directory is there
-        found = None if request.force else read(self.directory)
-        self._began, self._kept, self._prepared = time.monotonic() if began is None else began, 0.0, False
-        self.resumed = found is not None
-        self._state = self._new_state() if found is None else self._resumed(found)
+        state = None if request.force else read(self.directory)
+        self._began, self._noted, self._prepared = time.monotonic() if began is None else began, 0.0, False
+        self.resumed = state is not None
+        self._state = self._new_state() if state is None else self._resumed(state)
         self._before = self._state.spent
 
     # -- before anything is computed ----------------------------------------------------------------------------------
@@ -181,10 +181,10 @@ class Course(Clock):
         self._state.plan = asdict(self._planned())
         return self._state
 
-    def _resumed(self, found: CourseState) -> CourseState:
+    def _resumed(self, state: CourseState) -> CourseState:
         """Return the state of the stopped course. Raises UsageMistake if it is a course with other settings."""
-        refuse_other(self.directory, found.asked, self._identity())
-        return found
+        refuse_other(self.directory, state.asked, self._identity())
+        return state
 
     @property
     def plan(self) -> CoursePlan:
@@ -328,8 +328,8 @@ class Course(Clock):
 
     def note(self, now: bool = False) -> None:
         """Save the seconds that the course has taken, unless they were saved a moment ago and `now` is False."""
-        if now or time.monotonic() - self._kept >= NOTED:
-            self._kept, self._state.spent = time.monotonic(), self.spent
+        if now or time.monotonic() - self._noted >= NOTED:
+            self._noted, self._state.spent = time.monotonic(), self.spent
             self._state.save(self.directory)
 
     def close(self) -> None:
@@ -415,9 +415,9 @@ class Course(Clock):
         lines = saved_replies(file)
         replies, tokens = len(lines), sum(len(model.encode(line["messages"])) for line in lines)
         there = {line["id"] for line in lines}
-        saved = [one for one in self._past.conversations if one.id not in there]
-        append(file, [_as_line(one.id, one.messages) for one in saved])
-        replies, tokens = replies + len(saved), tokens + sum(len(model.encode(one.messages)) for one in saved)
+        saved = [chat for chat in self._past.conversations if chat.id not in there]
+        append(file, [_as_line(chat.id, chat.messages) for chat in saved])
+        replies, tokens = replies + len(saved), tokens + sum(len(model.encode(chat.messages)) for chat in saved)
         began, tokens_before, each = self.spent, tokens, 1 / (self._speed * at_once(self._choice))
         for questions, generation in self._chunks(model):
             if self._enough(replies, tokens, each):
@@ -439,12 +439,12 @@ class Course(Clock):
         temperature."""
         room = min(model.context, self._job.length)
         longest = min(REPLY, room // 4)
-        every = [one for one in self._questions if len(model.encode(one.messages)) + longest <= room]
+        every = [question for question in self._questions if len(model.encode(question.messages)) + longest <= room]
         if not every:
             raise UsageMistake(f"No prompt leaves room for an answer in {room} tokens; give a larger --length.")
         turn = 0
         while True:
-            questions = [replace(one, id=f"{one.id} {turn}") for one in every] if turn else every
+            questions = [replace(question, id=f"{question.id} {turn}") for question in every] if turn else every
             generation = GenerationSettings(longest, DRAWN if turn else 0.0, self.request.seed + turn, cut=True)
             for start in range(0, len(questions), CHUNK):
                 yield questions[start : start + CHUNK], generation

@@ -39,17 +39,17 @@ def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
     """Return the figure of a log's lines as an SVG document."""
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     measured = [(line["step"], line["accuracy_by_depth"]) for line in lines if "accuracy_by_depth" in line]
-    most = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
-    depths = max((len(found) for _, found in measured), default=0)
-    chances = [[(step, found[depth][0]) for step, found in measured if depth < len(found)] for depth in range(depths)]
+    last_step = max([step for step, _ in losses] + [step for step, _ in measured] + [1])
+    depths = max((len(table) for _, table in measured), default=0)
+    chances = [[(step, table[depth][0]) for step, table in measured if depth < len(table)] for depth in range(depths)]
     parts = [
         words(LEFT, 26, title, size=17),
-        *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], most),
+        *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], last_step),
         *_panel(
             TOP + HIGH + GAP,
             "first guess correct on held-out text, %",
             [(f"depth {depth}", [(x, 100 * y) for x, y in line]) for depth, line in enumerate(chances, start=1)],
-            most,
+            last_step,
             100.0,
         ),
     ]
@@ -65,18 +65,18 @@ def _thinned(line: Line) -> Line:
     return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]
 
 
-def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], most: float, upper: float = 0.0) -> list[str]:
+def _panel(top: int, name: str, lines: Sequence[tuple[str, Line]], last_step: float, upper: float = 0.0) -> list[str]:
     highest = upper or max((y for _, line in lines for _, y in line), default=1.0) or 1.0
 
     def place(x: float, y: float) -> str:
-        return f"{LEFT + WIDE * x / most:.1f} {top + HIGH - HIGH * min(y, highest) / highest:.1f}"
+        return f"{LEFT + WIDE * x / last_step:.1f} {top + HIGH - HIGH * min(y, highest) / highest:.1f}"
 
     elements = [words(LEFT, top - 8, name, weight="bold")]
     for share in (0.0, 0.5, 1.0):
         level = share * highest
         elements.append(line(f"M{place(0, level)} h{WIDE}", GRID, width=0.7))
         elements.append(words(LEFT - 8, top + HIGH - HIGH * share + 4, f"{level:.3g}", anchor="end"))
-        label = f"{most * share:.0f}" + (" steps" if share == 1 else "")
+        label = f"{last_step * share:.0f}" + (" steps" if share == 1 else "")
         elements.append(words(LEFT + WIDE * share, top + HIGH + 17, label, anchor="middle"))
     for index, (label, points) in enumerate(lines):
         colour = COLOURS[index % len(COLOURS)]

@@ -63,7 +63,7 @@ def read_published(path: Path, target: Target) -> ConvertedDrafter:
         expected = class_.tensor_specs(target, options)
     except UsageMistake as mistake:
         raise LocalspecError(f"The {_CALLED[kind]} drafter in {path} cannot be used: {mistake}") from None
-    stored = {name.removeprefix("model."): one for name, one in tensors_in(path).items()}
+    stored = {name.removeprefix("model."): tensor for name, tensor in tensors_in(path).items()}
     if "confidence.weight" in expected and "confidence_head.proj.weight" in stored:  # some have no bias
         stored.setdefault("confidence_head.proj.bias", stored["confidence_head.proj.weight"].new_zeros(1))
     ignored = "rotary_emb" if kind == "dflash" else r"rotary_emb|^(embed_tokens|lm_head)\.weight$"
@@ -77,18 +77,18 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
     inner = config.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
     names = {**_OURS, **(_DSPARK if kind == DSPARK else {}), "target_layer_ids": ""}
-    said: dict[str, Any] = {**{name: config[name] for name in names if name in config}, **inner}
-    only = {name: values for name, values in _ONLY.items() if name in said and name in names}
-    if unknown := sorted((said.keys() - names) | {name for name, values in only.items() if said[name] not in values}):
+    entry: dict[str, Any] = {**{name: config[name] for name in names if name in config}, **inner}
+    only = {name: values for name, values in _ONLY.items() if name in entry and name in names}
+    if unknown := sorted((entry.keys() - names) | {name for name, values in only.items() if entry[name] not in values}):
         raise LocalspecError(
-            f"dflash_config in {path / 'config.json'} says {unknown[0]} = {str(said[unknown[0]])[:60]}, which "
+            f"dflash_config in {path / 'config.json'} says {unknown[0]} = {str(entry[unknown[0]])[:60]}, which "
             "localspec does not compute; use another drafter."
         )
-    layers, places = config.get("num_target_layers"), said.pop("target_layer_ids", None)
-    own = target.transformer.config.num_layers
-    if layers is not None and layers != own:
+    layers, places = config.get("num_target_layers"), entry.pop("target_layer_ids", None)
+    num_layers = target.transformer.config.num_layers
+    if layers is not None and layers != num_layers:
         raise UsageMistake(
-            f"the drafter was made for a model of {layers!r} layers, but this model has {own}; name the model "
+            f"the drafter was made for a model of {layers!r} layers, but this model has {num_layers}; name the model "
             "that it was made for."
         )
     least = -1 if kind == DSPARK else 0  # the embedding
@@ -101,11 +101,11 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
         )
     described = {name: config[name] for name in _LAYER_KEYS if config.get(name) is not None}
     described |= {"model_type": config.get("model_type", "qwen3")}
-    options = {names[name]: value for name, value in said.items() if value is not None and names[name]}
+    options = {names[name]: value for name, value in entry.items() if value is not None and names[name]}
     if "mask" not in options:
         raise LocalspecError(f"{path / 'config.json'} names no mask_token_id; fetch the drafter again.")
     if kind == DSPARK:  # its rows all see each other
-        has, both = said.get("enable_confidence_head", False), said.get("confidence_head_with_markov", False)
+        has, both = entry.get("enable_confidence_head", False), entry.get("confidence_head_with_markov", False)
         options |= {"confidence": ("both" if both else "state") if has else "none", "rank": options.get("rank", 0)}
         causal = bool(causal)
     # These files number states by the layers that they leave; ours are numbered as Hugging Face's list, which starts

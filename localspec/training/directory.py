@@ -38,8 +38,8 @@ def usable(directory: Path) -> None:
 
 def _check(there: Path, directory: bool) -> None:
     if there.is_dir() != directory:
-        found, needed = ("a file", "a directory") if directory else ("a directory", "a file")
-        raise UsageMistake(f"{there} is {found}, but {needed} is needed there; give another -o.")
+        kind, needed = ("a file", "a directory") if directory else ("a directory", "a file")
+        raise UsageMistake(f"{there} is {kind}, but {needed} is needed there; give another -o.")
     if not os.access(there, os.W_OK | os.X_OK if directory else os.W_OK):
         raise UsageMistake(f"{there} cannot be written; give another -o.")
 
@@ -72,8 +72,8 @@ def refuse_result(directory: Path, *names: str) -> None:
 def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageMistake if the settings `was` of the directory's stopped training differ from the settings `now`."""
     for name, value in now.items():
-        if (before := was.get(name)) != value:
-            differs = f"started {_as_typed(name, before)}, but this command was given {_as_typed(name, value)}"
+        if (earlier := was.get(name)) != value:
+            differs = f"started {_as_typed(name, earlier)}, but this command was given {_as_typed(name, value)}"
             if name == "data" and value not in OWN_WORDS:  # for files, a digest of the text
                 differs = "which learned from other text"
             raise UsageMistake(
@@ -88,7 +88,7 @@ def _as_typed(name: str, value: Any) -> str:
     if value in (None, {}, "prompts"):
         return f"without {flag}"
     if isinstance(value, Mapping):
-        value = " ".join(f"{key}={one}" for key, one in value.items())
+        value = " ".join(f"{key}={option}" for key, option in value.items())
     return f"with {flag} {value}"
 
 

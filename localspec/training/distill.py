@@ -53,7 +53,7 @@ class Distiller:
     ) -> None:
         self._file, self._model, self._generation = file, model, generation
         lengths = {question.id: len(model.encode(question.messages)) for question in questions}
-        self._questions = {one.id: one for one in questions if self._has_room(lengths[one.id])}
+        self._questions = {question.id: question for question in questions if self._has_room(lengths[question.id])}
         self.too_long = len(lengths) - len(self._questions)
         if not self._questions:
             raise UsageMistake(
@@ -93,8 +93,8 @@ class Distiller:
         """Yield an event per batch. If the caller stops, the written replies stay."""
         began = time.monotonic()
         for done, (index, group) in enumerate(self._batches, start=1):
-            found = self._answer(index, group)
-            new = [(name, dialogue) for name, dialogue in found.items() if name not in self.answered]
+            dialogues = self._answer(index, group)
+            new = [(name, dialogue) for name, dialogue in dialogues.items() if name not in self.answered]
             append(self._file, [self._line(name, dialogue) for name, dialogue in new])
             self.answered |= {name for name, _ in new}
             left = (time.monotonic() - began) / done * (len(self._batches) - done)
@@ -102,10 +102,10 @@ class Distiller:
 
     def _answer(self, index: int, group: Sequence[str]) -> dict[str, _Dialogue]:
         """Return the conversations `group` with a reply to each of their prompts, as far as the context allows."""
-        found = {
+        dialogues = {
             name: _Dialogue([*self._questions[name].messages], [*self._questions[name].following]) for name in group
         }
-        waiting, turn = list(found.values()), 0
+        waiting, turn = list(dialogues.values()), 0
         while waiting:
             replies = self._model.answer(
                 [dialogue.messages for dialogue in waiting], self._generation, f"{index} {turn}" if turn else f"{index}"
@@ -114,7 +114,7 @@ class Distiller:
                 dialogue.messages.append({"role": "assistant", "content": self._model.decode(reply.tokens)})
                 dialogue.finished = reply.finished
             waiting, turn = [dialogue for dialogue in waiting if self._goes_on(dialogue)], turn + 1
-        return found
+        return dialogues
 
     def _goes_on(self, dialogue: _Dialogue) -> bool:
         """Add the user's next prompt. Return False if there is no next prompt, or no room for its reply."""
@@ -142,7 +142,7 @@ class Distiller:
 
         Raises UsageMistake if the file was not written by `distill`, or belongs to another request.
         """
-        found = set()
+        answered = set()
         for number, entry in enumerate(saved_replies(self._file), start=1):
             name, mark = str(entry["id"]), entry["asked"]
             if name in self._marks:
@@ -151,8 +151,8 @@ class Distiller:
                         f"{self._file}, line {number}: the reply to {name!r} was generated with another prompt, model, "
                         "seed, temperature or length; give the same command to continue, or another -o."
                     )
-                found.add(name)
-        return found
+                answered.add(name)
+        return answered
 
 
 def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -162,7 +162,7 @@ def append(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """
     content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
     try:
-        with open(file, "ab", buffering=0, opener=lambda place, flags: os.open(place, flags, 0o600)) as stream:
+        with open(file, "ab", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
             start, done = stream.tell(), 0
             try:
                 while done < len(content):
@@ -191,18 +191,18 @@ def saved_replies(file: Path) -> list[dict[str, Any]]:
     *lines, cut = content.split(b"\n")
     if not cut.startswith(BEGINNING[: len(cut)]):
         raise _foreign(file, len(lines) + 1)
-    found = []
+    entries = []
     for number, line in enumerate(lines, start=1):
         try:
             entry = parse_json(line)
             _ = entry["id"], entry["asked"]
         except (ValueError, TypeError, KeyError):
             raise _foreign(file, number) from None
-        found.append(entry)
+        entries.append(entry)
     if cut:
         with file.open("r+b") as stream:
             stream.truncate(len(content) - len(cut))
-    return found
+    return entries
 
 
 def _foreign(file: Path, number: int) -> UsageMistake:

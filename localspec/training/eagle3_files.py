@@ -42,7 +42,7 @@ _NAMES = {  # by our names; without `layers.0.`
     **{f"{name}_norm": (f"self_attn.{name}_norm.weight",) for name in "qk"},
     **{f"qkv.{part}": tuple(f"self_attn.{name}_proj.{part}" for name in "qkv") for part in ("weight", "bias")},
     **{f"o.{part}": (f"self_attn.o_proj.{part}",) for part in ("weight", "bias")},
-    **{f"{one}.{part}": (f"mlp.{one}_proj.{part}",) for one in ("gate", "up", "down") for part in ("weight", "bias")},
+    **{f"{key}.{part}": (f"mlp.{key}_proj.{part}",) for key in ("gate", "up", "down") for part in ("weight", "bias")},
 }  # fmt: skip
 _EACH, _JOINED = tuple(f"fc_norm.{place}.weight" for place in range(MOST_PLACES)), "input_norm.weight"
 _IGNORED = r"^(verifier_(norm|lm_head)\.weight|t2d|d2t|embed_tokens\.weight|input_norm\.weight)$|rotary_emb\."
@@ -70,26 +70,26 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
         expected = Drafter.tensor_specs(target, options)
     except LocalspecError as mistake:
         raise LocalspecError(f"The EAGLE-3 head in {path} cannot be used: {mistake}") from None
-    for name in (name for ours in expected if ours.endswith(".bias") for name in _NAMES[ours]):
+    for name in (name for bias in expected if bias.endswith(".bias") for name in _NAMES[bias]):
         weight = tensors.get(name.removesuffix("bias") + "weight")
         if weight is not None:  # only some layers have a bias, and our option is for all of them
             tensors.setdefault(name, weight.new_zeros(len(weight)))
     norms = tuple(name for name in _EACH if name in tensors) or (_JOINED,)
-    found = fitted(expected, tensors, {**_NAMES, "states_norm": norms}, "the EAGLE-3 head", path, _IGNORED)
-    return ConvertedDrafter(Drafter.kind, options, found)
+    weights = fitted(expected, tensors, {**_NAMES, "states_norm": norms}, "the EAGLE-3 head", path, _IGNORED)
+    return ConvertedDrafter(Drafter.kind, options, weights)
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of the directory's files, without the name prefixes of the layouts."""
     file = first_file(path, FILES, "no EAGLE-3 head")
-    found = read_tensors(file, lambda names: {name: _PREFIX.sub("", name) for name in names})
-    check_numbers(found, path, ("d2t", "t2d"))
-    if "mask_hidden" in found:
+    tensors = read_tensors(file, lambda names: {name: _PREFIX.sub("", name) for name in names})
+    check_numbers(tensors, path, ("d2t", "t2d"))
+    if "mask_hidden" in tensors:
         raise LocalspecError(
             f"'mask_hidden' in {path} is of a head that drafts in parallel (P-EAGLE), but localspec reads only "
             "EAGLE-3 heads of one layer; use another head."
         )
-    return found
+    return tensors
 
 
 def _options(config: Mapping[str, Any], tensors: Tensors, path: Path, target: Target) -> Eagle3Options:
@@ -139,19 +139,19 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
     nested = config.get("eagle_config")
     after = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
     here = config.get("eagle_aux_hidden_state_layer_ids")
-    said = here or after or [2, num_layers // 2, num_layers - 3]
-    if not isinstance(said, list) or not all(type(place) is int for place in said):
+    places = here or after or [2, num_layers // 2, num_layers - 3]
+    if not isinstance(places, list) or not all(type(place) is int for place in places):
         raise LocalspecError(
             f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} are not layers; fetch the head again."
         )
     if after and not here:
-        said = [place + 1 for place in said]
-    if any(not 0 <= place < num_layers for place in said):
+        places = [place + 1 for place in places]
+    if any(not 0 <= place < num_layers for place in places):
         raise LocalspecError(
-            f"The EAGLE-3 head in {path} reads the states {', '.join(map(str, said))}, but this model has "
+            f"The EAGLE-3 head in {path} reads the states {', '.join(map(str, places))}, but this model has "
             f"{num_layers} layers; name the model that it was made for."
         )
-    return ",".join(map(str, said))
+    return ",".join(map(str, places))
 
 
 def _tokens(config: Mapping[str, Any]) -> int:
@@ -171,10 +171,10 @@ def _vocabulary(options: Eagle3Options, tensors: Tensors, path: Path, vocab_size
     if not options.vocabulary:
         return {}
     ids = tensors["d2t"].long() + torch.arange(options.vocabulary)
-    known = tensors.get("t2d")
+    flags = tensors.get("t2d")
     fits = int(ids.min()) >= 0 and int(ids.max()) < vocab_size and len(torch.unique(ids)) == len(ids)
-    if fits and known is not None:
-        fits = len(known) == vocab_size and bool(known.bool()[ids].all()) and int(known.bool().sum()) == len(ids)
+    if fits and flags is not None:
+        fits = len(flags) == vocab_size and bool(flags.bool()[ids].all()) and int(flags.bool().sum()) == len(ids)
     if not fits:
         raise LocalspecError(
             f"The draft vocabulary of the EAGLE-3 head in {path} (d2t, t2d) does not suit a model of {vocab_size} "

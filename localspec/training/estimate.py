@@ -75,12 +75,12 @@ def shadow(kind: str, card: TargetCard, options: Mapping[str, Any], choice: Choi
     """
     target = Target.load(card.path, device="meta", dtype=DTYPES[choice.dtype])
     if target.transformer.config.experts is not None and not kind_of(kind).with_experts:
-        others = ", ".join(one for one in kinds("weights") if kind_of(one).with_experts)
+        others = ", ".join(other for other in kinds("weights") if kind_of(other).with_experts)
         raise UsageMistake(
             f"'{kind}' cannot be trained for {card.name}, whose layers have experts; train one of {others}."
         )
     if target.transformer.config.delta is not None and not kind_of(kind).on_chains:
-        others = ", ".join(one for one in kinds("weights") if kind_of(one).on_chains)
+        others = ", ".join(other for other in kinds("weights") if kind_of(other).on_chains)
         raise UsageMistake(
             f"'{kind}' cannot be trained for {card.name}, because some of its layers are recurrent and cannot draft "
             f"without the others; train one of {others}."
@@ -129,10 +129,10 @@ def outlook(
     return hours(drafter, product_seconds(choice.device, DTYPES[choice.dtype]), tokens), needed.memory(length)
 
 
-def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int = 0) -> Needs:
+def needs(drafter: TrainableDrafter, choice: Choice, length: int, new_bytes: int = 0) -> Needs:
     """Return the memory and disk for training this drafter, which may be on torch's meta device, without weights.
 
-    If the target is changed, `written` is the bytes of the new target.
+    If the target is changed, `new_bytes` are the bytes of the new target.
     """
     shape = drafter.target.transformer.config
     # On a CPU, packed weights are computed in fp32.
@@ -157,7 +157,9 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
     # Two copies: keys and values as read, then before the new rows of a layer; states one by one, then side by side.
     prefix = 2 * item * 2 * shape.num_kv_heads * shape.head_dim * len(drafter.reads_layers)
     prefix += 4 * 2 * shape.hidden_size * len(drafter.reads_inner)
-    token, recomputed = (read + one + round(work.rows * more + prefix) for one, more in zip(learnt, rows, strict=True))
+    token, recomputed = (
+        read + base + round(work.rows * more + prefix) for base, more in zip(learnt, rows, strict=True)
+    )
     parameters = [parameter for some, _ in trainable_groups(drafter) for parameter in some]
     loaded = {id(parameter) for parameter in drafter.target.transformer.parameters()}
     small = has_small_moments(choice.device)
@@ -167,13 +169,13 @@ def needs(drafter: TrainableDrafter, choice: Choice, length: int, written: int =
         fixed=choice.loaded_bytes
         + (dense if choice.quantize != "none" else 0)
         + sum(_learning(parameter, id(parameter) in loaded, small) for parameter in parameters)
-        + max((_for_a_moment(one) for one in parameters), default=0)
+        + max((_for_a_moment(parameter) for parameter in parameters), default=0)
         + LOGITS * 4 * ROWS * shape.vocab_size
         + drafter.depth * HELD
         + PROGRAM,
         token=token,
         # two checkpoints, because the old one stays until the new one is complete; then the drafter, and maybe a target
-        files=sum(2 * _checkpoint_bytes(one, small) + one.nbytes for one in parameters) + written,
+        files=sum(2 * _checkpoint_bytes(parameter, small) + parameter.nbytes for parameter in parameters) + new_bytes,
         trainable=sum(parameter.numel() for parameter in parameters),
         recomputed=recomputed,
     )
@@ -200,7 +202,7 @@ def _in_a_layer(shape: TransformerConfig, item: int, adapters: Adapters | None, 
     inputs = 2 * shape.hidden_size + queries + shape.intermediate_size
     if adapters is None:
         return item * values + 4 * inputs
-    between = max(sum(len(one.lora_A) for one in some.values()) for some in adapters.values())
+    between = max(sum(len(adapter.lora_A) for adapter in linears.values()) for linears in adapters.values())
     mask = (4 if device == "cpu" else 1) if adapters.dropout else 0  # bytes of a number
     return item * values + (4 + mask) * inputs + 4 * between
 
@@ -246,11 +248,11 @@ def fitting(needed: Needs, choice: Choice, at_once: int, least: int) -> Fit:
             tokens = max(least, tokens // 2)
         if needed.memory(tokens, recomputed) <= free:
             return Fit(tokens, recomputed)
-    wanted, left = distinct(gib, needed.memory(least, True), free)
+    needed_gib, free_gib = distinct(gib, needed.memory(least, True), free)
     raise DoesNotFit(
-        f"Training while {choice.target.name} is loaded takes {wanted} GiB of memory with {least} tokens at once, but "
-        f"only {left} GiB are free; close other programs, give a smaller --at-once or --length, or choose a smaller "
-        "model."
+        f"Training while {choice.target.name} is loaded takes {needed_gib} GiB of memory with {least} tokens at once, "
+        f"but only {free_gib} GiB are free; close other programs, give a smaller --at-once or --length, or choose a "
+        "smaller model."
     )
 
 
@@ -258,8 +260,8 @@ def room(needed: Needs, directory: Path) -> None:
     """Raise DoesNotFit if the disk has too little room for the checkpoints and the result of a training."""
     free = free_disk(directory)
     if needed.files > free:
-        wanted, left = distinct(gib, needed.files, free)
+        needed_gib, free_gib = distinct(gib, needed.files, free)
         raise DoesNotFit(
-            f"Checkpoints and result take {wanted} GiB in {directory}, but only {left} GiB are free on that disk; make "
-            "room, or give another -o."
+            f"Checkpoints and result take {needed_gib} GiB in {directory}, but only {free_gib} GiB are free on that "
+            "disk; make room, or give another -o."
         )

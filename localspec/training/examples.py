@@ -79,12 +79,12 @@ def digest_of(examples: Sequence[Example]) -> str:
 def _examples(file: Path) -> list[Example]:
     content = _content(file)
     if _is_json(file, content):
-        found = [_from_json(entry, place) for entry, place in _entries(file, content)]
+        examples = [_from_json(entry, place) for entry, place in _entries(file, content)]
     else:
-        found = [Example(piece) for piece in _pieces(content)]
-    if not found:
+        examples = [Example(piece) for piece in _pieces(content)]
+    if not examples:
         raise UsageMistake(f"{file} has no text; give a file with text.")
-    return found
+    return examples
 
 
 def read_questions(file: Path) -> list[Question]:
@@ -96,32 +96,32 @@ def read_questions(file: Path) -> list[Question]:
     """
     content = _content(file)
     if _is_json(file, content):
-        found = [
+        questions = [
             Question(str(entry.get("id", number)), *_prompts(entry, place))
             for number, (entry, place) in enumerate(_entries(file, content), start=1)
         ]
     else:
         lines = [line.strip() for line in content.split("\n") if line.strip()]
-        found = [
+        questions = [
             Question(str(number), ({"role": "user", "content": line},)) for number, line in enumerate(lines, start=1)
         ]
-    if not found:
+    if not questions:
         raise UsageMistake(f"{file} has no prompts; write one per line.")
-    names = [question.id for question in found]
+    names = [question.id for question in questions]
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageMistake(
             f"{file} has the id {twice!r} more than once, so replies to it would be ambiguous; give each prompt a "
             "different id."
         )
-    return found
+    return questions
 
 
 def _prompts(entry: dict[str, Any], place: str) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Return the first prompt of a line, and the prompts after each reply."""
     if "messages" in entry:
         messages = _messages(entry["messages"], place)
-        last = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
+        last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
         if last >= 0:
             return messages[: last + 1], ()
     turns = entry.get("turns", [entry.get("prompt")])
@@ -201,13 +201,13 @@ def _from_json(entry: dict[str, Any], place: str) -> Example:
 def _messages(value: object, place: str) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise UsageMistake(f'{place}: "messages" is not a list of messages; write [{{"role": …, "content": …}}, …].')
-    found = []
+    messages = []
     for message in value:
         role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
         if role not in ROLES or not isinstance(content, str):
             raise UsageMistake(f'{place}: a message needs a "role" ({", ".join(ROLES)}) and "content" that is text.')
-        found.append({"role": role, "content": _whole(content)})
-    return tuple(found)
+        messages.append({"role": role, "content": _whole(content)})
+    return tuple(messages)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -266,20 +266,20 @@ def read_past(history: History, model: str) -> Past:
 
     Raises StoreTrouble.
     """
-    saved = [found for info in history.conversations() if (found := history.read(info.id)) is not None]
-    apart = {one.turns[0].prompt for one in saved if _is_held_out(one.turns[0].prompt)}
+    saved = [loaded for info in history.conversations() if (loaded := history.read(info.id)) is not None]
+    apart = {chat.turns[0].prompt for chat in saved if _is_held_out(chat.turns[0].prompt)}
     conversations: list[PastConversation] = []
     questions: list[Question] = []
-    for one in saved:
-        turns = [turn for turn in one.turns if turn.prompt.strip()]
+    for chat in saved:
+        turns = [turn for turn in chat.turns if turn.prompt.strip()]
         if not turns or apart & {turn.prompt for turn in turns}:
             continue
-        name = _name(one.info.id, turns)
-        if one.info.model == model and (messages := _complete_messages(one, turns)):
+        name = _name(chat.info.id, turns)
+        if chat.info.model == model and (messages := _complete_messages(chat, turns)):
             conversations.append(PastConversation(name, messages))
         else:
             first, *following = [turn.prompt for turn in turns]
-            questions.append(Question(name, (*_system(one), {"role": "user", "content": first}), tuple(following)))
+            questions.append(Question(name, (*_system(chat), {"role": "user", "content": first}), tuple(following)))
     benched = sorted(apart, key=_digest)[:BENCHED]
     return Past(
         conversations,
@@ -294,26 +294,26 @@ def _is_held_out(prompt: str) -> bool:
 
 def _name(conversation: int, turns: Sequence[Turn]) -> str:
     """Return a name for a conversation. It changes with each further turn, because the text has changed."""
-    said = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
-    return f"history-{conversation}-{said.hexdigest()[:8]}"
+    digest = hashlib.sha256("\0".join(text for turn in turns for text in (turn.prompt, turn.reply)).encode())
+    return f"history-{conversation}-{digest.hexdigest()[:8]}"
 
 
 def _digest(prompt: str) -> bytes:
     return hashlib.sha256(prompt.encode()).digest()
 
 
-def _complete_messages(one: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
+def _complete_messages(chat: Saved, turns: Sequence[Turn]) -> tuple[Message, ...]:
     """Return the messages of a conversation before the first reply that was interrupted or is missing."""
     messages: list[Message] = []
     for turn in turns:
         if turn.reason not in WHOLE or not turn.reply.strip():
             break
         messages += [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.reply}]
-    return (*_system(one), *messages) if messages else ()
+    return (*_system(chat), *messages) if messages else ()
 
 
-def _system(one: Saved) -> tuple[Message, ...]:
-    return ({"role": "system", "content": one.system},) if one.system else ()
+def _system(chat: Saved) -> tuple[Message, ...]:
+    return ({"role": "system", "content": chat.system},) if chat.system else ()
 
 
 SHIPPED = Path(__file__).parent / "prompts.toml"
@@ -359,11 +359,11 @@ def _kinds() -> dict[str, Mapping[str, Any]]:
 
 def _single(entry: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     """Yield the single-turn prompts of a kind, including prompts made from templates, each once."""
-    found = dict.fromkeys(entry["prompts"])
+    prompts = dict.fromkeys(entry["prompts"])
     for template in entry["templates"]:
         draw = random.Random(template)  # noqa: S311
-        found |= dict.fromkeys(_filled(template, draw) for _ in range(entry.get("copies", COPIES)))
-    return ((text,) for text in found)
+        prompts |= dict.fromkeys(_filled(template, draw) for _ in range(entry.get("copies", COPIES)))
+    return ((text,) for text in prompts)
 
 
 def _filled(template: str, draw: random.Random) -> str:

@@ -120,8 +120,8 @@ class Job:
         self.choice, self.shadow = self._choose(settings)
         self.changes_target = self.shadow.changes_target
         self.length = self._length(self.shadow.target)
-        written = originals(request.card.path).bytes if self.changes_target else 0
-        self.needed = estimate.needs(self.shadow, self.choice, self.length, written)
+        new_bytes = originals(request.card.path).bytes if self.changes_target else 0
+        self.needed = estimate.needs(self.shadow, self.choice, self.length, new_bytes)
         if self.divided:
             self.needed = estimate.divided(self.needed, self.shadow, processes.count())
 
@@ -231,12 +231,12 @@ class Job:
             reader = reader_of(served_target(self.request.card, self._settings, target))
             missing, stored = readings.lacking(rows), len(readings)
             worth = sum(map(len, map(positions, missing)))
-            before = sum(len(positions(row)) for row in rows if row in readings)
+            earlier = sum(len(positions(row)) for row in rows if row in readings)
             enough = 2 * sum(map(len, map(positions, corpus.held_out)))
             for count in readings.fill(missing, reader):
                 done = count - stored
                 self._progress(f"{100 * done / worth:.0f} %  read {done} of {worth} tokens")
-                if self.clock.reading_is_over() and before + done >= enough:
+                if self.clock.reading_is_over() and earlier + done >= enough:
                     break
         self.processes.wait_for_everyone()
         if not self.main or begun:
@@ -265,11 +265,11 @@ class Job:
         choice = _densely(request.card, plain, machine)
         shadow = estimate.shadow(request.kind, request.card, request.options, choice)
         if shadow.changes_target and is_packed(request.card.path):
-            held = "blocks of a GGUF file" if packed_file.read(request.card.path).header.registered else "packed ones"
+            kind = "blocks of a GGUF file" if packed_file.read(request.card.path).header.registered else "packed ones"
             changing = next(name for name in CHANGING if request.options.get(name))
             raise UsageMistake(
                 f"`-O {changing}={str(request.options[changing]).lower()}` needs the original weights of "
-                f"{request.card.name}, but only {held} are here; leave it out, or name a model's directory in the "
+                f"{request.card.name}, but only {kind} are here; leave it out, or name a model's directory in the "
                 "Hugging Face layout. For a registered model `localspec pull NAME --original` fetches them."
             )
         # in the precision that answers, because the drafter will read its states
@@ -286,10 +286,10 @@ class Job:
 
         A stopped training resumes with the same weights. Raises DoesNotFit, and the errors of `choose`.
         """
-        request, named = self.request, (settings.quantize, settings.dtype)
+        request, flags = self.request, (settings.quantize, settings.dtype)
         dense = estimate.shadow(request.kind, request.card, request.options, replace(choice, quantize="none"))
         directly = dense.adapters is None
-        if directly and named in (("auto", "fp16"), ("none", "fp16")):
+        if directly and flags in (("auto", "fp16"), ("none", "fp16")):
             raise UsageMistake(
                 f"This form of {request.kind} trains the target's own weights, for which fp16 is too coarse; give "
                 "--dtype bf16 or fp32, --quantize int8 for adapters, or choose a form that leaves the target as it is."
@@ -302,7 +302,7 @@ class Job:
         if begun is not None:
             ways.insert(0, (begun["asked"]["asked"].get("quantize"), begun["asked"]["asked"].get("dtype")))
         refused: LocalspecError | None = None
-        for way in (way for way in ways if all(one in ("auto", given) for one, given in zip(named, way, strict=True))):
+        for way in (way for way in ways if all(flag in ("auto", name) for flag, name in zip(flags, way, strict=True))):
             try:
                 choice = choose(request.card, replace(plain, quantize=way[0], dtype=way[1]), machine)
                 shadow = estimate.shadow(request.kind, request.card, request.options, choice)
@@ -466,12 +466,12 @@ def _resumed(request: TrainingRequest, identity: Mapping[str, Any]) -> Mapping[s
     path = request.directory
     if request.force:
         return {}
-    found = checkpoint.state(path / "checkpoint")
-    if found is not None:
-        refuse_other(path, found["asked"]["asked"], identity)
-        options = {**drafter_class(request.kind).BEFORE, **found["asked"]["options"]}
-        positions_read = found["asked"].get("positions")
-        return {"at_once": found["at_once"], "options": options, "step": found["step"], "positions": positions_read}
+    state = checkpoint.state(path / "checkpoint")
+    if state is not None:
+        refuse_other(path, state["asked"]["asked"], identity)
+        options = {**drafter_class(request.kind).BEFORE, **state["asked"]["options"]}
+        positions_read = state["asked"].get("positions")
+        return {"at_once": state["at_once"], "options": options, "step": state["step"], "positions": positions_read}
     try:
         refuse_result(path, "drafter", "target")
     except UsageMistake:

@@ -75,9 +75,9 @@ def split(path: Path, directory: Path, about: Mapping[str, Any]) -> None:
         files = sorted(set(table_of(path / PICKLED_INDEX).values()))
         for number, name in enumerate(files, start=1):
             with damage_in_words(path / name):
-                tensors = {key: one for key, one in unpickled(path / name).items() if not _PREFIX.match(key)}
+                tensors = {key: tensor for key, tensor in unpickled(path / name).items() if not _PREFIX.match(key)}
             file = f"model-{number:05}-of-{len(files):05}.safetensors"
-            save_file({key: one.clone().contiguous() for key, one in tensors.items()}, new / file, {"format": "pt"})
+            save_file({key: t.clone().contiguous() for key, t in tensors.items()}, new / file, {"format": "pt"})
             table |= dict.fromkeys(tensors, file)
         (new / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}) + "\n", "utf-8")
         for other in path.iterdir():
@@ -111,11 +111,11 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
     linears = _linears(tensors, file, heads)
     for linear in linears:
         if linear.shape != (shape.vocab_size, shape.hidden_size):
-            what = f"The heads in {file} are of another model"
+            problem = f"The heads in {file} are of another model"
             if _TOKEN_MAP in tensors and len(linear) == len(tensors[_TOKEN_MAP]):
-                what = f"The heads in {file} have a truncated vocabulary (token_map), which localspec does not read"
+                problem = f"The heads in {file} have a truncated vocabulary (token_map), which localspec does not read"
             raise LocalspecError(
-                f"{what}: their vocabulary matrix has the shape {list(linear.shape)} where the "
+                f"{problem}: their vocabulary matrix has the shape {list(linear.shape)} where the "
                 f"model has {[shape.vocab_size, shape.hidden_size]}; train some with `localspec train medusa`."
             )
     private = not all(torch.equal(linear.to(vocabulary.dtype), vocabulary) for linear in linears)
@@ -135,44 +135,44 @@ def _head_names(names: Collection[str], file: Path) -> dict[str, str]:
     Raises NotHere if there is no head, and LocalspecError for other tensors.
     """
     whole = any(name.startswith("model.") for name in names)
-    named = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}
+    short_names = {name: _PREFIX.sub("", name) for name in names if not whole or _PREFIX.match(name)}
     others = [
         name
-        for name in named.values()
+        for name in short_names.values()
         if not (_BLOCK.match(name) or _LINEAR.match(name) or name in (_ONE_LINEAR, _TOKEN_MAP))
     ]
-    if not any(_BLOCK.match(name) for name in named.values()):
+    if not any(_BLOCK.match(name) for name in short_names.values()):
         raise NotHere(f"{file} has no Medusa heads; train heads with `localspec train medusa`.")
     if others:
         raise LocalspecError(
             f"'{others[0]}' in {file} is not a part of Medusa heads; get the heads from another source."
         )
-    return named
+    return short_names
 
 
 def _blocks(tensors: Tensors, file: Path) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Return (weight, bias) by head and block; a bias that the file lacks is zero."""
-    found: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    blocks: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if match := _BLOCK.match(name):
             head, block, *_ = (int(number) for number in match.groups()[:4] if number is not None)
-            found.setdefault((head, block), {})[match[5]] = tensor
-    heads, layers = max(head for head, _ in found) + 1, max(block for _, block in found) + 1
-    for place in ((head, block) for head in range(heads) for block in range(layers)):
-        if "weight" not in found.get(place, {}):
-            raise LocalspecError(f"{file} lacks the weight of block {place[1]} of head {place[0]}; fetch it again.")
+            blocks.setdefault((head, block), {})[match[5]] = tensor
+    heads, layers = max(head for head, _ in blocks) + 1, max(block for _, block in blocks) + 1
+    for key in ((head, block) for head in range(heads) for block in range(layers)):
+        if "weight" not in blocks.get(key, {}):
+            raise LocalspecError(f"{file} lacks the weight of block {key[1]} of head {key[0]}; fetch it again.")
     return [
         [(pair["weight"], pair.get("bias", pair["weight"].new_zeros(len(pair["weight"])))) for pair in of_head]
-        for of_head in ([found[head, block] for block in range(layers)] for head in range(heads))
+        for of_head in ([blocks[head, block] for block in range(layers)] for head in range(heads))
     ]
 
 
 def _linears(tensors: Tensors, file: Path, heads: int) -> list[torch.Tensor]:
     """Return the vocabulary matrix of each head; an empty list if heads use the target's."""
-    found = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
-    one = tensors.get(_ONE_LINEAR) if not found else found[0] if found.keys() == {0} else None
-    if one is not None:
-        return [one] * heads
-    if found and found.keys() != set(range(heads)):
-        raise LocalspecError(f"{file} has {heads} heads, but {len(found)} vocabulary matrices; fetch it again.")
-    return [found[head] for head in range(heads)] if found else []
+    linears = {int(match[1] or match[3]): tensor for name, tensor in tensors.items() if (match := _LINEAR.match(name))}
+    shared = tensors.get(_ONE_LINEAR) if not linears else linears[0] if linears.keys() == {0} else None
+    if shared is not None:
+        return [shared] * heads
+    if linears and linears.keys() != set(range(heads)):
+        raise LocalspecError(f"{file} has {heads} heads, but {len(linears)} vocabulary matrices; fetch it again.")
+    return [linears[head] for head in range(heads)] if linears else []

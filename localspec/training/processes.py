@@ -46,21 +46,21 @@ def begin(choice: Choice) -> Accelerator:
 
 @contextmanager
 def _unset(variable: str) -> Iterator[None]:
-    before = os.environ.pop(variable, None)
+    value = os.environ.pop(variable, None)
     try:
         yield
     finally:
-        if before is not None:
-            os.environ[variable] = before
+        if value is not None:
+            os.environ[variable] = value
 
 
-def agree(processes: Accelerator, found: Mapping[str, Any]) -> None:
-    """Raise UsageMistake in all processes if their values `found` differ."""
+def agree(processes: Accelerator, values: Mapping[str, Any]) -> None:
+    """Raise UsageMistake in all processes if their `values` differ."""
     if processes.num_processes == 1:
         return
-    everywhere = gather_object([dict(found)])
-    for name in found:
-        first, *others = (one[name] for one in everywhere)
+    everywhere = gather_object([dict(values)])
+    for name in values:
+        first, *others = (entry[name] for entry in everywhere)
         if different := [value for value in others if value != first]:
             raise UsageMistake(
                 f"The processes differ in {name} ({first!r} and {different[0]!r}); start the same command on every "
@@ -96,8 +96,8 @@ def for_divided(settings: Settings, machine: Machine) -> tuple[Settings, Machine
             "accelerate."
         )
     cards = (
-        replace(one, free=count() * one.free, total=count() * one.total) if one.type == "cuda" else one
-        for one in machine.devices
+        replace(device, free=count() * device.free, total=count() * device.total) if device.type == "cuda" else device
+        for device in machine.devices
     )
     return replace(settings, quantize="none"), replace(machine, devices=tuple(cards))
 

@@ -67,13 +67,13 @@ def convert(kind: str, path: Path, model: Path, directory: Path, about: Mapping[
 
 def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
     """Return the first matrix of these names in a model's files, unchanged."""
-    found: dict[str, torch.Tensor] = {}
+    matrices: dict[str, torch.Tensor] = {}
     for file in inspect(model).weight_files:
         with safe_open(file, framework="pt") as opened:
             stored_names = {text_name(name): name for name in opened.keys()}  # noqa: SIM118 (no mapping)
-            wanted = [name for name in names if name in stored_names and names[0] not in found]
-            found.update({name: opened.get_tensor(stored_names[name]) for name in wanted})
-    return next(found[name] for name in names if name in found)
+            missing = [name for name in names if name in stored_names and names[0] not in matrices]
+            matrices.update({name: opened.get_tensor(stored_names[name]) for name in missing})
+    return next(matrices[name] for name in names if name in matrices)
 
 
 def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
@@ -99,15 +99,15 @@ def read_tensors(
     The function `called` maps stored names to localspec's names; tensors that it leaves out are not read. Raises the
     errors of `called`, and LocalspecError for damaged files.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     with damage_in_words(file):
         table = table_of(file) if file.suffix == ".json" else {}
-        wanted = called(table) if table else {}
-    for name in sorted({table[one] for one in wanted}) if table else [file.name]:
+        selected = called(table) if table else {}
+    for name in sorted({table[key] for key in selected}) if table else [file.name]:
         with damage_in_words(file.parent / name), _opened(file.parent / name) as (names, get):
-            wanted = wanted or called(names)
-            found |= {wanted[one]: get(one) for one in names if one in wanted}
-    return found
+            selected = selected or called(names)
+            tensors |= {selected[key]: get(key) for key in names if key in selected}
+    return tensors
 
 
 @contextmanager
@@ -126,49 +126,49 @@ def tensors_in(path: Path, ids: Container[str] = ()) -> dict[str, torch.Tensor]:
 
     Raises the errors of `read_tensors` and `check_numbers`.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(path):
-        found |= read_tensors(file)
-    check_numbers(found, path, ids)
-    return found
+        tensors |= read_tensors(file)
+    check_numbers(tensors, path, ids)
+    return tensors
 
 
 def fitted(
     expected: Mapping[str, TensorSpec],
     stored: Tensors,
     names: Mapping[str, Sequence[str]],
-    what: str,
+    label: str,
     path: Path,
     ignored: str = "",
 ) -> dict[str, torch.Tensor]:
     """Return a drafter's tensors by localspec's names. `names` lists the stored names of each tensor that is stacked
     from several stored tensors, or is stored under another name.
 
-    Errors call the drafter in `path` by the name `what`. Raises LocalspecError for a tensor that is missing or has
+    Errors call the drafter in `path` by the name `label`. Raises LocalspecError for a tensor that is missing or has
     another shape, and for an unused tensor that does not match the pattern `ignored`.
     """
-    found, used = {}, set[str]()
-    for ours, spec in expected.items():
-        theirs = names.get(ours, (ours,))
-        there = [stored[name] for name in theirs if name in stored]
-        used |= {*theirs}
-        same_widths = len(there) == len(theirs) and len({one.shape[1:] for one in there}) == 1
+    tensors, used = {}, set[str]()
+    for our_name, spec in expected.items():
+        parts = names.get(our_name, (our_name,))
+        there = [stored[name] for name in parts if name in stored]
+        used |= {*parts}
+        same_widths = len(there) == len(parts) and len({tensor.shape[1:] for tensor in there}) == 1
         whole = torch.cat(there) if same_widths and len(there) > 1 else there[0] if same_widths else None
         if whole is None or tuple(whole.shape) != spec.shape:
-            missing = next((name for name in theirs if name not in stored), "")
-            shapes = " and ".join(str([*one.shape]) for one in there)
+            missing = next((name for name in parts if name not in stored), "")
+            shapes = " and ".join(str([*tensor.shape]) for tensor in there)
             has = "is missing" if missing else f"has the shape {shapes}"
             raise LocalspecError(
-                f"'{missing or theirs[0]}' of {what} in {path} {has} (expected: {[*spec.shape]}); name the model "
+                f"'{missing or parts[0]}' of {label} in {path} {has} (expected: {[*spec.shape]}); name the model "
                 "that it was made for, or fetch the drafter again."
             )
-        found[ours] = whole
+        tensors[our_name] = whole
     if others := sorted(name for name in stored.keys() - used if not (ignored and re.search(ignored, name))):
         raise LocalspecError(
-            f"'{others[0]}' in {path} is not a tensor of {what}, so the drafter would not draft as it was trained; "
+            f"'{others[0]}' in {path} is not a tensor of {label}, so the drafter would not draft as it was trained; "
             "use another drafter."
         )
-    return found
+    return tensors
 
 
 def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> None:
@@ -176,18 +176,18 @@ def check_numbers(tensors: Tensors, where: Path, ids: Container[str] = ()) -> No
 
     Tensors named in `ids` are lists of tokens, or have a flag per token.
     """
-    for name, one in tensors.items():
-        if not one.ndim:
+    for name, tensor in tensors.items():
+        if not tensor.ndim:
             raise LocalspecError(
                 f"'{name}' in {where} is a single number instead of an array; fetch the drafter again."
             )
-        whole = name in ids and not one.is_floating_point()
-        if one.dtype not in _NUMBERS and not whole:
+        whole = name in ids and not tensor.is_floating_point()
+        if tensor.dtype not in _NUMBERS and not whole:
             raise LocalspecError(
-                f"'{name}' in {where} is of the type {str(one.dtype).removeprefix('torch.')}, but localspec reads "
+                f"'{name}' in {where} is of the type {str(tensor.dtype).removeprefix('torch.')}, but localspec reads "
                 "drafters in float32, float16 or bfloat16; get it in one of these."
             )
-        if not one.isfinite().all():
+        if not tensor.isfinite().all():
             raise LocalspecError(f"'{name}' in {where} has NaN or inf; fetch the drafter again.")
 
 

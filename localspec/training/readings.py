@@ -54,14 +54,14 @@ class Places:
     def following(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the indices of the positions 1 to `depth` after each of the n positions, and whether these
         positions are among the n; both [n, depth]."""
-        wanted = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
-        found = torch.searchsorted(self.numbers, wanted).clamp(max=max(len(self.numbers) - 1, 0))
-        return found, self.numbers[found] == wanted
+        following = self.numbers[:, None] + torch.arange(1, depth + 1, device=self.numbers.device)
+        indices = torch.searchsorted(self.numbers, following).clamp(max=max(len(self.numbers) - 1, 0))
+        return indices, self.numbers[indices] == following
 
 
 def positions(row: Row) -> list[int]:
     """Return the positions of a row whose next token counts in the loss."""
-    return [place for place, counts in enumerate(row.loss_mask[1:]) if counts]
+    return [position for position, counts in enumerate(row.loss_mask[1:]) if counts]
 
 
 class Readings:
@@ -70,7 +70,7 @@ class Readings:
     def __init__(self, directory: Path, width: int) -> None:
         self._directory = directory
         self._record = np.dtype([("state", "<f2", width), ("ids", "<i4", LIKELIEST), ("chances", "<f2", LIKELIEST)])
-        self._found: dict[str, tuple[int, int]] = {}  # by a row's digest: its first record, its number of records
+        self._stored: dict[str, tuple[int, int]] = {}  # by a row's digest: its first record, its number of records
         self._count = 0
         self._records: Any = None
         self._open()
@@ -93,7 +93,7 @@ class Readings:
                 name, count = json.loads(line)
                 if (self._count + count) * self._record.itemsize > size:
                     break
-                self._found[str(name)] = self._count, int(count)
+                self._stored[str(name)] = self._count, int(count)
                 self._count, whole = self._count + int(count), whole + len(line) + 1
             os.truncate(self._directory / INDEX, whole)
             os.truncate(self._directory / RECORDS, self._count * self._record.itemsize)
@@ -106,18 +106,18 @@ class Readings:
             raise LocalspecError(
                 f"{self._directory} lacks texts that the stopped training has read; give --force to start over."
             )
-        self._found = {name: (first, count) for name, (first, count) in self._found.items() if first < positions}
+        self._stored = {name: (first, count) for name, (first, count) in self._stored.items() if first < positions}
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, row: Row) -> bool:
-        return _digest(row) in self._found
+        return _digest(row) in self._stored
 
     def lacking(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows that have positions to predict but are not stored yet, each once."""
-        found = {_digest(row): row for row in rows if positions(row)}
-        return [row for name, row in found.items() if name not in self._found]
+        by_digest = {_digest(row): row for row in rows if positions(row)}
+        return [row for name, row in by_digest.items() if name not in self._stored]
 
     def fill(self, rows: Sequence[Row], reader: Reader) -> Iterator[int]:
         """Read the `lacking` rows, and yield the number of stored positions after each row.
@@ -127,10 +127,10 @@ class Readings:
         for row in self.lacking(rows):
             places = positions(row)
             states, ids, chances = reader(row.tokens[: places[-1] + 1], places[0])
-            wanted = np.array(places) - places[0]
+            offsets = np.array(places) - places[0]
             records = np.empty(len(places), self._record)
-            records["state"] = np.clip(states[wanted], -LARGEST, LARGEST)
-            records["ids"], records["chances"] = ids[wanted], chances[wanted]
+            records["state"] = np.clip(states[offsets], -LARGEST, LARGEST)
+            records["ids"], records["chances"] = ids[offsets], chances[offsets]
             self._append(_digest(row), records)
             yield self._count
 
@@ -144,7 +144,7 @@ class Readings:
             raise DoesNotFit(
                 f"{self._directory} cannot be written ({error.strerror}); make room, and give the same command again."
             ) from error
-        self._found[name] = self._count, len(records)
+        self._stored[name] = self._count, len(records)
         self._count, self._records = self._count + len(records), None
 
     def places(self, rows: Sequence[Row], device: str, distill: bool) -> Places:
@@ -154,11 +154,11 @@ class Readings:
             self._records = np.memmap(self._directory / RECORDS, self._record, "r", 0, shape) if self._count else None
         parts, roots, numbers, start = [], [], [], 0
         for row in rows:
-            first, count = self._found[_digest(row)]
-            found = positions(row)
+            first, count = self._stored[_digest(row)]
+            row_positions = positions(row)
             parts.append(self._records[first : first + count])
-            roots += [row.tokens[place + 1] for place in found]
-            numbers += [start + place for place in found]
+            roots += [row.tokens[position + 1] for position in row_positions]
+            numbers += [start + position for position in row_positions]
             start += len(row.tokens) + GAP  # so that no text continues in the next one
         records = np.concatenate(parts)
         following = torch.tensor(roots, device=device)
@@ -181,16 +181,16 @@ def reader_of(target: DecodingTarget) -> Reader:
 
 def _native(target: NativeTarget) -> Reader:
     def read(tokens: Sequence[int], first: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        cache, found = target.cache(len(tokens)), []
+        cache, chunks = target.cache(len(tokens)), []
         for start in range(0, len(tokens), CHUNK):
             part = tokens[start : start + CHUNK]
-            wanted = min(max(first - start, 0), len(part) - 1)  # logits are expensive, so only from here on
-            logits, hidden, _ = target.model.forward(part, None, cache, wanted)
+            skipped = min(max(first - start, 0), len(part) - 1)  # logits are expensive, so only from here on
+            logits, hidden, _ = target.model.forward(part, None, cache, skipped)
             cache.keep(range(len(part)))
             if start + len(part) > first:
                 likely = logits.candidates(range(len(logits)), LIKELIEST, Sampling())
-                found.append((hidden[wanted:], np.array(likely)))
-        states, likeliest = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                chunks.append((hidden[skipped:], np.array(likely)))
+        states, likeliest = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
         return states, likeliest[..., 0].astype(np.int32), likeliest[..., 1]
 
     return read

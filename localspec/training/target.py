@@ -112,6 +112,6 @@ def perplexity(target: Target, rows: list[Row], at_once: int) -> float:
         positions = torch.arange(padded.tokens.shape[1], device=target.device)
         states = target.transformer(padded.tokens, positions, padded.causal)
         where = padded.loss_mask[:, 1:]
-        found = cross_entropy(states[:, :-1][where], target.head, padded.tokens[:, 1:][where])
-        total, count = total + float(found.loss), count + found.count
+        loss_sum = cross_entropy(states[:, :-1][where], target.head, padded.tokens[:, 1:][where])
+        total, count = total + float(loss_sum.loss), count + loss_sum.count
     return math.exp(total / count)

@@ -44,8 +44,8 @@ def optimizer_class(device: str, resumed: Mapping[str, Any] | None = None) -> Ca
     if has_small_moments(device) if resumed is None else resumed.get("optimizer", ADAMW) != ADAMW:
         from localspec.nn.linear_bitsandbytes import adamw_8bit  # not available on a Mac
 
-        found: Callable[..., torch.optim.Optimizer] = adamw_8bit()
-        return found
+        class_: Callable[..., torch.optim.Optimizer] = adamw_8bit()
+        return class_
     return torch.optim.AdamW
 
 
@@ -154,10 +154,10 @@ class Training:
         drafter.begin_training(corpus.frequencies().to(self.target.device))
         groups = trainable_groups(drafter)
         self._parameters = [parameter for params, _ in groups for parameter in params]
-        found = checkpoint.load(directory / "checkpoint")
-        made = optimizer_class(self.target.device, None if found is None else found[1])
+        loaded = checkpoint.load(directory / "checkpoint")
+        new_optimizer = optimizer_class(self.target.device, None if loaded is None else loaded[1])
         self._optimizer = processes.prepare(
-            made(
+            new_optimizer(
                 [
                     {"params": some, "scale": scale, "weight_decay": decay}
                     for params, scale in groups
@@ -168,9 +168,9 @@ class Training:
             )
         )
         self._log = directory / "losses.jsonl"
-        if found is None and readings is not None:
+        if loaded is None and readings is not None:
             drafter.fit(map(self._places, corpus.one_pass()))
-        self._resume(found)
+        self._resume(loaded)
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -228,24 +228,24 @@ class Training:
         for group in self._optimizer.param_groups:
             group["lr"] = self.plan.rate * group["scale"] * _schedule(done)
         self._optimizer.zero_grad(set_to_none=True)
-        ours, worth = self._processes.process_index, sum(row.worth for row in rows)
+        process, worth = self._processes.process_index, sum(row.worth for row in rows)
         total = torch.zeros(1, dtype=torch.float64)
-        our_rows = rows[ours :: self._processes.num_processes]
+        our_rows = rows[process :: self._processes.num_processes]
         groups = list(split_rows(our_rows, self.plan.at_once))
-        most = self._most(len(groups))
+        forwards = self._most(len(groups))
         for index, some in enumerate(groups):
             share = sum(row.worth for row in some) / worth
             with fits_or(
                 f"{batch_tokens(some)} tokens in one forward do not fit in the memory of {self.target.device}; give a "
                 "smaller --at-once."
             ):
-                batch = self._batch(some, f"{self.plan.seed} {self.state.step} {ours} {index}")
+                batch = self._batch(some, f"{self.plan.seed} {self.state.step} {process} {index}")
                 with self._processes.autocast():
                     loss = self.drafter.loss(batch).loss
                 if loss.requires_grad:  # texts of a single token give a head nothing to learn
                     self._processes.backward(loss * share)
             total += loss.detach().double().cpu() * share
-        self._read_along(most - len(groups), rows)
+        self._read_along(forwards - len(groups), rows)
         self._share_gradients()
         mean = float(self._sum(total))
         if not math.isfinite(mean):
@@ -321,24 +321,24 @@ class Training:
         the first candidates at all earlier depths were right. It is empty if the kind does not report chains.
         """
         self.drafter.eval()
-        rows, taken = self.corpus.held_out, 0
-        some = [row for row in rows if tokens is None or (taken := taken + len(row.tokens)) <= tokens] or rows[:1]
-        ours = some[self._processes.process_index :: self._processes.num_processes]
-        found = torch.zeros(self.drafter.depth, RANKS + 3, dtype=torch.float64)
-        groups = list(split_rows(ours, self.plan.at_once))
-        most = self._most(len(groups))
+        rows, total = self.corpus.held_out, 0
+        some = [row for row in rows if tokens is None or (total := total + len(row.tokens)) <= tokens] or rows[:1]
+        our_rows = some[self._processes.process_index :: self._processes.num_processes]
+        sums = torch.zeros(self.drafter.depth, RANKS + 3, dtype=torch.float64)
+        groups = list(split_rows(our_rows, self.plan.at_once))
+        forwards = self._most(len(groups))
         for index, group in enumerate(groups):
             with torch.no_grad(), self._processes.autocast():
                 output = self.drafter.loss(self._batch(group, f"held out {index}"))
-            for depth, one in enumerate(output.depth_losses):
-                found[depth, :RANKS] += one.hits.cpu()
-                found[depth, RANKS] += one.count
+            for depth, depth_loss in enumerate(output.depth_losses):
+                sums[depth, :RANKS] += depth_loss.hits.cpu()
+                sums[depth, RANKS] += depth_loss.count
             if output.chains is not None:
-                found[:, -2:] += output.chains.cpu()
-        self._read_along(most - len(groups), some)
-        found = self._sum(found)
-        shares = (found[:, :RANKS] / found[:, RANKS : RANKS + 1].clamp_min(1)).tolist()
-        reached = found[found[:, -1] > 0, -2:]
+                sums[:, -2:] += output.chains.cpu()
+        self._read_along(forwards - len(groups), some)
+        sums = self._sum(sums)
+        shares = (sums[:, :RANKS] / sums[:, RANKS : RANKS + 1].clamp_min(1)).tolist()
+        reached = sums[sums[:, -1] > 0, -2:]
         self.right_after_right = [round(right / all_, 4) for right, all_ in reached.tolist()]
         accuracy = [[round(share, 4) for share in line] for line in shares]
         self._write_log({"step": self.state.step, "accuracy_by_depth": accuracy})
@@ -361,10 +361,10 @@ class Training:
             state["scaler"] = scaler.state_dict()
         checkpoint.save(self.directory / "checkpoint", self.state.step, tensors, state)
 
-    def _resume(self, found: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> None:
-        if found is not None:
+    def _resume(self, loaded: tuple[dict[str, torch.Tensor], dict[str, Any]] | None) -> None:
+        if loaded is not None:
             try:
-                self._restore(*found)
+                self._restore(*loaded)
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise LocalspecError(
                     f"The checkpoint in {self.directory} does not belong to this training ({error}); give --force to "
@@ -379,8 +379,8 @@ class Training:
 
     @torch.no_grad()
     def _restore(self, tensors: dict[str, torch.Tensor], stored: dict[str, Any]) -> None:
-        named = {name.removeprefix("drafter."): t for name, t in tensors.items() if name.startswith("drafter.")}
-        self.drafter.load_state_dict(named)
+        weights = {name.removeprefix("drafter."): t for name, t in tensors.items() if name.startswith("drafter.")}
+        self.drafter.load_state_dict(weights)
         states: dict[int, dict[str, Any]] = {}
         for index, parameter in enumerate(self._parameters):
             parameter.copy_(tensors[f"parameter.{index}"])
@@ -392,7 +392,7 @@ class Training:
         number = {id(parameter): index for index, parameter in enumerate(self._parameters)}
         order = [number[id(parameter)] for group in self._optimizer.param_groups for parameter in group["params"]]
         saved = self._optimizer.state_dict()
-        saved["state"] = {place: states[index] for place, index in enumerate(order) if states[index]}
+        saved["state"] = {position: states[index] for position, index in enumerate(order) if states[index]}
         self._optimizer.load_state_dict(saved)
         for index, parameter in enumerate(self._parameters):
             if parameter.dtype == torch.bfloat16:  # torch has rounded finer moments to this type

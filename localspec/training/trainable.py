@@ -57,8 +57,8 @@ class Batch:
         `teacher_states`, which have the same shape.
         """
         predicting = predicting_next(self.loss_mask)
-        text, place = predicting.nonzero(as_tuple=True)
-        roots, numbers = self.tokens.roll(-1, 1)[predicting], text * 2 * (self.tokens.shape[1] + depth) + place
+        text, position = predicting.nonzero(as_tuple=True)
+        roots, numbers = self.tokens.roll(-1, 1)[predicting], text * 2 * (self.tokens.shape[1] + depth) + position
         return Places(states[predicting], roots, numbers, teacher_states[predicting] if self.distill else roots)
 
 
@@ -232,7 +232,7 @@ class TrainableDrafter(nn.Module):
         """
         head = self.target.transformer.config
         trained: int = sum(
-            one.numel() for group in self.parameter_groups() for one in group["params"] if one.requires_grad
+            weight.numel() for group in self.parameter_groups() for weight in group["params"] if weight.requires_grad
         )
         return trained + self.depth * head.vocab_size * head.hidden_size
 
@@ -356,8 +356,8 @@ def most_frequent(frequencies: torch.Tensor, count: int) -> torch.Tensor:
 
 def trainable_class(kind: str) -> type[TrainableDrafter]:
     """Return the class `Trainable` in the file of a kind."""
-    found: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
-    return found
+    class_: type[TrainableDrafter] = import_module(kind_of(kind).training_file).Trainable
+    return class_
 
 
 SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -366,15 +366,15 @@ SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "n
 def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
     """Return options of the form NAME=VALUE, each in its own type. Raises UsageMistake."""
     types = {option.name: type(option.default) for option in fields(drafter_class(kind).Options)}
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise UsageMistake(f"--option {word!r} is not of the form NAME=VALUE; {kind} has {', '.join(types)}.")
-        if name in found:
+        if name in options:
             raise UsageMistake(f"--option {name} is given twice; give it once.")
-        found[name] = _value(types.get(name, str), value)
-    return found
+        options[name] = _value(types.get(name, str), value)
+    return options
 
 
 def _value(type_: type, text: str) -> Any:
@@ -398,11 +398,11 @@ class ConvertedDrafter(NamedTuple):
 
     kind: str
     options: Any
-    found: Mapping[str, torch.Tensor]
+    weights: Mapping[str, torch.Tensor]
 
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the saved tensors, as `TrainableDrafter.tensors` does."""
-        return self.found
+        return self.weights
 
 
 def save_drafter(drafter: TrainableDrafter | ConvertedDrafter, path: Path, about: Mapping[str, Any]) -> None:

@@ -100,15 +100,15 @@ def judge(
         settings, temperature=0.0, top_p=None, top_k=None, min_p=None, seed=0, accept="exact", exact=False,
         draft_max="auto", context=None,
     )  # fmt: skip
-    known = Measurements(MeasurementCache(store, reporter))
-    named = str(directory / "drafter")
+    measured = Measurements(MeasurementCache(store, reporter))
+    trained = str(directory / "drafter")
 
     def chosen(drafter: str) -> Choice:
-        return choose(card, replace(greedy, drafter=drafter), measurements=known)
+        return choose(card, replace(greedy, drafter=drafter), measurements=measured)
 
     plain = chosen("none")
     greedy = config.narrowed(greedy, plain.device, plain.dtype, plain.quantize)
-    choices = [plain, chosen("auto"), chosen(named), chosen(named + WITH_PHRASES)]
+    choices = [plain, chosen("auto"), chosen(trained), chosen(trained + WITH_PHRASES)]
     if choices[1].drafter == "none":
         del choices[1]
     load = partial(Engine, store=store, phrases="off", reporter=reporter)
@@ -125,7 +125,7 @@ def judge(
         partial(load, choice, share_with=base) for choice, base in zip(choices, firsts, strict=True)
     ]
     questions, rules = [prompt.text for prompt in texts], [first.sampling(greedy)] * len(engines)
-    most = _reply_tokens(first, questions[0], rules[0], seconds - (time.monotonic() - began))
+    max_tokens = _reply_tokens(first, questions[0], rules[0], seconds - (time.monotonic() - began))
     turning = time.monotonic()
 
     def over(turns: int) -> bool:
@@ -133,25 +133,25 @@ def judge(
         return turns >= FEWEST and now - began + (now - turning) / max(turns, 1) > seconds
 
     replies = run_rows(
-        engines, questions, rules, Limits(most), 1, reporter.progress, before_turn=first.hold_threads, until=over,
+        engines, questions, rules, Limits(max_tokens), 1, reporter.progress, before_turn=first.hold_threads, until=over,
         at_most=lambda: seconds - (time.monotonic() - began), warm_up=Limits(WARM_UP),
     )  # fmt: skip
     categories = [prompt.category for prompt, _ in zip(texts, replies[0], strict=False)]
 
-    def compared(ours: Sequence[Statistics], theirs: Sequence[Statistics]) -> dict[str, Any]:
-        return figures.of_row(ours, theirs, categories, 0, 1.0)  # its share of the bandwidth is not needed
+    def compared(row: Sequence[Statistics], reference: Sequence[Statistics]) -> dict[str, Any]:
+        return figures.of_row(row, reference, categories, 0, 1.0)  # its share of the bandwidth is not needed
 
-    found = [compared(row, replies[0]) for row in replies]
-    best = max((len(found) - 2, len(found) - 1), key=lambda row: found[row]["speedup"] or 0.0)
-    without = len(found) - 3
-    speedup = found[best]["speedup"] or 0.0
+    rows = [compared(row, replies[0]) for row in replies]
+    best = max((len(rows) - 2, len(rows) - 1), key=lambda row: rows[row]["speedup"] or 0.0)
+    without = len(rows) - 3
+    speedup = rows[best]["speedup"] or 0.0
     against = compared(replies[best], replies[without])["speedup"] or 0.0
-    kept = min(speedup, against) >= CLEARLY
+    is_kept = min(speedup, against) >= CLEARLY
     verdict = Verdict(
-        choices[best].drafter, speedup, choices[without].drafter, against, len(categories), most,
-        [{"drafter": choice.drafter, **_shown(row)} for choice, row in zip(choices, found, strict=True)], kept,
+        choices[best].drafter, speedup, choices[without].drafter, against, len(categories), max_tokens,
+        [{"drafter": choice.drafter, **_shown(row)} for choice, row in zip(choices, rows, strict=True)], is_kept,
     )  # fmt: skip
-    _write(directory, {"kept": kept, "bench": verdict.as_json()})
+    _write(directory, {"kept": is_kept, "bench": verdict.as_json()})
     return verdict
 
 
@@ -172,11 +172,11 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def _write(directory: Path, found: dict[str, Any]) -> None:
+def _write(directory: Path, result: dict[str, Any]) -> None:
     """Add the result to drafter.json, atomically."""
     file = directory / "drafter" / CARD
     card = parse_json(read_bytes(file))
-    (new := file.with_suffix(".new")).write_text(json.dumps(card | found, indent=2) + "\n", "utf-8")
+    (new := file.with_suffix(".new")).write_text(json.dumps(card | result, indent=2) + "\n", "utf-8")
     new.replace(file)
 
 
@@ -207,11 +207,11 @@ def measure_generated(
     for prompt in prompts:
         if len(prompt) < 2 or len(prompt) + REPLY_TOKENS + nodes > target.context:
             continue
-        said = _answered(session, prompt, REPLY_TOKENS)
-        if (end := max(until_it_goes_round(said.token_ids), 2)) < len(said.token_ids):  # at least one step
-            said = _answered(session, prompt, end)
-        if said.steps:
-            tokens, steps = tokens + round(said.acceptance_length * said.steps), steps + said.steps
+        reply = _answered(session, prompt, REPLY_TOKENS)
+        if (end := max(until_it_goes_round(reply.token_ids), 2)) < len(reply.token_ids):  # at least one step
+            reply = _answered(session, prompt, end)
+        if reply.steps:
+            tokens, steps = tokens + round(reply.acceptance_length * reply.steps), steps + reply.steps
             replies += 1
         if replies == most or time.monotonic() - began > seconds:
             break
@@ -234,15 +234,15 @@ def measured_text(
     `acceptance` is measured in text like the training text, `acceptance_elsewhere` in replies to localspec's held-out
     prompts of all kinds.
     """
-    shipped = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
-    found = {
+    shipped = ([*target.encode([{"role": "user", "content": prompt.text}])] for prompt in held_out_prompts())
+    results = {
         "acceptance": measure_generated(target, drafter, map(_prompt, held_out), seconds=seconds),
         "acceptance_elsewhere": measure_generated(target, drafter, shipped, ELSEWHERE, seconds),
     }
-    return {name: text for name, text in found.items() if text}
+    return {name: text for name, text in results.items() if text}
 
 
 def _prompt(row: Row) -> list[int]:
     """Return the prompt of a row: the tokens before its first reply, or the first half of a plain text."""
-    first = next(place for place, counts in enumerate(row.loss_mask) if counts)
+    first = next(index for index, counts in enumerate(row.loss_mask) if counts)
     return list(row.tokens[: first or len(row.tokens) // 2])

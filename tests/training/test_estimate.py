@@ -107,7 +107,7 @@ def test_what_learns_is_counted(tiny):
 def test_a_target_that_learns_takes_memory_in_every_layer_and_is_written(tiny, kind):
     target = tiny("phi3-one-key-head-tied").target
     alone, joint = (make_drafter(kind, target, options) for options in ({}, {"joint": True}))
-    found, changed = needs(alone, CHOICE, 64), needs(joint, CHOICE, 64, written=10_000)
+    found, changed = needs(alone, CHOICE, 64), needs(joint, CHOICE, 64, new_bytes=10_000)
     assert changed.token - found.token > 4 * 14 * 48 * 3  # torch saves 15, and a mask that the layers share
     assert changed.files - found.files > 10_000 and changed.trainable > found.trainable
 

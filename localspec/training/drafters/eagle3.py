@@ -67,9 +67,9 @@ class Trainable(TrainableDrafter):
                     setattr(self, name, nn.Parameter(torch.ones(spec.shape)))
                 elif part == "weight":
                     rows, columns = spec.shape
-                    made = nn.Linear(columns, rows, bias=f"{layer}.bias" in specs)
-                    nn.init.normal_(made.weight, std=SPREAD)
-                    setattr(self, layer, made)
+                    linear = nn.Linear(columns, rows, bias=f"{layer}.bias" in specs)
+                    nn.init.normal_(linear.weight, std=SPREAD)
+                    setattr(self, layer, linear)
         if not options.config:
             self._begin_as_target()
 
@@ -83,33 +83,37 @@ class Trainable(TrainableDrafter):
         transformer, width = self.target.transformer, self.sizes.hidden_size
         config, heads = transformer.config, (self.sizes.num_kv_heads, self.sizes.head_dim)
         layers = {layer: config.sizes_of(layer) for layer in config.attending}
-        suitable = [at for at, it in layers.items() if it.keys_of is None and (it.num_kv_heads, it.head_dim) == heads]
-        one = replace(
+        suitable = [
+            index
+            for index, size in layers.items()
+            if size.keys_of is None and (size.num_kv_heads, size.head_dim) == heads
+        ]
+        sizes = replace(
             config, vocab_size=0, tied=True, sliding_windows=(None,), delta=None, per_layer_inputs=(0, 0),
             layer_sizes=(layers[suitable[-1]],),
         )  # fmt: skip
-        last = copied_layers(transformer, one, suitable[-1:])
+        last = copied_layers(transformer, sizes, suitable[-1:])
         self.fc.weight[:, -width:] += torch.eye(width, device=self.fc.weight.device)
-        qkv = last["layers.0.qkv_proj.weight"].view(-1, one.head_dim, width)
-        if one.gated:  # a query, its gate, a query, its gate, …, keys, values
-            qkv = torch.cat([qkv[: 2 * one.num_heads : 2], qkv[2 * one.num_heads :]])
+        qkv = last["layers.0.qkv_proj.weight"].view(-1, sizes.head_dim, width)
+        if sizes.gated:  # a query, its gate, a query, its gate, …, keys, values
+            qkv = torch.cat([qkv[: 2 * sizes.num_heads : 2], qkv[2 * sizes.num_heads :]])
         if layers[suitable[-1]].keys_are_values:
-            qkv = torch.cat([qkv, qkv[one.num_heads :]])
+            qkv = torch.cat([qkv, qkv[sizes.num_heads :]])
         self.qkv.weight[:, width:].copy_(qkv.flatten(0, 1))
-        if one.query_scalar:  # here scores are divided by the root of a head's width
-            queries = one.num_heads * one.head_dim
-            self.qkv.weight[:queries, width:] *= (one.head_dim / one.query_scalar) ** 0.5
-        self.o.weight.copy_(last["layers.0.o_proj.weight"] * one.residual_scale)
+        if sizes.query_scalar:  # here scores are divided by the root of a head's width
+            queries = sizes.num_heads * sizes.head_dim
+            self.qkv.weight[:queries, width:] *= (sizes.head_dim / sizes.query_scalar) ** 0.5
+        self.o.weight.copy_(last["layers.0.o_proj.weight"] * sizes.residual_scale)
         if "layers.0.gate_up_proj.weight" in last:
             gate, up = last["layers.0.gate_up_proj.weight"].chunk(2)
             self.gate.weight.copy_(gate)
             self.up.weight.copy_(up)
-            self.down.weight.copy_(last["layers.0.down_proj.weight"] * one.residual_scale)
+            self.down.weight.copy_(last["layers.0.down_proj.weight"] * sizes.residual_scale)
         else:  # no single expert would be right, so the MLP adds nothing at first
             self.down.weight.zero_()
-        self.feature_norm.copy_(last["layers.0.input_layernorm"] + one.norm_offset)
-        self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + one.norm_offset)
-        self.norm.copy_(transformer.norm + one.norm_offset)
+        self.feature_norm.copy_(last["layers.0.input_layernorm"] + sizes.norm_offset)
+        self.mlp_norm.copy_(last["layers.0.post_attention_layernorm"] + sizes.norm_offset)
+        self.norm.copy_(transformer.norm + sizes.norm_offset)
         self._copy_head()
 
     def copy_head_rows(self) -> None:
@@ -132,7 +136,7 @@ class Trainable(TrainableDrafter):
     def weights_passed(self) -> int:
         """The number of weights that multiply a token's states: of the matrix that joins the target's states, and in
         each step of the layer, its head and the target's head."""
-        weights, head = sum(one.numel() for one in self.parameters()), self.target.transformer.config
+        weights, head = sum(parameter.numel() for parameter in self.parameters()), self.target.transformer.config
         joined = self.fc.weight.numel()
         return joined + self.depth * (weights - joined + head.vocab_size * head.hidden_size)
 
@@ -192,20 +196,20 @@ class Trainable(TrainableDrafter):
         Row i of step d predicts the token i + 2 + d. The row knows the target's states up to i, and the tokens up to
         i + 1 + d. After the first step the row's feature is the drafter's own state of the previous step.
         """
-        n, found, earlier = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
+        n, normed, earlier = tokens.shape[1], list[torch.Tensor](), list[torch.Tensor]()
         following = F.pad(tokens, (0, self.depth))
         features, positions = self._features(inner.float()), torch.arange(n, device=tokens.device)
         for step in range(self.depth):
             embeddings = self._embed(following[:, 1 + step : 1 + step + n])
-            given = (embeddings, features, positions + step, *earlier)
+            inputs = (embeddings, features, positions + step, *earlier)
             if self.recomputed and torch.is_grad_enabled():
-                states, *keys_values = checkpoint(self._step, *given, use_reentrant=False)
+                states, *keys_values = checkpoint(self._step, *inputs, use_reentrant=False)
             else:
-                states, *keys_values = self._step(*given)
+                states, *keys_values = self._step(*inputs)
             earlier += keys_values
-            found.append(self._normed(states, self.norm))
-            features = found[-1] if self.options.output else states
-        return found
+            normed.append(self._normed(states, self.norm))
+            features = normed[-1] if self.options.output else states
+        return normed
 
     def loss(self, batch: Batch) -> LossOutput:
         """Return the sum over steps d of decayᵈ times the mean cross-entropy of that step's predictions.
@@ -218,16 +222,16 @@ class Trainable(TrainableDrafter):
         counted = counted[:, 1:].cumprod(-1).bool()  # [texts, n, depth + 1]: the root, then what follows it
         guesses = []
         for step, states in enumerate(self.states(batch.tokens, batch.inner)):
-            text, place = counted[..., step + 1].nonzero(as_tuple=True)
-            guesses.append(Guess(states[text, place], self.head, text * n + place + step + 1))
+            text, position = counted[..., step + 1].nonzero(as_tuple=True)
+            guesses.append(Guess(states[text, position], self.head, text * n + position + step + 1))
         total = 0.0 * self.fc.weight.sum()  # a batch without a label must have a gradient, too
         if not len(guesses[0].labels):
             return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
-        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each place, what follows it
-        found = cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, self.kept)
-        for step, one in enumerate(found):
-            total = total + self.options.decay**step * one.loss / max(one.count, 1)
-        return LossOutput(total, found)
+        labels = batch.hidden if batch.distill else batch.tokens.roll(-1, 1)  # of each position, what follows it
+        losses = cross_entropies(guesses, labels.flatten(0, 1), self.target.head if batch.distill else None, self.kept)
+        for step, depth_loss in enumerate(losses):
+            total = total + self.options.decay**step * depth_loss.loss / max(depth_loss.count, 1)
+        return LossOutput(total, losses)
 
 
 def _shared(x: torch.Tensor, sizes: TransformerConfig) -> torch.Tensor:

@@ -48,8 +48,8 @@ class ResidualBlocks(nn.Module):
 
     def forward(self, x: torch.Tensor, heads: slice, path: "LinearPath | None" = None) -> torch.Tensor:
         """Return the outputs of these heads' blocks for x [heads, rows, read], as [heads, rows, hidden_size]."""
-        given = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
-        return given + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
+        base = x if path is None else _linears(x, path.weight[heads], path.bias[heads])
+        return base + F.silu(_linears(x, self.weight[heads], self.bias[heads]))
 
 
 class LinearPath(nn.Module):
@@ -79,10 +79,10 @@ class LinearPath(nn.Module):
         if square[-1, -1] < read:
             return
         square.diagonal().add_(RIDGE)
-        found = torch.cholesky_solve(products.transpose(0, 1).flatten(1), torch.linalg.cholesky(square))
-        found = found.view(read + 1, heads, width).permute(1, 2, 0)
-        self.weight.copy_(found[..., :-1])
-        self.bias.copy_(found[..., -1])
+        solution = torch.cholesky_solve(products.transpose(0, 1).flatten(1), torch.linalg.cholesky(square))
+        solution = solution.view(read + 1, heads, width).permute(1, 2, 0)
+        self.weight.copy_(solution[..., :-1])
+        self.bias.copy_(solution[..., -1])
 
 
 class LowRankChange(nn.Module):
@@ -152,15 +152,16 @@ class Trainable(TrainableDrafter):
     def propose(cls, target: Target, *_: Any, **__: Any) -> Proposed | None:
         """Propose separate vocabulary matrices, as in the paper, if they are small compared with model and memory."""
         shape, defaults = target.transformer.config, MedusaOptions()
-        own = defaults.heads * shape.vocab_size * shape.hidden_size  # also with a draft vocabulary: they learn slowly
-        matrices = (one for one in target.transformer.layers.modules() if isinstance(one, Linear | QuantizedLinear))
-        weights = sum(math.prod(one.shape) for one in matrices)
-        if own > SHARE * weights or TRAINED_BYTES * own > free_memory(str(target.device)) / 2:
+        # Also with a draft vocabulary, because the matrices learn slowly.
+        private = defaults.heads * shape.vocab_size * shape.hidden_size
+        matrices = (part for part in target.transformer.layers.modules() if isinstance(part, Linear | QuantizedLinear))
+        weights = sum(math.prod(part.shape) for part in matrices)
+        if private > SHARE * weights or TRAINED_BYTES * private > free_memory(str(target.device)) / 2:
             return None
         return Proposed(
             {"private": True},
             (
-                f"each head gets its own vocabulary matrix, together {100 * own / weights:.0f} % of the model's "
+                f"each head gets its own vocabulary matrix, together {100 * private / weights:.0f} % of the model's "
                 "weights; give -O private=false to let the heads share the model's matrix."
             ),
         )
@@ -193,12 +194,12 @@ class Trainable(TrainableDrafter):
             return
 
         def rows() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            seen = 0
+            count = 0
             for places in parts:
-                found, there = places.following(self.depth)
+                index, there = places.following(self.depth)
                 whole = there.all(1)
-                yield self._read(places.states[whole], places.roots[whole]), places.states[found[whole]].transpose(0, 1)
-                if (seen := seen + int(whole.sum())) >= FITTED:
+                yield self._read(places.states[whole], places.roots[whole]), places.states[index[whole]].transpose(0, 1)
+                if (count := count + int(whole.sum())) >= FITTED:
                     return
 
         self.path.fit(rows())
@@ -209,7 +210,7 @@ class Trainable(TrainableDrafter):
         shape, options = self.target.transformer.config, self.options
         if not self.uses_readings:
             return super().weights_passed
-        blocks = sum(one.numel() for name, one in self.named_parameters() if name.startswith(("blocks.", "path.")))
+        blocks = sum(value.numel() for name, value in self.named_parameters() if name.startswith(("blocks.", "path.")))
         return blocks + options.heads * 2 * COMMON * (shape.hidden_size + options.change_rank)
 
     def _read(self, states: torch.Tensor, roots: torch.Tensor) -> torch.Tensor:
@@ -259,15 +260,15 @@ class Trainable(TrainableDrafter):
             own_states = self.adapted_states(batch.tokens)[predicting_next(batch.loss_mask)]
             states, shared = scaled_gradient(own_states, balance), self._balanced_head(balance)
         read = self._read(states, places.roots)
-        found, there = places.following(self.depth)
+        index, there = places.following(self.depth)
         guesses = [
-            Guess(read[there[:, depth]], self._head(depth, shared, columns), found[there[:, depth], depth])
+            Guess(read[there[:, depth]], self._head(depth, shared, columns), index[there[:, depth], depth])
             for depth in range(self.depth)
         ]
         teacher = None if isinstance(places.labels, Likeliest) or not batch.distill else self.target.head
         depth_losses = cross_entropies(guesses, places.labels, teacher, ids)
         loss = torch.stack(
-            [_mean(seen) * self.options.decay**ahead for ahead, seen in enumerate(depth_losses, start=1)]
+            [_mean(depth_loss) * self.options.decay**ahead for ahead, depth_loss in enumerate(depth_losses, start=1)]
         ).sum()
         if adapted:
             loss = loss + _mean(cross_entropy(own_states, self.adapted_head, places.labels, teacher))
@@ -284,7 +285,7 @@ class Trainable(TrainableDrafter):
             return self.shared
 
         def weaker(x: torch.Tensor, channels: torch.Tensor | None = None) -> torch.Tensor:
-            weights = {name: scaled_gradient(one, balance) for name, one in adapter.named_parameters()}
+            weights = {name: scaled_gradient(parameter, balance) for name, parameter in adapter.named_parameters()}
             changed: torch.Tensor = torch.func.functional_call(adapter, weights, (x, channels))
             return changed
 
@@ -318,5 +319,5 @@ def scaled_gradient(x: torch.Tensor, scale: float) -> torch.Tensor:
     return x.detach() + scale * (x - x.detach())
 
 
-def _mean(seen: DepthLoss) -> torch.Tensor:
-    return seen.loss / max(seen.count, 1)
+def _mean(depth_loss: DepthLoss) -> torch.Tensor:
+    return depth_loss.loss / max(depth_loss.count, 1)

@@ -139,8 +139,8 @@ class Trainable(TrainableDrafter):
         A token's feature is the state that predicted the token, one position earlier; masks have zeros (eq. 5).
         """
         if self.options.form == "model":
-            known = len(self.model.embed_tokens) - 1
-            real = self.model.embed(tokens.clamp(max=known))  # ids that no tokenizer gives
+            largest = len(self.model.embed_tokens) - 1
+            real = self.model.embed(tokens.clamp(max=largest))  # ids that no tokenizer gives
         else:
             real = self.target.embed(tokens)
         x = torch.cat([real.to(masks.dtype), masks])
@@ -184,13 +184,13 @@ class Trainable(TrainableDrafter):
             if end < 2:
                 continue
             group = self.group(loss_mask[:end], batch.generator)
-            of_text, at = self.states(batch.tokens[text, :end], batch.hidden[text, :end], group), group.positions
+            of_text, positions = self.states(batch.tokens[text, :end], batch.hidden[text, :end], group), group.positions
             of_text = self._corrected(of_text, group, batch.tokens[text])
-            has_label = (at + 1 < end) & loss_mask[(at + 1).clamp(max=end - 1)]
+            has_label = (positions + 1 < end) & loss_mask[(positions + 1).clamp(max=end - 1)]
             for depth in range(self.depth):
                 rows = has_label & (group.depth == depth)
                 states[depth].append(of_text[rows])
-                places[depth].append(text * n + at[rows])
+                places[depth].append(text * n + positions[rows])
         total = self.masks.sum() * 0  # a batch without a label must have a gradient, too
         if not states[0]:
             return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
@@ -198,9 +198,9 @@ class Trainable(TrainableDrafter):
             Guess(torch.cat(some), self._head, torch.cat(there)) for some, there in zip(states, places, strict=True)
         ]
         depth_losses = self._depth_losses(guesses, batch)
-        for depth, (guess, found) in enumerate(zip(guesses, depth_losses, strict=True)):
-            loss = found.loss / max(found.count, 1)
-            if self.options.form == "eagle" and found.count:
+        for depth, (guess, depth_loss) in enumerate(zip(guesses, depth_losses, strict=True)):
+            loss = depth_loss.loss / max(depth_loss.count, 1)
+            if self.options.form == "eagle" and depth_loss.count:
                 features = batch.hidden.flatten(0, 1)[guess.labels].float()
                 loss = TOKEN_WEIGHT * loss + FEATURE_WEIGHT * F.smooth_l1_loss(guess.states.float(), features)
             total = total + self.options.decay**depth * loss
@@ -212,8 +212,8 @@ class Trainable(TrainableDrafter):
         if not self.options.rank:
             return states
         real = int((group.depth == 0).sum())
-        before = self.target.embed(tokens[group.positions[real:].clamp(max=len(tokens) - 1)])
-        return torch.cat([states[:real], self.correction(before, states[real:])])
+        embedded = self.target.embed(tokens[group.positions[real:].clamp(max=len(tokens) - 1)])
+        return torch.cat([states[:real], self.correction(embedded, states[real:])])
 
     @property
     def uses_readings(self) -> bool:

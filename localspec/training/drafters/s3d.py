@@ -161,8 +161,8 @@ class Trainable(TrainableDrafter):
         """
         layers = list(self.layers.parameters())
         becoming = list(self.adapters.parameters()) if self.adapters and self.options.which == "none" else []
-        theirs = {id(parameter) for parameter in (*layers, *becoming)}
-        drafter = [parameter for parameter in self.parameters() if id(parameter) not in theirs]
+        target_ids = {id(parameter) for parameter in (*layers, *becoming)}
+        drafter = [parameter for parameter in self.parameters() if id(parameter) not in target_ids]
         groups = ((drafter, 1.0), (layers, LAYERS_LR_SCALE), (becoming, BECOMING_LR_SCALE))
         return [{"params": some, "lr_scale": scale} for some, scale in groups if some]
 
@@ -210,20 +210,20 @@ class Trainable(TrainableDrafter):
         teacher, depth_losses = self.target.head if batch.distill else None, []
         reached, chains = there, []  # drafts that were right so far
         text = torch.arange(len(anchors), device=anchors.device)[:, None]
-        for place in range(self.depth):
-            label = anchors + place + 1
+        for depth in range(self.depth):
+            label = anchors + depth + 1
             inside = label < batch.tokens.shape[1]
             label = label.where(inside, 0)
             has_label = there & inside & batch.loss_mask[text, label]
-            of, at = text.expand_as(label)[has_label], label[has_label]
-            right = batch.hidden[of, at - 1] if batch.distill else batch.tokens[of, at]
-            depth_losses.append(cross_entropy(states[has_label][:, place], self.shared, right, teacher, self.kept))
-            before, reached = reached & has_label, torch.zeros_like(there)
+            texts, positions = text.expand_as(label)[has_label], label[has_label]
+            right = batch.hidden[texts, positions - 1] if batch.distill else batch.tokens[texts, positions]
+            depth_losses.append(cross_entropy(states[has_label][:, depth], self.shared, right, teacher, self.kept))
+            judged, reached = reached & has_label, torch.zeros_like(there)
             reached[has_label] = depth_losses[-1].first
-            reached &= before
-            chains.append(torch.stack([reached.sum(), before.sum()]))
-        count = sum(found.count for found in depth_losses)
-        loss = torch.stack([found.loss for found in depth_losses]).sum() / max(count, 1)
+            reached &= judged
+            chains.append(torch.stack([reached.sum(), judged.sum()]))
+        count = sum(depth_loss.count for depth_loss in depth_losses)
+        loss = torch.stack([depth_loss.loss for depth_loss in depth_losses]).sum() / max(count, 1)
         if not count:  # no label in this batch, but several processes must agree on which tensors have a gradient
             loss = loss + sum(parameter.sum() * 0 for parameter in self.parameters())
         if target_loss is not None:
@@ -241,8 +241,8 @@ class Trainable(TrainableDrafter):
         counted = batch.loss_mask[:, 1:]
         soft = batch.distill and self.adapters is not None
         label, teacher = (batch.hidden[:, :-1], self.target.head) if soft else (batch.tokens[:, 1:], None)
-        found = cross_entropy(states[:, :-1][counted], self.target.head, label[counted], teacher)
-        return found.loss / max(found.count, 1), prefix.closed()
+        loss_sum = cross_entropy(states[:, :-1][counted], self.target.head, label[counted], teacher)
+        return loss_sum.loss / max(loss_sum.count, 1), prefix.closed()
 
     def _anchors(self, loss_mask: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the positions where groups begin, [texts, anchors], and bool [texts, anchors]: which of them are not
@@ -267,17 +267,17 @@ class Trainable(TrainableDrafter):
             text  a b c d e      group of b  b M M      b sees a, b     the first M a, b, M     and so on
         """
         texts, count = anchors.shape
-        place = torch.arange(self.depth, device=tokens.device)
+        offset = torch.arange(self.depth, device=tokens.device)
         group = torch.arange(count, device=tokens.device).repeat_interleave(self.depth)
-        positions = (anchors[..., None] + place).flatten(1)
-        before = torch.arange(tokens.shape[1], device=tokens.device) < anchors[:, group, None]
-        in_group = (group[:, None] == group) & (place.repeat(count)[:, None] >= place.repeat(count))
+        positions = (anchors[..., None] + offset).flatten(1)
+        in_text = torch.arange(tokens.shape[1], device=tokens.device) < anchors[:, group, None]
+        in_group = (group[:, None] == group) & (offset.repeat(count)[:, None] >= offset.repeat(count))
         roots = self.target.embed(tokens.gather(1, anchors))
         masks = self.mask.expand(texts, count, self.depth - 1, -1)
         states: torch.Tensor = self.target.transformer(
             torch.cat([roots[:, :, None].to(masks.dtype), masks], 2).flatten(1, 2),
             positions,
-            torch.cat([before, in_group.expand(texts, -1, -1)], 2),
+            torch.cat([in_text, in_group.expand(texts, -1, -1)], 2),
             text or self._read(tokens),
             self.kept_layers,
             self.adapters or {},
@@ -299,8 +299,8 @@ class Trainable(TrainableDrafter):
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return adapters by peft's names, mask token, draft vocabulary; the full form's layers are in its target."""
         adapters = self.adapters if self.options.which != "none" else None
-        kept = {} if self.kept is None else {"kept": self.kept}
-        return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach(), **kept}
+        vocabulary = {} if self.kept is None else {"kept": self.kept}
+        return {**(adapters.tensors() if adapters else {}), "mask": self.mask.detach(), **vocabulary}
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -333,36 +333,36 @@ class Trainable(TrainableDrafter):
         model = decoding() if decoding else target
         layers, head = len(target.transformer.layers), head_weight(target)
         measured = []
-        for one in previous:
+        for card in previous:
             with suppress(UsageMistake):  # an edited file, or one of another version
-                layers_used = cls.Drafter.parse_options(one.options).layers(layers)
-                if one.right_after_right:
-                    measured.append(MeasuredAcceptance(share(layers, len(layers_used), head), one.right_after_right))
+                layers_used = cls.Drafter.parse_options(card.options).layers(layers)
+                if card.right_after_right:
+                    measured.append(MeasuredAcceptance(share(layers, len(layers_used), head), card.right_after_right))
         timed = {rows: timings(model, rows=rows) for rows in ROWS}
-        priced = {rows: fit(measured, found) for rows, found in timed.items()}
-        said = greedy_replies(model) if layers > 1 else []
+        priced = {rows: fit(measured, times) for rows, times in timed.items()}
+        replies = greedy_replies(model) if layers > 1 else []
         reads = max(1, int(seconds / max(timed[8][-1].verify, 1e-6)))
         probed: list[MeasuredLayers] = []
-        if said:
-            probed = probe(model, said, lambda share: progress(f"trying layers: {100 * share:.0f} %"), reads)
+        if replies:
+            probed = probe(model, replies, lambda share: progress(f"trying layers: {100 * share:.0f} %"), reads)
 
         def fastest(most: int) -> tuple[int, Proposal]:
-            few = [one for one in probed if len(one.layers) <= most] or probed[-1:]
-            found = {
+            few = [subset for subset in probed if len(subset.layers) <= most] or probed[-1:]
+            proposals = {
                 rows: propose(layers, head, constants, few, partial(_verified, nodes=rows - 1) if few else None, most)
                 for rows, constants in priced.items()
             }
-            return max(found.items(), key=lambda one: one[1].speedup)
+            return max(proposals.items(), key=lambda item: item[1].speedup)
 
         rows, best = fastest(layers)
         rows, chosen = (rows, best) if best.speedup > 1 else fastest(max(1, layers // 2))
         listed, constants = _listed(chosen.layers), priced[rows]
         hopeless = "" if best.speedup > 1 else "No number of layers is expected to pay here. "
         sentence = (
-            f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.layers)} of {layers} layers ({listed}) "
-            f"and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain decoding. This "
-            "follows from S3D's formula with "
-            f"{'the acceptance of these layers before training' if said else 'the U of the paper'}, "
+            f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.layers)} of {layers} layers "
+            f"({listed}) and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain "
+            "decoding. This follows from S3D's formula with "
+            f"{'the acceptance of these layers before training' if replies else 'the U of the paper'}, "
             f"a discount of {constants.discount:.2f} "
             f"{'as fitted to this model' if measured else 'as in the paper'}, "
             f"and δ = {constants.delta:.2f}, from drafts, their verification and plain steps as timed here in "

@@ -103,7 +103,7 @@ def learn_by_rank(module: nn.Module, rank: int) -> None:
 
     Each layer gets an attribute `changes`.
     """
-    for layer in [one for one in module.modules() if isinstance(one, nn.Linear | nn.LSTMCell)]:
+    for layer in [child for child in module.modules() if isinstance(child, nn.Linear | nn.LSTMCell)]:
         matrices = {name: matrix for name, matrix in layer.named_parameters() if matrix.ndim == 2}
         for matrix in matrices.values():
             matrix.requires_grad_(False)
@@ -210,24 +210,24 @@ class Trainable(TrainableDrafter):
             teacher_states = states if options.first else batch.hidden.to(self._dtype)
             places = batch.read_places(self.depth, states, teacher_states)
             teacher = self.adapted_head if options.first else self.target.head
-        found, there = places.following(self.depth)
+        indices, there = places.following(self.depth)
         anchors = there[:, 0].nonzero().flatten()
         if options.share < 1:
             chosen = torch.rand(len(anchors), generator=batch.generator) < options.share
             anchors = anchors[chosen.to(anchors.device)]
-        found, there = found[anchors], there[anchors].cumprod(1).bool()
+        indices, there = indices[anchors], there[anchors].cumprod(1).bool()
         shared, ids, columns = self.candidates(places.labels)
         far, state = _linear(places.states[anchors].to(self._dtype), self.far), self._initial_state(len(anchors))
         guesses, tokens = [], places.roots[anchors]
         for depth in range(self.depth):
             state, x = self._read(tokens, far, state, depth)
             head, label = partial(self._head, shared=shared, columns=columns), there[:, depth]
-            guesses.append(Guess(x[label], head, found[label, depth]))
-            tokens = places.roots[found[:, depth]]
+            guesses.append(Guess(x[label], head, indices[label, depth]))
+            tokens = places.roots[indices[:, depth]]
         losses = cross_entropies(guesses, places.labels, teacher if batch.distill else None, ids)
         # The sum of no states is zero and has a gradient: a batch may have no token in its mask.
-        total = sum((one.loss for one in losses), start=0.0 * far.sum())
-        loss = total / max(sum(one.count for one in losses), 1)
+        total = sum((depth_loss.loss for depth_loss in losses), start=0.0 * far.sum())
+        loss = total / max(sum(depth_loss.count for depth_loss in losses), 1)
         if options.joint:
             loss = options.balance * loss + (1 - options.balance) * self._target_loss(batch, states, batch.distill)
         return LossOutput(loss, losses)
@@ -245,27 +245,27 @@ class Trainable(TrainableDrafter):
         there = batch.loss_mask[:, 1:]
         label = batch.hidden[:, :-1][there].to(self._dtype) if distill else batch.tokens[:, 1:][there]
         teacher = self.target.head if distill else None
-        found = cross_entropy(states[:, :-1][there], self.adapted_head, label, teacher)
-        return found.loss / max(found.count, 1)
+        loss_sum = cross_entropy(states[:, :-1][there], self.adapted_head, label, teacher)
+        return loss_sum.loss / max(loss_sum.count, 1)
 
     # -- weights ------------------------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the saved tensors: the drafter's matrices with their changes."""
-        found = {name: tensor for name, tensor in super().tensors().items() if ".changes." not in name}
+        tensors = {name: tensor for name, tensor in super().tensors().items() if ".changes." not in name}
         for name, module in self.named_modules():
             if isinstance(module, Change):
                 layer, matrix = name.split(".changes.")
-                found[f"{layer}.{matrix}"] = found[f"{layer}.{matrix}"] + module.product().detach()
-        return found
+                tensors[f"{layer}.{matrix}"] = tensors[f"{layer}.{matrix}"] + module.product().detach()
+        return tensors
 
 
 def _change(layer: nn.Module, matrix: str) -> Change | None:
     """Return the low-rank change of a layer's matrix; None if the matrix itself is trained."""
     changes = getattr(layer, "changes", None)
-    found = changes[matrix] if isinstance(changes, nn.ModuleDict) else None
-    assert found is None or isinstance(found, Change)
-    return found
+    change = changes[matrix] if isinstance(changes, nn.ModuleDict) else None
+    assert change is None or isinstance(change, Change)
+    return change
 
 
 def _linear(x: torch.Tensor, layer: nn.Linear) -> torch.Tensor:
