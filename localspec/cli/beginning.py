@@ -56,29 +56,29 @@ class ChatAndServer(NamedTuple):
         With `keep`, a server answers and stays for that many seconds. If no server runs, start one; a notice reports a
         failure. Raises UsageMistake if a running server has other settings, so that `keep` would have no effect.
         """
-        place = Paths(environment.home()).socket
+        socket = Paths(environment.home()).socket
         if self.server is not None:
             return self._there(self.server, settings, card)
-        if settings.server is not None or not (keep or os.path.exists(place)):
+        if settings.server is not None or not (keep or os.path.exists(socket)):
             return self._here(settings, card)
         from localspec.serving.over_socket import NoServer, ServerDiffers, stop_it
         from localspec.serving.socket_engine import SocketEngine
 
         system, reporter = self.chat.conversation.system, self.progress.reporter
-        here = partial(self._here, settings, card)
+        open_here = partial(self._here, settings, card)
         try:
             with suppress(NoServer):
-                return SocketEngine.open(place, card, settings, system, reporter, here, keep)
+                return SocketEngine.open(socket, card, settings, system, reporter, open_here, keep)
             if keep:
                 trouble = start_server(settings, card, keep, reporter)
                 with suppress(NoServer):  # even after a failure: another process may have been faster
-                    return SocketEngine.open(place, card, settings, system, reporter, here, keep)
+                    return SocketEngine.open(socket, card, settings, system, reporter, open_here, keep)
                 trouble = trouble or "The server ended before it had loaded the model."
                 reporter.notice(f"no server was started, so this process answers. {trouble}")
-        except ServerDiffers as why:
+        except ServerDiffers as error:
             if keep:
-                raise UsageMistake(f"--keep has no effect: {why} Leave --keep out, or {stop_it(place)}.") from None
-        return here()
+                raise UsageMistake(f"--keep has no effect: {error} Leave --keep out, or {stop_it(socket)}.") from None
+        return open_here()
 
     def _there(self, server: "NamedServer", settings: Settings, card: TargetCard) -> Answerer:
         notice, progress = self.progress.notice, self.progress.show
@@ -136,27 +136,27 @@ def start_server(settings: Settings, card: TargetCard, seconds: int, reporter: R
         )  # fmt: skip
         assert process.stdout is not None
         with process.stdout as stream:
-            until, said = time.monotonic() + START_SECONDS, b""
-            while time.monotonic() < until:
+            deadline, output = time.monotonic() + START_SECONDS, b""
+            while time.monotonic() < deadline:
                 if select.select([stream], [], [], LOOK)[0]:
-                    said += (piece := os.read(stream.fileno(), 2**12))
-                    if b"\n" in said:  # a whole line: writing to a pipe without a reader would end the server
+                    output += (piece := os.read(stream.fileno(), 2**12))
+                    if b"\n" in output:  # a whole line: writing to a pipe without a reader would end the server
                         return ""
                     if not piece:
                         errors.seek(0)
-                        words = errors.read(2**16).decode("utf-8", "replace").splitlines()
-                        last = words[-1] if words else "The server ended without a message."
-                        return one_line(last.removeprefix("localspec: "))
+                        lines = errors.read(2**16).decode("utf-8", "replace").splitlines()
+                        message = lines[-1] if lines else "The server ended without a message."
+                        return one_line(message.removeprefix("localspec: "))
     process.terminate()
     return f"The server did not start within {START_SECONDS:.0f} s."
 
 
 def _environment(settings: Settings, card: TargetCard) -> dict[str, str]:
     """Return this process's variables, and variables that make a server load a model as this process would."""
-    wanted = {f"{PREFIX}MODEL": registry.reference(card)}
+    values = {f"{PREFIX}MODEL": registry.reference(card)}
     for name in LOADED_BY:
         value: Any = getattr(settings, name)
         text = json.dumps(list(value)) if isinstance(value, tuple) else "" if value is None else str(value)
-        wanted[f"{PREFIX}{name.upper()}"] = text.lower() if isinstance(value, bool) else text  # empty counts as unset
+        values[f"{PREFIX}{name.upper()}"] = text.lower() if isinstance(value, bool) else text  # empty counts as unset
     home = {} if environment.home() is None else {environment.HOME: str(environment.home())}
-    return {**os.environ, **{name: value for name, value in wanted.items() if value}, **home}
+    return {**os.environ, **{name: value for name, value in values.items() if value}, **home}

@@ -94,20 +94,20 @@ def bench(
         settings = replace(settings, server=server[0], origins={**settings.origins, "server": "--server"})
     if plotted:
         plot.check(plotted)
-    elsewhere = addresses(server or [], settings)
-    if elsewhere:
-        here = {"--drafter": drafter, "--nodes": nodes, "--tune": tune, "--details": details}
-        given = [flag for flag, value in here.items() if value]
-        for flag in [*given, *(settings.origins[name] for name in LOADED_BY if settings.by_flag(name))]:
+    urls = addresses(server or [], settings)
+    if urls:
+        local = {"--drafter": drafter, "--nodes": nodes, "--tune": tune, "--details": details}
+        flags = [flag for flag, value in local.items() if value]
+        for flag in [*flags, *(settings.origins[name] for name in LOADED_BY if settings.by_flag(name))]:
             raise no_effect(flag, settings)
     questions = prompts.spread(prompts.read(prompt_file) if prompt_file else prompts.BUILT_IN, limit)
     progress = Progress()
     progress.show("preparing the benchmark")
-    if elsewhere:
+    if urls:
         from localspec.serving.measuring import measure  # opens connections
 
         with progress:
-            engines = [_engine(url, settings, progress) for url in elsewhere]
+            engines = [_engine(url, settings, progress) for url in urls]
             report = measure(engines, questions, max_tokens, repeat, settings, progress.show)
         _tell(report, server_table.of(report, _width(as_json)), as_json)
         if plotted:
@@ -123,11 +123,11 @@ def bench(
     choices: dict[tuple[str, LoadSpec | None, Size], Choice] = {}
     with user_store(progress.notice, create=False) as store:
         card = chosen_model(settings, store, progress.reporter)
-        known = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
+        measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         for name, size in combinations:  # plain decoding first; all others have its precision and device
             rule = settings.accept if size else "exact"
             row_settings = replace(settings, drafter=name, draft_max=size or "auto", accept=rule)
-            choice = choose(card, row_settings, measurements=known)
+            choice = choose(card, row_settings, measurements=measurements)
             settings = config.narrowed(settings, choice.device, choice.dtype, choice.quantize)
             choices[choice.drafter, choice.draft, size] = choice  # "auto" and the drafter that it chose are one
     if tune and not any(choice.draft for choice in choices.values()):
@@ -179,32 +179,32 @@ def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:
                 "plain decoding is always measured."
             )
         sizes.append("auto" if word == "auto" else int(word))
-    named = [word for word in _words("--drafter", drafters) if word != "none"]
-    if not named and nodes != "auto":
+    names = [word for word in _words("--drafter", drafters) if word != "none"]
+    if not names and nodes != "auto":
         raise UsageMistake(f"--nodes {nodes} has no effect without a drafter; name a drafter, or leave --nodes out.")
-    return [("none", 0), *((drafter, size) for drafter in named for size in sizes)]
+    return [("none", 0), *((drafter, size) for drafter in names for size in sizes)]
 
 
 def _words(flag: str, value: str) -> list[str]:
     words = [word.strip() for word in value.split(",")]
     if not all(words):
         raise UsageMistake(f"{flag} {value!r} names nothing; write a list such as A,B.")
-    if twice := next((word for word in words if words.count(word) > 1), None):
-        raise UsageMistake(f"{flag} {value} lists {twice} twice. Remove one.")
+    if duplicate := next((word for word in words if words.count(word) > 1), None):
+        raise UsageMistake(f"{flag} {value} lists {duplicate} twice. Remove one.")
     return words
 
 
-def addresses(given: Sequence[str], settings: Settings) -> list[str]:
+def addresses(values: Sequence[str], settings: Settings) -> list[str]:
     """Return the addresses of servers to measure, from `--server` or the settings; empty to measure on this machine.
 
     Raises UsageMistake for an invalid address, and for an address that is given twice.
     """
-    found = [config.load(flags={"server": one}).elsewhere for one in given] or [settings.elsewhere]
-    if len(found) > 1 and None in found:
+    servers = [config.load(flags={"server": value}).elsewhere for value in values] or [settings.elsewhere]
+    if len(servers) > 1 and None in servers:
         raise UsageMistake("--server off cannot be combined with another --server; leave one of them out.")
-    urls = [one for one in found if one is not None]
-    if twice := next((one for one in urls if urls.count(one) > 1), None):
-        raise UsageMistake(f"--server {twice} is listed twice. Remove one.")
+    urls = [server for server in servers if server is not None]
+    if duplicate := next((url for url in urls if urls.count(url) > 1), None):
+        raise UsageMistake(f"--server {duplicate} is listed twice. Remove one.")
     return urls
 
 

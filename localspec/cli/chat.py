@@ -54,8 +54,8 @@ def _model_or_prompt(flags: SharedFlags, word: str) -> tuple[SharedFlags, str | 
     from localspec.models.names import exact_name, name_in_prompt
     from localspec.models.registry import known
 
-    if (named := exact_name(word)) is not None and named in known():
-        return flags.with_model(named), None, ""
-    if (begun := name_in_prompt(word)) is not None:
-        return flags, word, f"{word!r} is the first prompt; `localspec chat -m {begun}` would have chosen the model."
+    if (model := exact_name(word)) is not None and model in known():
+        return flags.with_model(model), None, ""
+    if (name := name_in_prompt(word)) is not None:
+        return flags, word, f"{word!r} is the first prompt; `localspec chat -m {name}` would have chosen the model."
     return flags, word, ""

@@ -94,7 +94,7 @@ def folded(line: str, width: int | None, indent: int = 0) -> list[str]:
     """
     if width is None:
         return [line]
-    line = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), line)
+    line = _WHOLE.sub(lambda match: match[0].replace(" ", "\0"), line)
     parts = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
     return [part.replace("\0", " ") for part in parts] or [""]
 
@@ -134,10 +134,10 @@ class WordWrap:
             self._at, self._line = 0, ""
             return shown
         if part[0] == " ":
-            before = self.flush()
+            word = self.flush()
             blanks = part if self._code else part[: max((self._columns or 0) - self._at, 0)]
             self._at, self._line = self._at + len(blanks), self._line + part
-            return before + blanks
+            return word + blanks
         if self._code:
             self._word += part
             return self.flush()
@@ -149,7 +149,7 @@ class WordWrap:
         return shown
 
 
-def seen() -> bool:
+def output_is_terminal() -> bool:
     """Return whether a person, not a program, reads standard output."""
     return is_terminal(sys.stdout)
 
@@ -157,7 +157,7 @@ def seen() -> bool:
 def window(stream: TextIO | None) -> tuple[int | None, int | None]:
     """Return the columns and lines of a stream's terminal; None if a program reads the stream, or if unknown."""
     if stream is sys.stdout:
-        return shutil.get_terminal_size() if seen() else (None, None)
+        return shutil.get_terminal_size() if output_is_terminal() else (None, None)
     with suppress(OSError):
         if is_terminal(stream):
             columns, lines = os.get_terminal_size(stream.fileno())
@@ -192,7 +192,7 @@ def at_a_terminal() -> bool:
 
 def piped() -> bool:
     """Return whether a program writes the prompts or reads the replies. Lists in chats then omit the conversation."""
-    return not (at_a_terminal() and seen())
+    return not (at_a_terminal() and output_is_terminal())
 
 
 # -- on standard error ------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ class Progress:
         self._on = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
         self._shown = False
         self._names_waits = names_waits
-        self._lock, self._what, self._named = Lock(), "", ""
-        self._wait: Timer | None = None  # it has ended once `_named` is set
+        self._lock, self._stage, self._printed = Lock(), "", ""
+        self._wait: Timer | None = None  # it has ended once `_printed` is set
 
     def __enter__(self) -> Self:
         return self
@@ -238,18 +238,18 @@ class Progress:
         """Return a reporter for the engine, which shows notices and progress on standard error."""
         return Reporter(self.notice, self.show)
 
-    def show(self, what: str) -> None:
+    def show(self, stage: str) -> None:
         """Display what the user waits for now, such as "loading qwen3: 40 %"."""
         if self._on:
             self._shown = True
             # a longer one would wrap, and could not be overwritten
             fitting = max((window(sys.stderr)[0] or 80) - len(" …") - 1, 0)
-            tell(f"\r\x1b[K{one_line(what)[:fitting]} …", end="")
+            tell(f"\r\x1b[K{one_line(stage)[:fitting]} …", end="")
             return
         with self._lock:
-            self._what = what
-            if self._named and _kind(what) != self._named:  # another wait has begun
-                self._wait, self._named = None, ""
+            self._stage = stage
+            if self._printed and _kind(stage) != self._printed:  # another wait has begun
+                self._wait, self._printed = None, ""
             if self._wait is None and self._names_waits:
                 self._wait = Timer(WAIT_SECONDS, self._print_wait)
                 self._wait.daemon = True
@@ -260,7 +260,7 @@ class Progress:
         with self._lock:
             if self._wait is not None:
                 self._wait.cancel()
-            self._wait, self._what, self._named = None, "", ""
+            self._wait, self._stage, self._printed = None, "", ""
         if self._shown:
             tell("\r\x1b[K", end="")
             self._shown = False
@@ -268,9 +268,9 @@ class Progress:
     def _print_wait(self) -> None:
         """Print the current wait; the timer calls this after WAIT_SECONDS."""
         with self._lock:
-            if self._what:
-                self._named = _kind(self._what)
-                say(f"{self._what} …")
+            if self._stage:
+                self._printed = _kind(self._stage)
+                say(f"{self._stage} …")
 
     def notice(self, sentence: str) -> None:
         """Remove the line of progress, and print a sentence that stays."""
@@ -278,6 +278,6 @@ class Progress:
         say(sentence)
 
 
-def _kind(what: str) -> str:
+def _kind(stage: str) -> str:
     """Return the name of a wait without its progress: "loading qwen3" for "loading qwen3: 40 %"."""
-    return re.split(r"\d|: ", what, maxsplit=1)[0]
+    return re.split(r"\d|: ", stage, maxsplit=1)[0]

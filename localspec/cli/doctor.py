@@ -69,10 +69,10 @@ def doctor(
 
     --prove MODEL compares replies with and without drafts.
     """
-    given = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
-    prefer, rule = given.pop("prefer", None), given.pop("drafter_rule", None)
+    flags = {name: getattr(settings, name) for name in NAMES if settings.by_flag(name)}
+    prefer, rule = flags.pop("prefer", None), flags.pop("drafter_rule", None)
     if server is not None:
-        others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **given}
+        others = {"prove": model, "limit": limit, "max_tokens": max_tokens, "prefer": prefer, **flags}
         others |= {"verbose": verbose or None, "drafter_rule": rule}
         return _tell_server(server, {name: value for name, value in others.items() if value is not None}, as_json)
     if model is not None:
@@ -82,7 +82,7 @@ def doctor(
             raise UsageMistake("--verbose has no effect with --prove; leave one of them out.")
         refuse_rule_without_effect(settings)
         return _prove(model, replace(settings, exact=True), limit or 20, max_tokens or 64, as_json)
-    for name, value in {"limit": limit, "max_tokens": max_tokens, **given}.items():
+    for name, value in {"limit": limit, "max_tokens": max_tokens, **flags}.items():
         if value is not None:
             flag = "--" + name.replace("_", "-")
             raise UsageMistake(f"{flag} {value} has no effect without --prove MODEL; add it, or leave {flag} out.")
@@ -93,7 +93,7 @@ def doctor(
         print_json(_report(survey))
     else:
         columns, height = window(sys.stdout)
-        lines = [part for one in _page(survey, verbose, columns) for part in folded(one_line(one), columns)]
+        lines = [part for line in _page(survey, verbose, columns) for part in folded(one_line(line), columns)]
         if height is not None and len(lines) >= height:  # its first part would scroll away
             lines += ["", *lines[: lines.index("")]]
         print(drawable("\n".join(lines), sys.stdout))
@@ -109,8 +109,8 @@ def _prove(model: str, settings: Settings, prompts: int, max_tokens: int, as_jso
         raise LocalspecError(proof.divergence.sentence(proof.precision))
     if not as_json:
         accepted = f"{proof.accepted} of {proof.drafted} drafted tokens accepted"
-        how = f"{proof.precision}; widths up to {proof.rows} rows; {accepted}"
-        print(f"✓ {proof.same} of {proof.replies} replies are the same, token for token ({how})")
+        details = f"{proof.precision}; widths up to {proof.rows} rows; {accepted}"
+        print(f"✓ {proof.same} of {proof.replies} replies are the same, token for token ({details})")
     return 0
 
 
@@ -126,7 +126,7 @@ class _Survey:
     mixture: str  # sentences that say why no better mixture of experts is recommended, or ""
     paths: Paths
     packed: int  # files
-    found: list[FoundModel]  # of other programs, not imported
+    other_models: list[FoundModel]  # of other programs, not imported
     others: float  # cores that other programs used meanwhile
 
 
@@ -140,18 +140,18 @@ def _survey(settings: Settings) -> _Survey:
         every = recommendations(machine, measurements, here=False, rule=settings.drafter_rule)
     recommended = preferred(every, settings.prefer)
     remove_abandoned(paths.packed, paths.imports)
-    imported = [one.header.origin.files for one in imports(paths).values()]
-    same = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in imported for name in files}
+    imported = [packed.header.origin.files for packed in imports(paths).values()]
+    keys = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in imported for name in files}
     return _Survey(
         machine,
         all_pairs(here, every),
         preferred(here, settings.prefer),
         recommended,
-        preferred([one for one in every if not one.gated], settings.prefer),
+        preferred([pair for pair in every if not pair.gated], settings.prefer),
         mixture_words(recommended, every, settings.prefer) if recommended else "",
         paths,
         len(packed_files(paths)),
-        [one for one in models_of_others() if (one.path.name, one.bytes) not in same],
+        [model for model in models_of_others() if (model.path.name, model.bytes) not in keys],
         others(),
     )
 
@@ -167,8 +167,8 @@ def _report(survey: _Survey) -> dict[str, Any]:
         "torch_trouble": torch_trouble(),
         "packed": {"path": str(survey.paths.packed), "files": survey.packed, "bytes": packed_bytes(survey.paths)},
         "found": [
-            {"name": one.name, "program": one.program, "path": str(one.path), "bytes": one.bytes}
-            for one in survey.found
+            {"name": model.name, "program": model.program, "path": str(model.path), "bytes": model.bytes}
+            for model in survey.other_models
         ],
         "devices": [_device(device) for device in survey.machine.devices],
         "choices": [_choice(recommendation) for recommendation in survey.recommendations],
@@ -229,26 +229,26 @@ def _page(survey: _Survey, verbose: bool, width: int | None) -> Iterator[str]:
     yield from _machine(survey)
     yield ""
     yield f"Models, by quality{'; measured while other programs ran' if _busy(survey) else ''}:"
-    by_quality = sorted(survey.recommendations, key=lambda one: one.quality, reverse=True)
+    by_quality = sorted(survey.recommendations, key=lambda pair: pair.quality, reverse=True)
     rows = [
         ["MODEL", "FITS", "TOKENS/S", "DRAFTS", "M", "DOWNLOAD", "BY"],  # a narrow terminal leaves out the last ones
-        *([one.card.name + " *" * one.gated, *_cells(one)] for one in by_quality),
+        *([pair.card.name + " *" * pair.gated, *_cells(pair)] for pair in by_quality),
     ]
     if not verbose:
         rows = [[*row[:4], *row[5:]] for row in rows]
-    figures = len(rows[0]) - 1  # before BY
+    last_column = len(rows[0]) - 1  # before BY
     right = {2, 3, 4} if verbose else {2, 3}
-    yield from table(rows, right, width, whole=range(figures), wraps={figures})
-    yield from dict.fromkeys(one.passed_over for one in survey.recommendations if one.passed_over)
+    yield from table(rows, right, width, whole=range(last_column), wraps={last_column})
+    yield from dict.fromkeys(pair.passed_over for pair in survey.recommendations if pair.passed_over)
     yield ""
     yield "~ marks predictions, the rest is measured. DRAFTS is the speed with drafts against plain decoding."
-    if any(one.gated for one in survey.recommendations):
+    if any(pair.gated for pair in survey.recommendations):
         yield "* marks gated models: you must accept their terms at the hub before you can fetch them."
     if verbose:
         yield "M is speedup ÷ relative memory, against the fastest plain decoding of the same model that fits."
-        for name, one in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
-            if one is not None:
-                yield f"{name}: {one.card.name}{', gated' * one.gated}: {one.reason}."
+        for name, pair in (("Chosen from the models here", survey.chosen), ("Recommended", survey.recommended)):
+            if pair is not None:
+                yield f"{name}: {pair.card.name}{', gated' * pair.gated}: {pair.reason}."
 
 
 def _busy(survey: _Survey) -> bool:
@@ -277,19 +277,19 @@ def _advice(survey: _Survey) -> Iterator[str]:
         yield from filter(None, [chosen.idle])
 
 
-def _sentence_about_experts(one: Recommendation) -> str:
-    if one.plan is None or one.plan.active is None:
+def _sentence_about_experts(pair: Recommendation) -> str:
+    if pair.plan is None or pair.plan.active is None:
         return ""
-    return f"The model is a mixture of experts: {expert_words(one.plan).removeprefix('; ')}."
+    return f"The model is a mixture of experts: {expert_words(pair.plan).removeprefix('; ')}."
 
 
-def _speed(one: Recommendation) -> str:
-    assert one.plan is not None
-    pace, gain = expected_pace(one.plan.speed, one.plan.measured), speedup(one.speedup or 1.0)
-    if one.drafts and gain == "as fast":
+def _speed(pair: Recommendation) -> str:
+    assert pair.plan is not None
+    pace, gain = expected_pace(pair.plan.speed, pair.plan.measured), speedup(pair.speedup or 1.0)
+    if pair.drafts and gain == "as fast":
         return f"{pace}; drafts are not expected to help"
-    faster = f", {gain} with {one.plan.candidate.name}" if one.drafts else ""
-    return f"{pace}{faster}, {m_words(one.plan.cost_effectiveness, one.plan.rule)}"
+    faster = f", {gain} with {pair.plan.candidate.name}" if pair.drafts else ""
+    return f"{pace}{faster}, {m_words(pair.plan.cost_effectiveness, pair.plan.rule)}"
 
 
 def _machine(survey: _Survey) -> Iterator[str]:
@@ -315,19 +315,19 @@ def _machine(survey: _Survey) -> Iterator[str]:
     if trouble := torch_trouble():
         yield trouble
     if survey.packed:
-        held, paths = size(packed_bytes(survey.paths)), survey.paths
-        yield f"{counted(survey.packed, 'packed model')}, {held}, in {paths.packed} and {paths.imports}"
-    for one in survey.found[:MOST_FOUND]:
-        path = shlex.quote(str(one.path))
-        yield f"{one.program} has {one.name}, {size(one.bytes)}. Use it: localspec import {path}"
-    if (rest := len(survey.found) - MOST_FOUND) > 0:
-        there = "There is 1 more such model" if rest == 1 else f"There are {rest} more such models"
-        yield f"{there}; --json lists all."
+        total, paths = size(packed_bytes(survey.paths)), survey.paths
+        yield f"{counted(survey.packed, 'packed model')}, {total}, in {paths.packed} and {paths.imports}"
+    for model in survey.other_models[:MOST_FOUND]:
+        path = shlex.quote(str(model.path))
+        yield f"{model.program} has {model.name}, {size(model.bytes)}. Use it: localspec import {path}"
+    if (rest := len(survey.other_models) - MOST_FOUND) > 0:
+        sentence = "There is 1 more such model" if rest == 1 else f"There are {rest} more such models"
+        yield f"{sentence}; --json lists all."
 
 
-def _download(one: Recommendation) -> str:
-    needed = one.to_fetch
-    if one.plan is None and one.card.here:
+def _download(pair: Recommendation) -> str:
+    needed = pair.to_fetch
+    if pair.plan is None and pair.card.here:
         return "unusable"  # its files are missing, damaged or others now, as the reason says
     if needed.bytes is None:
         return "not here"
@@ -336,23 +336,23 @@ def _download(one: Recommendation) -> str:
     return _gib(needed.bytes) + " + drafter" * needed.drafter
 
 
-def _cells(one: Recommendation) -> list[str]:
+def _cells(pair: Recommendation) -> list[str]:
     """Return the cells of a recommendation's row: FITS, TOKENS/S, DRAFTS, M, DOWNLOAD and BY."""
-    plan, download = one.plan, _download(one)
+    plan, download = pair.plan, _download(pair)
     if plan is None:
-        return ["?", "", "", "", download, one.reason]
-    needed, about = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"
-    place = "" if plan.precision.device.name == "cpu" else f" on {plan.precision.device.name}"
-    how = f"{plan.candidate.drafter}, {plan.precision}{place}"
-    if not one.fits:
-        return [f"no, {needed}", "", "", "", download, how]
+        return ["?", "", "", "", download, pair.reason]
+    needed, tilde = _gib(max(plan.bytes, 2**30 // 10)), "" if plan.measured else "~"
+    device = "" if plan.precision.device.name == "cpu" else f" on {plan.precision.device.name}"
+    means = f"{plan.candidate.drafter}, {plan.precision}{device}"
+    if not pair.fits:
+        return [f"no, {needed}", "", "", "", download, means]
     return [
         f"yes, {needed}",
-        about + tokens_a_second(plan.speed).removesuffix(" tokens/s"),
-        f"{about}{one.speedup:.1f}×" if one.drafts else "",
-        f"{about}{plan.cost_effectiveness:.2f}",
+        tilde + tokens_a_second(plan.speed).removesuffix(" tokens/s"),
+        f"{tilde}{pair.speedup:.1f}×" if pair.drafts else "",
+        f"{tilde}{plan.cost_effectiveness:.2f}",
         download,
-        how,
+        means,
     ]
 
 
@@ -376,13 +376,13 @@ def _tell_server(url: str, others: Mapping[str, object], as_json: bool) -> int:
         raise UsageMistake("--server off names no server to check; give an address, or leave --server out.")
     from localspec.serving.server import Server  # opens connections
 
-    found = Server.open(address)
+    server = Server.open(address)
     if as_json:
-        models = [{"model": name, "context": one.context or None} for name, one in found.models.items()]
-        program = found.program or None
-        print_json({"server": found.address.url, "program": program, "models": models, "unread": found.unread})
+        models = [{"model": name, "context": model.context or None} for name, model in server.models.items()]
+        program = server.program or None
+        print_json({"server": server.address.url, "program": program, "models": models, "unread": server.unread})
     else:
-        print(drawable("\n".join(map(one_line, _server_page(found))), sys.stdout))
+        print(drawable("\n".join(map(one_line, _server_page(server))), sys.stdout))
     return 0
 
 
@@ -395,8 +395,8 @@ def _server_page(server: "Server") -> Iterator[str]:
         return
     program = server.program or "an OpenAI-compatible server"
     yield f"{server.address.url} is {program}, with {counted(len(server.models), 'model')}."
-    for name, one in server.models.items():
-        yield f"{name}, which reads {one.context:,} tokens" if one.context else name
+    for name, model in server.models.items():
+        yield f"{name}, which reads {model.context:,} tokens" if model.context else name
     if server.unread:
         yield f"Left out: {counted(server.unread, 'model')} whose names cannot be typed here."
     if server.unencrypted_key:

@@ -37,12 +37,12 @@ def export(
 
     with Progress() as progress, cleared_up_when_ended():
         progress.show(f"writing {drafter} for {engine}")
-        done = write(engine, drafter, model, out, tensor_parallel)
+        exported = write(engine, drafter, model, out, tensor_parallel)
     if as_json:
-        print_json(asdict(done) | {"directory": str(done.directory)})
+        print_json(asdict(exported) | {"directory": str(exported.directory)})
         return
     label = engine_named(engine).label
-    typer.echo(one_line(f"{drafter} for {label}: {done.form}, {size(done.bytes)}, in {done.directory}"))
-    for note in done.notes:
+    typer.echo(one_line(f"{drafter} for {label}: {exported.form}, {size(exported.bytes)}, in {exported.directory}"))
+    for note in exported.notes:
         typer.echo(one_line(note))
-    typer.echo(one_line(shlex.join(done.command)))
+    typer.echo(one_line(shlex.join(exported.command)))

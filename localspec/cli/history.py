@@ -10,7 +10,7 @@ import typer
 from localspec.chat.branches import by_present_name, by_present_names, rows
 from localspec.chat.conversation import saved_conversation
 from localspec.chat.export import as_markdown
-from localspec.cli.console import may_delete, print_json, seen, table, tell, width
+from localspec.cli.console import may_delete, output_is_terminal, print_json, table, tell, width
 from localspec.cli.options import whole_number
 from localspec.cli.store_access import report_files_set_aside, store_if_any
 from localspec.cli.texts import conversation_id
@@ -25,7 +25,7 @@ from localspec.text import one_line
 
 app = typer.Typer(help="List, search, show, export or delete saved conversations.", invoke_without_command=True)
 
-WHAT = "conversations"
+CONTENTS = "conversations"
 SHOWN = 1000  # by `list` without --limit
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
@@ -53,9 +53,9 @@ def list_conversations(
     as_json: AsJson = False,
 ) -> None:
     """List the conversations, the most recently used first."""
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         infos = by_present_names(store.history.conversations(limit or SHOWN + 1)) if store else []
-        shown = rows(store.history, infos) if store and seen() and not as_json else []
+        shown = rows(store.history, infos) if store and output_is_terminal() and not as_json else []
     if limit is None and len(infos) > SHOWN:
         infos.pop()
         tell(f"localspec: conversations before the newest {SHOWN:,} are left out; --limit N shows more of them.")
@@ -64,7 +64,7 @@ def list_conversations(
         return
     if not infos:
         typer.echo("No conversations are saved.")
-    elif seen():
+    elif output_is_terminal():
         now, lines = time.time(), [["ID", "USED", "TURNS", "MODEL", "TITLE"]]
         for info, title in ((row.info, row.indented + row.mark) for row in shown if row.info in infos):
             lines.append([str(info.id), ago(info.used, now), str(info.turns), info.model_name, title])
@@ -83,16 +83,16 @@ def search(
     """Find conversations with these words or parts of words."""
     if not "".join(words).strip():
         raise UsageMistake("There is nothing to search for; give a word.")
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         hits = store.history.search(" ".join(words), limit) if store else []
     infos = by_present_names(hit.info for hit in hits)
-    found = [hit._replace(info=info) for hit, info in zip(hits, infos, strict=True)]
+    results = [hit._replace(info=info) for hit, info in zip(hits, infos, strict=True)]
     if as_json:
-        print_json([{**hit.info._asdict(), "turn": hit.turn, "excerpt": hit.excerpt} for hit in found])
+        print_json([{**hit.info._asdict(), "turn": hit.turn, "excerpt": hit.excerpt} for hit in results])
         return
-    if not found:
+    if not results:
         typer.echo("Nothing was found.")
-    for hit in found:
+    for hit in results:
         typer.echo(f"{_title_line(hit.info)}\n    {hit.excerpt}")
 
 
@@ -102,24 +102,24 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a conversation."""
-    with store_if_any(WHAT) as store:
-        found = by_present_name(saved_conversation(store.history if store else None, conversation))
+    with store_if_any(CONTENTS) as store:
+        saved = by_present_name(saved_conversation(store.history if store else None, conversation))
     if as_json:
-        print_json(_as_json(found))
+        print_json(_as_json(saved))
         return
-    typer.echo(f"{_title_line(found.info)}\n\n{as_markdown(found)}")
+    typer.echo(f"{_title_line(saved.info)}\n\n{as_markdown(saved)}")
 
 
 @app.command()
 def export(conversations: Ids = None, as_json: AsJson = False) -> None:
     """Print conversations as Markdown, the oldest first: all, or those given."""
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         history = store.history if store else None
-        found = map(by_present_name, _saved(history, conversations) if conversations else _all_saved(history))
+        saved = map(by_present_name, _saved(history, conversations) if conversations else _all_saved(history))
         if as_json:
-            print_json([_as_json(conversation) for conversation in found])
+            print_json([_as_json(conversation) for conversation in saved])
             return
-        for number, conversation in enumerate(found):
+        for number, conversation in enumerate(saved):
             typer.echo("\n" * bool(number) + as_markdown(conversation))
 
 
@@ -135,30 +135,30 @@ def rm(
     """Delete conversations and overwrite their bytes."""
     if [bool(conversations), everything, older_than is not None].count(True) != 1:
         raise UsageMistake("Name the conversations to delete: IDs from `list`, --older-than 30d, or --all.")
-    before = None if older_than is None else time.time() - seconds_of(older_than)
+    cutoff = None if older_than is None else time.time() - seconds_of(older_than)
     copied = Paths(home()).copied
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         history = store.history if store else None
         if conversations:
-            infos = [found.info for found in _saved(history, conversations)]
+            infos = [saved.info for saved in _saved(history, conversations)]
         elif history is None:
             infos = []
         else:
-            infos = history.conversations() if before is None else history.unused_since(before)
+            infos = history.conversations() if cutoff is None else history.unused_since(cutoff)
         drafts = store.drafts.orphaned() if store and everything else 0
-        report_files_set_aside(WHAT)
+        report_files_set_aside(CONTENTS)
         if store is None or not (infos or drafts):
             if everything and copied.exists() and may_delete("the text that was copied last", yes):
                 remove_copied(copied)
-                done = "Deleted the text copied last."
+                sentence = "Deleted the text copied last."
             else:
-                older = "" if before is None else f" that were last used before {day(before)}"
-                done = f"There are no conversations to delete{older}."
+                older = "" if cutoff is None else f" that were last used before {day(cutoff)}"
+                sentence = f"There are no conversations to delete{older}."
             if store is not None:
                 store.history.remove((), everything)  # an earlier deletion may be unfinished
-            typer.echo(done)
+            typer.echo(sentence)
             return
-        target = _counts(len(infos), drafts) + ("" if before is None else f" last used before {day(before)}")
+        target = _counts(len(infos), drafts) + ("" if cutoff is None else f" last used before {day(cutoff)}")
         if len(infos) == 1 and not drafts:
             target = f"conversation {infos[0].id}, {infos[0].title!r}"
         if not may_delete(target, yes):
@@ -166,8 +166,8 @@ def rm(
         removed = store.history.remove([info.id for info in infos], everything)
         drafts = store.drafts.remove_orphaned() if drafts else 0
         # The copied text may come from any conversation, so it is deleted as well.
-        also = ", and the text that was copied last" if remove_copied(copied) else ""
-        typer.echo(f"Deleted {_counts(removed, drafts)}{also}.")
+        addition = ", and the text that was copied last" if remove_copied(copied) else ""
+        typer.echo(f"Deleted {_counts(removed, drafts)}{addition}.")
         if store.unfinished:
             tell(f"localspec: {store.unfinished}")
         if store.phrases.any_phrase():
@@ -187,14 +187,14 @@ def _saved(history: History | None, conversations: Sequence[int]) -> list[Saved]
 def _all_saved(history: History | None) -> Iterator[Saved]:
     if history is not None:
         for number in sorted(info.id for info in history.conversations()):
-            found = history.read(number)
-            if found is not None:  # another process may have deleted it meanwhile
-                yield found
+            conversation = history.read(number)
+            if conversation is not None:  # another process may have deleted it meanwhile
+                yield conversation
 
 
 def _title_line(info: ConversationInfo) -> str:
     return one_line(f"{info.id}: {info.title} ({counted(info.turns, 'turn')}, {info.model}, {moment(info.used)})")
 
 
-def _as_json(found: Saved) -> dict[str, Any]:
-    return {**found.info._asdict(), "system": found.system, "turns": [asdict(turn) for turn in found.turns]}
+def _as_json(saved: Saved) -> dict[str, Any]:
+    return {**saved.info._asdict(), "system": saved.system, "turns": [asdict(turn) for turn in saved.turns]}

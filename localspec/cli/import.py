@@ -38,13 +38,13 @@ def import_file(
     if file.is_dir():
         return _import_folder(file, settings, as_json)
     progress = Progress()
-    done = _import(file, settings, progress)
+    model = _import(file, settings, progress)
     if as_json:
-        print_json(_json(done))
+        print_json(_json(model))
         return 0
-    _tell(done)
-    typer.echo(one_line(f"Chat with it: localspec chat -m {done.name}"))
-    measure_new(done.name, settings, progress)
+    _tell(model)
+    typer.echo(one_line(f"Chat with it: localspec chat -m {model.name}"))
+    measure_new(model.name, settings, progress)
     return 0
 
 
@@ -55,22 +55,22 @@ def _import_folder(folder: Path, settings: Settings, as_json: bool) -> int:
         raise UsageMistake(
             f"{str(folder)!r} is a directory without GGUF files; give another directory, or a GGUF file."
         )
-    progress, done = Progress(), list[Imported]()
+    progress, imported = Progress(), list[Imported]()
     for file, lacks in others.items():
         say(f"{file.name} is left out: {lacks}")
     for model in models:
         try:
-            done.append(_import(model.path, settings, progress))
+            imported.append(_import(model.path, settings, progress))
         except LocalspecError as trouble:
             say(f"{model.name} is left out: {trouble}")
             continue
         if not as_json:
-            _tell(done[-1])
+            _tell(imported[-1])
     if as_json:
-        print_json([_json(one) for one in done])
-    elif done:
-        typer.echo(one_line(f"Chat with one: localspec chat -m {done[0].name}"))
-    return 0 if len(done) == len(models) and not others else 1
+        print_json([_json(result) for result in imported])
+    elif imported:
+        typer.echo(one_line(f"Chat with one: localspec chat -m {imported[0].name}"))
+    return 0 if len(imported) == len(models) and not others else 1
 
 
 def _import(file: Path, settings: Settings, progress: Progress) -> Imported:
@@ -78,20 +78,22 @@ def _import(file: Path, settings: Settings, progress: Progress) -> Imported:
         return import_gguf(file, settings, progress.reporter)
 
 
-def _json(done: Imported) -> dict[str, Any]:
+def _json(model: Imported) -> dict[str, Any]:
     return {
-        "name": done.name, "path": str(done.path), "packing": done.packing, "parameters": done.parameters,
-        "bytes": done.bytes, "license": done.license, "file_bytes": done.file_bytes, "types": done.types,
-        "new": done.new, "seconds": round(done.seconds, 3), "bits_per_weight": round(done.bits, 3),
+        "name": model.name, "path": str(model.path), "packing": model.packing, "parameters": model.parameters,
+        "bytes": model.bytes, "license": model.license, "file_bytes": model.file_bytes, "types": model.types,
+        "new": model.new, "seconds": round(model.seconds, 3), "bits_per_weight": round(model.bits, 3),
     }  # fmt: skip
 
 
-def _tell(done: Imported) -> None:
-    weights = precision_in_words("", done.packing, done.bits) if done.packing == BLOCKS else f"packed in {done.packing}"
-    known = "" if done.new else " It was imported before."
+def _tell(model: Imported) -> None:
+    weights = (
+        precision_in_words("", model.packing, model.bits) if model.packing == BLOCKS else f"packed in {model.packing}"
+    )
+    note = "" if model.new else " It was imported before."
     typer.echo(
         one_line(
-            f"{done.name} is ready: {amount(done.parameters)} parameters, {weights}, {size(done.bytes)}, read from "
-            f"{must_stay(done.read_from)}.{known}"
+            f"{model.name} is ready: {amount(model.parameters)} parameters, {weights}, {size(model.bytes)}, read from "
+            f"{must_stay(model.read_from)}.{note}"
         )
     )

@@ -27,17 +27,17 @@ class Interrupt:
         self._ended: int | None = None
 
     def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT)
-        self._ours = self._before is signal.default_int_handler  # nohup and similar programs ignore it
-        if self._ours:
+        self._previous_handler = signal.getsignal(signal.SIGINT)
+        self._is_ours = self._previous_handler is signal.default_int_handler  # nohup and similar programs ignore it
+        if self._is_ours:
             signal.signal(signal.SIGINT, self._ask)
         for number in self._ends:
             signal.signal(number, self._ask)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._ours:
-            signal.signal(signal.SIGINT, self._before)
+        if self._is_ours:
+            signal.signal(signal.SIGINT, self._previous_handler)
         for number in self._ends:
             signal.signal(number, signal.SIG_DFL)
         if self._ended:
@@ -68,13 +68,13 @@ def cleared_up_when_ended() -> Iterator[None]:
         ended.append(number)
         raise SystemExit(128 + number)
 
-    mine = _ending()
-    for number in mine:
+    signals = _ending()
+    for number in signals:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in mine:
+        for number in signals:
             signal.signal(number, signal.SIG_DFL)
         if ended:
             signal.raise_signal(ended[0])  # the parent process learns the signal

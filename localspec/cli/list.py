@@ -46,15 +46,15 @@ def list_models(
     rows: list[dict[str, Any]] = []
     paths = Paths(home())
     present = present_model(load(), paths).model
-    every = [one for one in packed_files(paths) if not one.header.registered]
-    packed = [(one.header.origin.revision, one.header.packing, one.path) for one in every]
+    files_here = [file for file in packed_files(paths) if not file.header.registered]
+    packed = [(file.header.origin.revision, file.header.packing, file.path) for file in files_here]
     packed += packed_for_gpus(paths)
-    found_here = sorted(installed(), key=lambda model: model[0].name)
-    for card, found in found_here:
+    installed_models = sorted(installed(), key=lambda pair: pair[0].name)
+    for card, model in installed_models:
         row: dict[str, Any] = {"name": card.name}
-        if isinstance(found, LocalspecError):
-            packed_as = read(card.path) if isinstance(found, NotHere) and is_packed(card.path) else None
-            say(str(found) if packed_as else f"{card.name} is left out: {found}")
+        if isinstance(model, LocalspecError):
+            packed_as = read(card.path) if isinstance(model, NotHere) and is_packed(card.path) else None
+            say(str(model) if packed_as else f"{card.name} is left out: {model}")
             if packed_as is None:
                 continue
             row |= {
@@ -64,22 +64,22 @@ def list_models(
                 "missing": str(packed_as.missing),
             }
         else:
-            bits = round(found.bits, 3) if found.packing == BLOCKS else None
-            gone = read(card.path).missing if found.packing else None  # another packing may still be usable
-            missing = str(gone) if gone else None
-            row |= {"parameters": found.parameters, "bytes": found.bytes, "bits_per_weight": bits, "missing": missing}
+            bits = round(model.bits, 3) if model.packing == BLOCKS else None
+            absent = read(card.path).missing if model.packing else None  # another packing may still be usable
+            missing = str(absent) if absent else None
+            row |= {"parameters": model.parameters, "bytes": model.bytes, "bits_per_weight": bits, "missing": missing}
             with suppress(LocalspecError):
                 for trouble in damaged_drafters(card):
                     say(trouble)
         draft = None  # the name of the small model here that drafts for this one, or its directory below the model's
-        small, _ = (None, "") if isinstance(found, LocalspecError) else default_draft(card)
+        small, _ = (None, "") if isinstance(model, LocalspecError) else default_draft(card)
         if small is not None and small.card.here:
-            inside = small.card.path == card.path / DRAFT_FOLDER and not small.named
-            draft = f"{DRAFT_FOLDER}{os.sep}" if inside else small.card.name
+            is_inside = small.card.path == card.path / DRAFT_FOLDER and not small.named
+            draft = f"{DRAFT_FOLDER}{os.sep}" if is_inside else small.card.name
         trained: list[dict[str, Any]] = []
         with suppress(LocalspecError):  # files that cannot be read
-            every_kind = [] if isinstance(found, LocalspecError) else trained_drafters(card)
-            trained = [{"kind": one.kind, "shipped": one.shipped} for one in every_kind]
+            every_kind = [] if isinstance(model, LocalspecError) else trained_drafters(card)
+            trained = [{"kind": drafter.kind, "shipped": drafter.shipped} for drafter in every_kind]
         row |= {
             "packed": _packed(card, packed),
             "draft": draft,
@@ -88,20 +88,20 @@ def list_models(
             "path": str(card.path),
             "description": card.description,
             "chosen": present is not None and present in (reference(card), card.name),
-            "problem": str(found) if isinstance(found, LocalspecError) else None,
+            "problem": str(model) if isinstance(model, LocalspecError) else None,
         }
         rows.append(row)
-    named = {card.path for card, _ in found_here}
-    for file, why in unreadable(paths).items():
-        if file not in named:
-            again = ", and import its GGUF file again" if f"-{BLOCKS}-" in file.name else ""
-            say(f"{file.name} is left out: {why} Delete it with `localspec rm {shlex.quote(str(file))}`{again}.")
+    listed = {card.path for card, _ in installed_models}
+    for file, reason in unreadable(paths).items():
+        if file not in listed:
+            advice = ", and import its GGUF file again" if f"-{BLOCKS}-" in file.name else ""
+            say(f"{file.name} is left out: {reason} Delete it with `localspec rm {shlex.quote(str(file))}`{advice}.")
     used = files_in_use(paths).keys()
-    for one in cached_gguf():
-        if str(one.source) not in packed_sources(paths) and not one.places & used:
+    for gguf in cached_gguf():
+        if str(gguf.source) not in packed_sources(paths) and not gguf.places & used:
             say(
-                f"{one.source} is in the Hugging Face cache as GGUF, {size(one.bytes)}, but not imported; "
-                f"`localspec pull {one.source}` imports it, `localspec rm {one.source}` deletes it."
+                f"{gguf.source} is in the Hugging Face cache as GGUF, {size(gguf.bytes)}, but not imported; "
+                f"`localspec pull {gguf.source}` imports it, `localspec rm {gguf.source}` deletes it."
             )
     if as_json:
         print(json.dumps(rows, indent=2))
@@ -129,18 +129,18 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
-    packed = [f"{form} {bytes_(held)}" for form, held in row["packed"].items()]
+    packed = [f"{form} {bytes_(length)}" for form, length in row["packed"].items()]
     return ", ".join([*in_blocks, *packed, *missing]) or "no"
 
 
 def _drafters(row: dict[str, Any]) -> str:
     """Return in words the drafters of a model: the user's trained drafters, shipped drafters, and its small model."""
-    named = []
+    groups = []
     for shipped, words in ((False, ""), (True, ", shipped")):
-        kinds = [one["kind"] for one in row["trained"] if one["shipped"] is shipped]
+        kinds = [drafter["kind"] for drafter in row["trained"] if drafter["shipped"] is shipped]
         if kinds:
-            named.append((", ".join(kinds) if len(kinds) <= MOST_KINDS else counted(len(kinds), "kind")) + words)
-    return "; ".join([*named, row["draft"]] if row["draft"] else named) or "no"
+            groups.append((", ".join(kinds) if len(kinds) <= MOST_KINDS else counted(len(kinds), "kind")) + words)
+    return "; ".join([*groups, row["draft"]] if row["draft"] else groups) or "no"
 
 
 def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, int]:
@@ -150,6 +150,10 @@ def _packed(card: TargetCard, packed: list[tuple[str, str, Path]]) -> dict[str, 
     """
     if not packed:
         return {}
-    here = revision(card.path)
+    own_commit = revision(card.path)
     own_file = {(BLOCKS, card.path)}  # its bytes are in another column
-    return {form: file.stat().st_size for of, form, file in packed if of == here and (form, file) not in own_file}
+    return {
+        form: file.stat().st_size
+        for commit, form, file in packed
+        if commit == own_commit and (form, file) not in own_file
+    }

@@ -86,10 +86,10 @@ class LazyCommands(TyperGroup):
         app = import_module(f"localspec.cli.{cmd_name}").app
         app.rich_markup_mode = None
         command = get_command(app)
-        for one in (command, *getattr(command, "commands", {}).values()):
-            one.params = [param for param in one.params if not (param.name or "").endswith("_completion")]
-            one.short_help = " ".join((one.help or "").split("\n\n")[0].split())  # click would cut it
-            _light(one)
+        for entry in (command, *getattr(command, "commands", {}).values()):
+            entry.params = [param for param in entry.params if not (param.name or "").endswith("_completion")]
+            entry.short_help = " ".join((entry.help or "").split("\n\n")[0].split())  # click would cut it
+            _light(entry)
         if isinstance(command, TyperGroup):
             command.no_args_is_help = False  # a whole help page is not an error message
         return command
@@ -136,8 +136,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"localspec {localspec.__version__}")
         raise typer.Exit
 
@@ -203,10 +203,10 @@ def _run(arguments: list[str]) -> int:
     except LocalspecError as error:
         return _say(str(error), error.exit_code)
     except TyperException as error:  # a usage error, or a file that cannot be opened
-        said, failed = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
-        if "unexpected extra argument" in said and getattr(failed, "name", None) in _WITH_PROMPT:
-            said = f"{said}; put quotation marks around the prompt."
-        return _say(said, error.exit_code)
+        message, failed = error.format_message(), getattr(getattr(error, "ctx", None), "command", None)
+        if "unexpected extra argument" in message and getattr(failed, "name", None) in _WITH_PROMPT:
+            message = f"{message}; put quotation marks around the prompt."
+        return _say(message, error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _say("Interrupted.", INTERRUPTED)
     except BrokenPipeError:
@@ -222,8 +222,8 @@ def _run(arguments: list[str]) -> int:
             )
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             raise  # an open stream failed, and standard output is the only one that commands write to
-        if said := no_more_files(error):
-            return _say(said)
+        if message := no_more_files(error):
+            return _say(message)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             return _say(f"{os.fsdecode(error.filename)} cannot be used ({error.strerror}); correct that.")
         return _say(f"Unexpected {type(error).__name__}: {error} ({_keep_traceback(error)}).")
@@ -232,8 +232,8 @@ def _run(arguments: list[str]) -> int:
 
 def _say(sentence: str, code: int = 1) -> int:
     """Print a sentence, and return `code`. A long sentence is cut between problem and remedy."""
-    said = one_line(sentence)
-    say(said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} … {said[-_LONGEST // 2 :]}")
+    text = one_line(sentence)
+    say(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}")
     return code
 
 

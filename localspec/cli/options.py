@@ -73,7 +73,7 @@ def takes_settings(*names: str, **helps: str | tuple[str, str]) -> Callable[[Cal
 
     def decorate(command: Callable[..., T]) -> Callable[..., T]:
         flags = [_flag(name, helps.get(name, TABLE[name].help)) for name in names]
-        return _with_flags(command, "settings", flags, lambda **given: load_settings(given))
+        return _with_flags(command, "settings", flags, lambda **values: load_settings(values))
 
     return decorate
 
@@ -88,18 +88,18 @@ def _with_flags(
     command: Callable[..., T], name: str, flags: list[inspect.Parameter], build: Callable[..., object]
 ) -> Callable[..., T]:
     """Replace the argument `name` of a command by flags; `build` makes the argument's value from the flags."""
-    before = inspect.signature(command, eval_str=True).parameters.values()
-    parameters = [flag for one in before for flag in (flags if one.name == name else [one])]
+    originals = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [flag for parameter in originals for flag in (flags if parameter.name == name else [parameter])]
 
     def with_flags(**values: Any) -> T:
-        given = {flag.name: values.pop(flag.name) for flag in flags}
-        return command(**{name: build(**given)}, **values)
+        flag_values = {flag.name: values.pop(flag.name) for flag in flags}
+        return command(**{name: build(**flag_values)}, **values)
 
     wrapped: Any = wraps(command)(with_flags)
     del wrapped.__wrapped__  # typer would follow it
     keyword = inspect.Parameter.KEYWORD_ONLY  # keyword parameters may have any order
-    wrapped.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in parameters])
-    wrapped.__annotations__ = {one.name: one.annotation for one in parameters}
+    wrapped.__signature__ = inspect.Signature([parameter.replace(kind=keyword) for parameter in parameters])
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return cast("Callable[..., T]", wrapped)
 
 
@@ -159,9 +159,9 @@ def _shared_flags(
     if go_on and conversation is not None:
         raise UsageMistake(f"--continue and --conversation {conversation} exclude each other; give one of them.")
     # A value from a file or a variable is meant for models in this process.
-    given = [name for name in LOADED_BY if settings.by_flag(name) and name != "log"]
-    if settings.elsewhere is not None and given:
-        raise no_effect(settings.origins[given[0]], settings)
+    names = [name for name in LOADED_BY if settings.by_flag(name) and name != "log"]
+    if settings.elsewhere is not None and names:
+        raise no_effect(settings.origins[names[0]], settings)
     if settings.by_flag("pool") and settings.pool != "off" and settings.plain:
         raise UsageMistake(f"--pool {settings.pool} has no effect without a drafter; leave it out.")
     if settings.system is not None:
@@ -171,12 +171,12 @@ def _shared_flags(
 
 def refuse_rule_without_effect(settings: Settings) -> None:
     """Raise UsageMistake for a `--drafter-rule` if other settings name the drafter or forbid drafts."""
-    named = "draft_max" if settings.draft_max == 0 else "drafter"
+    name = "draft_max" if settings.draft_max == 0 else "drafter"
     if settings.by_flag("drafter_rule") and (settings.drafter != "auto" or settings.draft_max == 0):
-        other = settings.shown(named)
-        if settings.by_flag(named):
-            flag = settings.origins[named]
-            other = flag if flag == "--no-spec" else f"{flag} {getattr(settings, named)}"
+        other = settings.shown(name)
+        if settings.by_flag(name):
+            flag = settings.origins[name]
+            other = flag if flag == "--no-spec" else f"{flag} {getattr(settings, name)}"
         raise UsageMistake(
             f"--drafter-rule {settings.drafter_rule} has no effect with {other}, because it tells `auto` how to "
             "choose a drafter; leave one of them out."

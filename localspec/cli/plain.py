@@ -64,17 +64,17 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
     with cleared_up_when_ended(), ExitStack() as at_the_end:
         script = piped()  # then the conversation counts as one of `run`, also for --continue
         resume = "last of run" if script and flags.resume == "last" else flags.resume
-        begun = begin(flags.settings, resume, at_the_end, progress)
+        start = begin(flags.settings, resume, at_the_end, progress)
         if script:
-            begun.chat.conversation.source = "pipe"
-        talk = _Talk(flags, begun, progress)
+            start.chat.conversation.source = "pipe"
+        talk = _Talk(flags, start, progress)
         talk.greet()
         try:
             talk.listen(prompt)
         finally:  # a signal may end it
-            spoken = talk.conversation
-            spoken.keep_rest()
-            if is_terminal(sys.stderr) and (words := farewell(spoken, spoken.title)):
+            conversation = talk.conversation
+            conversation.keep_rest()
+            if is_terminal(sys.stderr) and (words := farewell(conversation, conversation.title)):
                 # the mark may be on the line by itself
                 tell(f"\n{words}" if at_a_terminal() and not talk.left else words)
     return 0
@@ -83,11 +83,11 @@ def converse(flags: SharedFlags, prompt: str | None) -> int:
 class _LineProgress(Progress):
     """Progress as one line per stage, because a screen reader may read an overwritten line again and again."""
 
-    def show(self, what: str) -> None:
+    def show(self, stage: str) -> None:
         if is_terminal(sys.stderr):
-            tell(one_line(f"{what} …"))
+            tell(one_line(f"{stage} …"))
         else:
-            super().show(what)
+            super().show(stage)
 
 
 class _ReplyPrinter:
@@ -120,19 +120,19 @@ class _ReplyPrinter:
 
 
 class _Talk:
-    def __init__(self, flags: SharedFlags, begun: ChatAndServer, progress: Progress) -> None:
+    def __init__(self, flags: SharedFlags, start: ChatAndServer, progress: Progress) -> None:
         self._settings, self._files, self._progress = ChatSettings(flags.settings), flags.files, progress
-        self._begun = begun
-        self._card, self._store, self.conversation = begun.chat
+        self._start = start
+        self._card, self._store, self.conversation = start.chat
         self._engine: Answerer | None = None
         self.left = False  # with a command; otherwise the chat ends with its input
         self._trace: Trace | None = None  # of the last reply
         self._meanwhile = Meanwhile()  # measures what is missing after the first reply, while the user types
 
     def _load(self, card: registry.TargetCard) -> "Answerer":
-        engine = self._begun.for_chat(self._settings.first, card)
-        if taken_back := self._settings.fit(engine):  # report what this model cannot do before the first prompt
-            self._progress.notice(taken_back)
+        engine = self._start.for_chat(self._settings.first, card)
+        if notice := self._settings.fit(engine):  # report what this model cannot do before the first prompt
+            self._progress.notice(notice)
         return engine
 
     def _loaded(self) -> "Answerer":
@@ -146,8 +146,8 @@ class _Talk:
         """Print which model answers and, for a continued conversation, its last prompt and reply."""
         choice = self._loaded().choice
         precision = precision_in_words(choice.dtype, choice.quantize, choice.bits)
-        how = ", ".join(filter(None, (precision, choice.device)))
-        tell(one_line(f"{self._card.name} ({how}). /help lists the commands, Ctrl+D ends."))
+        details = ", ".join(filter(None, (precision, choice.device)))
+        tell(one_line(f"{self._card.name} ({details}). /help lists the commands, Ctrl+D ends."))
         self._recall()
 
     def listen(self, prompt: str | None) -> None:
@@ -189,12 +189,12 @@ class _Talk:
                 raise UsageMistake(TOO_LONG)
 
     def _take(self, line: str) -> None:
-        said = read(line)
-        if not said.command:
+        parsed = read(line)
+        if not parsed.command:
             if line.strip():
-                self._answer(said.rest)
+                self._answer(parsed.rest)
             return
-        getattr(self, f"do_{said.command}")(said.rest)
+        getattr(self, f"do_{parsed.command}")(parsed.rest)
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
@@ -209,11 +209,11 @@ class _Talk:
         self.conversation = self.conversation.start_new(self._settings.first.system)
         tell("A new conversation.")
 
-    def do_resume(self, which: str) -> None:
+    def do_resume(self, argument: str) -> None:
         history = self._store.history if self._store else None
-        if which:
-            found = saved_conversation(history, conversation_id(which, "/resume"))
-            self.conversation = self.conversation.resume_other(found)
+        if argument:
+            saved = saved_conversation(history, conversation_id(argument, "/resume"))
+            self.conversation = self.conversation.resume_other(saved)
             self._recall()
             return
         script = piped()  # which may also continue conversations of scripts
@@ -224,7 +224,7 @@ class _Talk:
             tell("No conversations are saved here yet.")
 
     def do_model(self, name: str) -> None:
-        if (server := self._begun.server) is not None:
+        if (server := self._start.server) is not None:
             self._answer_as(server.named(name)) if name else tell("\n".join(server.listed(self._card.name)))
             return
         if not name:
@@ -243,7 +243,7 @@ class _Talk:
         gc.collect()  # two may not fit at once
         self._engine = self._load(card)
         self._card, self.conversation.model = card, registry.reference(card)
-        if self._begun.server is None:
+        if self._start.server is None:
             choose(card, "chat", self._progress.notice)
         tell(one_line(f"{card.name} answers from now on."))
 
@@ -283,26 +283,26 @@ class _Talk:
 
         Raises UsageMistake if there is no reply yet.
         """
-        before, turns = self.conversation, self.conversation.answered - 1
+        origin, turns = self.conversation, self.conversation.answered - 1
         if turns < 0:
             raise UsageMistake("There is no reply yet; say something first.")
-        self.conversation = before.branch(turns)
+        self.conversation = origin.branch(turns)
         try:
             if prompt is None:
-                turn = before.turns[turns]
+                turn = origin.turns[turns]
                 self._answer_prompt(saved_prompt(turn), turn.figures)
             else:
                 self._answer(prompt)
         except LocalspecError:
-            self.conversation = self.conversation.back() or before
+            self.conversation = self.conversation.back() or origin
             raise
-        drawn = self.conversation
-        if (back := self.conversation.back()) is not None:
-            self.conversation = back
-            same = same_answer(drawn.turns[-1].figures, WARMER) if drawn.same_answer else ""
+        branch = self.conversation
+        if (previous := self.conversation.back()) is not None:
+            self.conversation = previous
+            same = same_answer(branch.turns[-1].figures, WARMER) if branch.same_answer else ""
             tell(same or "The model wrote nothing, so the earlier answer stays.")
-        elif before.id is not None:
-            tell(f"The earlier answer stays in conversation {before.id}: /resume {before.id} returns to it.")
+        elif origin.id is not None:
+            tell(f"The earlier answer stays in conversation {origin.id}: /resume {origin.id} returns to it.")
 
     def do_title(self, text: str) -> None:
         self.conversation.rename(text)
@@ -311,24 +311,24 @@ class _Talk:
         turns = self.conversation.turns
         if not words:
             raise UsageMistake("/find needs the words to look for: /find WORDS.")
-        found = hits([(turn.typed, turn.reply) for turn in turns], words)
-        for turn, reply, _ in found:
+        matches = hits([(turn.typed, turn.reply) for turn in turns], words)
+        for turn, reply, _ in matches:
             text = turns[turn].reply if reply else turns[turn].typed
-            who = "the reply" if reply else "the prompt"
-            tell(one_line(f"{turn + 1}, {who}: {excerpt(folded_words(words)[0], text, '')}"))
-        if not found:
+            speaker = "the reply" if reply else "the prompt"
+            tell(one_line(f"{turn + 1}, {speaker}: {excerpt(folded_words(words)[0], text, '')}"))
+        if not matches:
             tell("No message of this conversation contains that.")
 
     def do_phrases(self, words: str) -> None:
-        found: list[str] = []
+        output: list[str] = []
         if store := self._store:
             stories = Stories(store.history)
             for pool in pools_of(store, self._card):
                 decode, why_ids = reader(pool)
                 phrases = readable_phrases(pool, store.phrases.most_useful(pool.pool), decode, words)
-                lines = [f"{one.line}  ({stories.of(one.phrase)})" for one in islice(phrases, LISTED - len(found))]
-                found += [why_ids, *lines] if why_ids and lines else lines
-        for line in found or ["No phrase contains that." if words else "No phrases are saved for this model yet."]:
+                lines = [f"{row.line}  ({stories.of(row.phrase)})" for row in islice(phrases, LISTED - len(output))]
+                output += [why_ids, *lines] if why_ids and lines else lines
+        for line in output or ["No phrase contains that." if words else "No phrases are saved for this model yet."]:
             tell(one_line(line))
 
     def do_race(self, line: str) -> None:
@@ -376,16 +376,16 @@ class _Talk:
     def _answer(self, line: str) -> None:
         """Send the typed prompt, with the text of the files that it names."""
         prompt, engine = with_files(line), self._loaded()
-        for about in measured(line, engine.count_tokens, engine.context, visible=True):
-            tell(one_line(f"+ {about}"))
+        for description in measured(line, engine.count_tokens, engine.context, visible=True):
+            tell(one_line(f"+ {description}"))
         self._answer_prompt(prompt)
 
-    def _answer_prompt(self, prompt: ComposedPrompt, before: Mapping[str, Any] | None = None) -> None:
-        """Send a prompt. `before` has the figures of the replaced reply, if there is one."""
+    def _answer_prompt(self, prompt: ComposedPrompt, figures: Mapping[str, Any] | None = None) -> None:
+        """Send a prompt. `figures` are those of the replaced reply, if there is one."""
         from localspec import Done, Limits, Prefill, Text
 
         engine = self._loaded()
-        settings = self._settings.another(before, engine)
+        settings = self._settings.another(figures, engine)
         trace = Trace(prompt.typed, engine.decode or str)
         live = LiveStats(engine, settings.accept)
         watched = sys.stdout.isatty()  # for a program, a repeating reply is not stopped
@@ -395,7 +395,7 @@ class _Talk:
         if sampled := first_sampled(self._card, sampling, self._store, self._settings.first):
             self._progress.notice(sampled)
         events = self.conversation.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
-        printer, how = _ReplyPrinter(self._progress), "(stopped)"
+        printer, outcome = _ReplyPrinter(self._progress), "(stopped)"
         try:
             with closing(events), Interrupt() as interrupt, suppress(KeyboardInterrupt):
                 engine.wanted = lambda: not interrupt.requested
@@ -413,7 +413,7 @@ class _Talk:
                         case Text():
                             printer.add(event)
                         case Done(reason):
-                            how = self._how_ended(reason, settings, engine)
+                            outcome = self._how_ended(reason, settings, engine)
                     if interrupt.requested:
                         raise KeyboardInterrupt
         finally:  # the error gets a separate line
@@ -422,8 +422,8 @@ class _Talk:
         self._trace = trace if trace.tokens else self._trace
         if self.conversation.unanswered is None:
             self._files = ""  # the model has read them
-        if how:
-            tell(how)
+        if outcome:
+            tell(outcome)
         unsaved = self.conversation.unsaved_words
         if words := [*in_words(live.figures()), *([f"not saved: {unsaved}"] if unsaved else [])]:
             tell(f"({' · '.join(words)})")
@@ -433,5 +433,5 @@ class _Talk:
         turn = self.conversation.turns[-1]
         if sentence := why_empty(turn, settings, engine, self.conversation.system):
             return sentence
-        how = repeated(turn.figures, WARMER) if reason == "repetition" else ending(reason, turn.figures)
-        return how and f"({how})"
+        outcome = repeated(turn.figures, WARMER) if reason == "repetition" else ending(reason, turn.figures)
+        return outcome and f"({outcome})"

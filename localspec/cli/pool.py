@@ -20,7 +20,7 @@ from localspec.text import one_line
 
 app = typer.Typer(help="List, show, clear or export learned phrases.", invoke_without_command=True)
 
-WHAT = "phrases"
+CONTENTS = "phrases"
 
 Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Only this model's phrases; by default all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON value on standard output.")]
@@ -35,7 +35,7 @@ def _list_by_default(context: typer.Context) -> None:
 @app.command("list")
 def list_pools(as_json: AsJson = False) -> None:
     """List the pools: one for each model and tokenizer."""
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         pools = _pools_of(store, None)
     if as_json:
         print_json([pool._asdict() for pool in pools])
@@ -56,7 +56,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show the most useful phrases, as text if the model's tokenizer is here."""
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         chosen = []
         for pool in _pools_of(store, model):
             decode, why_ids = reader(pool)
@@ -84,10 +84,10 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete phrases and overwrite their bytes."""
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         pools = _pools_of(store, model)
         count = sum(store.phrases.count(pool.pool, conversation) for pool in pools) if store else 0
-        report_files_set_aside(WHAT)
+        report_files_set_aside(CONTENTS)
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
@@ -109,7 +109,7 @@ def export(model: Model = None) -> None:
 
     `uses` counts how often the phrase was used; 0: it comes from a refused draft.
     """
-    with store_if_any(WHAT) as store:
+    with store_if_any(CONTENTS) as store:
         for pool in _pools_of(store, model):
             phrases = store.phrases.export(pool.pool) if store else ()
             for readable in readable_phrases(pool, phrases, reader(pool)[0]):

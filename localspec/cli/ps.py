@@ -17,22 +17,22 @@ app = typer.Typer()
 @app.command()
 def ps(as_json: Annotated[bool, typer.Option("--json", help="One JSON value instead of a table.")] = False) -> None:
     """List the models that `localspec serve` has loaded, their memory, and the address of the server."""
-    place = Paths(home()).socket
-    process = server_process(place) if place.exists() else None
+    socket = Paths(home()).socket
+    process = server_process(socket) if socket.exists() else None
     loaded: list[dict[str, Any]] = []
     if process is not None:
-        if (answer := next(filter(None, lines(place, "/localspec/loaded", {})), None)) is None:
+        if (answer := next(filter(None, lines(socket, "/localspec/loaded", {})), None)) is None:
             raise NoServer("The server ended before it answered; try again.")
         loaded = answer["loaded"]
     if as_json:
-        print_json({"process": process, "socket": str(place) if process else None, "models": loaded})
+        print_json({"process": process, "socket": str(socket) if process else None, "models": loaded})
         return
     if process is None:
         typer.echo("Nothing is running; `localspec serve` keeps a model loaded.")
         return
     if loaded:
-        rows = [[one["name"], size(one["bytes"]), one["device"]] for one in loaded]
+        rows = [[model["name"], size(model["bytes"]), model["device"]] for model in loaded]
         typer.echo("\n".join(table([["NAME", "MEMORY", "DEVICE"], *rows], right={1}, width=width())))
     else:
         typer.echo("No model is loaded; the next request loads one.")
-    typer.echo(one_line(f"Process {process} is listening at {place}"))
+    typer.echo(one_line(f"Process {process} is listening at {socket}"))

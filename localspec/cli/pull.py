@@ -9,7 +9,7 @@ import typer
 
 from localspec import environment
 from localspec.choosing.cost import TRAINING_TOKENS
-from localspec.cli.console import Progress, at_a_terminal, print_json, seen
+from localspec.cli.console import Progress, at_a_terminal, output_is_terminal, print_json
 from localspec.cli.interrupt import cleared_up_when_ended
 from localspec.cli.meanwhile import measure_new
 from localspec.cli.options import takes_settings
@@ -87,9 +87,9 @@ def pull(
 
     try:
         if dry_run and (card := cards().get(name)):
-            found = announced(card, options, progress.reporter)
+            announcement = announced(card, options, progress.reporter)
             progress.clear()
-            _print_plan(name, found, as_json)
+            _print_plan(name, announcement, as_json)
             return
         with cleared_up_when_ended(), closing(pulled(name, options, progress.reporter, received)) as events:
             for event in events:
@@ -105,13 +105,13 @@ def pull(
                     return
                 fetched = fetched or about_to
         chats = isinstance(event, Packed) or (isinstance(event, Installed) and bool(event.source.gguf))
-        if seen() and (name in cards() or chats):
+        if output_is_terminal() and (name in cards() or chats):
             typer.echo(one_line(f"Chat with it: localspec chat -m {name}"))
             if fetched:
                 measure_new(name, settings, progress)
-    except Interrupted as stopped:
-        if str(stopped):
-            progress.notice(str(stopped))
+    except Interrupted as error:
+        if str(error):
+            progress.notice(str(error))
         raise
     finally:
         progress.clear()
@@ -201,12 +201,12 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     if announced.imported:
         yield f"{name} is already here: {announced.imported}"
     yield f"{name}, from the registry; the hub was not asked"
-    for one in announced.downloads:
-        gated = ", gated: its terms must be accepted at the hub first" if one.gated else ""
-        here = "  here" if one.here else ""
-        by = f"by {one.publisher or 'unknown'}, license {one.license or 'unknown'}"
-        yield f"{one.source}, {by}{gated}, {_about_bytes(one.bytes)}{here}"
-    yield from (f"  other form: {form_in_words(one)}" for one in announced.forms)
+    for download in announced.downloads:
+        gated = ", gated: its terms must be accepted at the hub first" if download.gated else ""
+        here = "  here" if download.here else ""
+        by = f"by {download.publisher or 'unknown'}, license {download.license or 'unknown'}"
+        yield f"{download.source}, {by}{gated}, {_about_bytes(download.bytes)}{here}"
+    yield from (f"  other form: {form_in_words(form)}" for form in announced.forms)
     yield f"{_about_bytes(announced.fetch_bytes)} to fetch; {_free(announced.disk_free)}"
     yield from _about(announced)
     if announced.to_make:
@@ -223,12 +223,12 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     yield f"`localspec pull {main} --dry-run` asks the hub about {main}, `localspec pull {name}` about every part."
 
 
-def _about(one: Planned | Announced) -> Iterator[str]:
-    if one.instead:
-        yield f"form: {one.instead.why}"
-    yield f"memory: {one.memory}"
-    if one.drafter:
-        yield f"drafter: {one.drafter}"
+def _about(plan: Planned | Announced) -> Iterator[str]:
+    if plan.instead:
+        yield f"form: {plan.instead.why}"
+    yield f"memory: {plan.memory}"
+    if plan.drafter:
+        yield f"drafter: {plan.drafter}"
 
 
 def _about_bytes(count: int | None) -> str:
@@ -251,21 +251,21 @@ def plan_json(name: str, event: Planned | Announced | AlreadyHere) -> dict[str, 
         event = Planned(Plan((), free_disk_bytes()), None, already_here(name, event), "")
     plan = event if isinstance(event, Announced) else event.plan
     if isinstance(event, Announced):
-        asked, forms = "registry", event.forms
+        origin, forms = "registry", event.forms
         sources = [
             {
-                **_source_json(one.source), "commit": None, "files": [], "bytes": one.bytes, "license": one.license,
-                "gated": one.gated,
+                **_source_json(download.source), "commit": None, "files": [], "bytes": download.bytes,
+                "license": download.license, "gated": download.gated,
             }
-            for one in event.downloads
+            for download in event.downloads
         ]  # fmt: skip
     else:
-        asked, forms = "hub", ()
+        origin, forms = "hub", ()
         sources = [_part_json(part) for part in event.plan.parts]
     instead = event.instead
     return {
         "name": name,
-        "asked": asked,
+        "asked": origin,
         "sources": sources,
         "bytes": plan.bytes,
         "cached_bytes": plan.cached_bytes,
@@ -280,10 +280,10 @@ def plan_json(name: str, event: Planned | Announced | AlreadyHere) -> dict[str, 
         },
         "forms": [
             {
-                **_source_json(one.source), "publisher": one.publisher or None, "license": one.license,
-                "bytes": one.bytes,
+                **_source_json(form.source), "publisher": form.publisher or None, "license": form.license,
+                "bytes": form.bytes,
             }
-            for one in forms
+            for form in forms
         ],
     }  # fmt: skip
 

@@ -82,8 +82,8 @@ def race_command(
         raise UsageMistake(
             f"--cast {cast} is in a directory that does not exist; create the directory, or name another file."
         )
-    seen = not as_json and sys.stdout is not None and sys.stdout.isatty() and not dumb_terminal()
-    seen = seen and fits(shutil.get_terminal_size())
+    on_screen = not as_json and sys.stdout is not None and sys.stdout.isatty() and not dumb_terminal()
+    on_screen = on_screen and fits(shutil.get_terminal_size())
     progress = Progress()
     with ExitStack() as at_the_end:
         at_the_end.callback(progress.clear)
@@ -101,26 +101,26 @@ def race_command(
         lanes, streams = racers(drafting, question, quiet.system, quiet, sampling)
         progress.clear()
         steps = race(lanes, streams)
-        if seen:
+        if on_screen:
             with _alternate_screen():
                 _show_live_and_replay(lanes, steps)
         else:
             deque(steps, maxlen=0)
-    found = result(*lanes)
-    summary = list(sentences(lanes, found))
-    size = shutil.get_terminal_size() if seen else RECORDED
+    outcome = result(*lanes)
+    summary = list(sentences(lanes, outcome))
+    size = shutil.get_terminal_size() if on_screen else RECORDED
     if cast:
         title = one_line(f"localspec race: {question}")
-        drawn = recording(lanes, size, _folded(summary, size.columns), title, int(time.time()))
+        frames = recording(lanes, size, _folded(summary, size.columns), title, int(time.time()))
         try:
-            cast.write_text("".join(drawn), encoding="utf-8")
+            cast.write_text("".join(frames), encoding="utf-8")
         except OSError as error:
             raise LocalspecError(f"{cast} cannot be written ({error.strerror}); name another --cast FILE.") from None
         progress.notice(f"recorded in {cast}; `asciinema play {cast}` shows it.")
     if as_json:
-        print(json.dumps(_report(lanes, found, drafting, sampling)), flush=True)
+        print(json.dumps(_report(lanes, outcome, drafting, sampling)), flush=True)
     else:
-        picture = frame(lanes, size, ends(lanes)) if seen else []
+        picture = frame(lanes, size, ends(lanes)) if on_screen else []
         print(drawable("\n".join([*picture, *_folded(summary, width())]), sys.stdout), flush=True)
     return 0
 
@@ -160,7 +160,7 @@ def _alternate_screen() -> Iterator[None]:
             print(f"{whole_screen([])}\x1b[?1049l\x1b[?25h", end="", flush=True)
 
 
-def _report(lanes: Sequence[Lane], found: RaceResult, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:
+def _report(lanes: Sequence[Lane], outcome: RaceResult, engine: "Engine", sampling: "Sampling") -> dict[str, Any]:
     choice = engine.choice
     return {
         "model": choice.target.name,
@@ -171,8 +171,8 @@ def _report(lanes: Sequence[Lane], found: RaceResult, engine: "Engine", sampling
         "bits_per_weight": round(choice.bits, 3) or None,
         "exactness": engine.exactness.word(sampling.rule),
         "seed": sampling.seed,
-        "speedup": found.speedup and round(found.speedup, 4),
-        "identical": found.same,
+        "speedup": outcome.speedup and round(outcome.speedup, 4),
+        "identical": outcome.same,
         "plain": _lane(lanes[0]),
         "speculative": _lane(lanes[1]),
     }

@@ -73,7 +73,7 @@ def rm(
     for line in derived.lines():
         typer.echo(one_line(line))
     freed = deletion.bytes
-    if not may_delete(f"{deletion.what} ({size(freed)})", yes):
+    if not may_delete(f"{deletion.target} ({size(freed)})", yes):
         return
     deletion.run(paths)
     typer.echo(f"Deleted; {size(freed)} freed.")
@@ -82,9 +82,12 @@ def rm(
 
 @dataclass(frozen=True)
 class _Deletion:
-    """The files of a model to delete. `names` are names of the model, and `lines` list what goes and what stays."""
+    """The files of a model to delete. `target` is their name in the question, and `names` are names of the model.
 
-    what: str
+    `lines` list what goes and what stays.
+    """
+
+    target: str
     names: set[str]
     lines: list[str]
     packed: list[Path]
@@ -94,7 +97,7 @@ class _Deletion:
     @property
     def bytes(self) -> int:
         """Return the bytes that become free."""
-        files = {place for one in self.gguf for place in one.places}.union(map(str, self.packed))
+        files = {path for cached in self.gguf for path in cached.places}.union(map(str, self.packed))
         return sum(removal.bytes for removal in self.removals) + sum(map(os.path.getsize, files))
 
     def run(self, paths: Paths) -> None:
@@ -102,16 +105,16 @@ class _Deletion:
         for path in [*(removal.path for removal in self.removals), *self.packed]:
             forget_tokenizer(path)
         for file in self.packed:
-            if registered := _registration(file):
-                held = registered.origin.files
-                forget([Path(name) for name in held], (mark for _, mark in held.values()), paths)
+            if header := _registration(file):
+                files = header.origin.files
+                forget([Path(name) for name in files], (mark for _, mark in files.values()), paths)
             file.unlink(missing_ok=True)
         for removal in self.removals:
             if drafter := drafter_made_of(removal.source, removal.commit):
                 shutil.rmtree(drafter)
             remove(removal)
-        for one in self.gguf:
-            discard_gguf(one)
+        for cached in self.gguf:
+            discard_gguf(cached)
 
 
 def _of_sources(name: str, sources: list[Source], paths: Paths) -> _Deletion:
@@ -136,20 +139,20 @@ def _of_sources(name: str, sources: list[Source], paths: Paths) -> _Deletion:
                 f"{other} is read from {file}, which would be deleted too; delete {other} first with `localspec rm "
                 f"{shlex.quote(other)}`."
             )
-    found = [one for source in sources if source.gguf or not removals for one in cached_gguf(source)]
-    gguf = [one for one in found if not one.places & used.keys()]
+    candidates = [cached for source in sources if source.gguf or not removals for cached in cached_gguf(source)]
+    gguf = [cached for cached in candidates if not cached.places & used.keys()]
     if not removals and not packed and not gguf:
         raise missing[0]
     lines = [line for removal in removals for line in _removal_lines(removal, name)]
     lines += map(_packed_line, packed)
-    for one in gguf:
-        names = ", ".join(file.name for file in one.files)
-        lines.append(f"{one.source} as GGUF, {size(one.bytes)}, in {one.path}: {names}")
+    for cached in gguf:
+        names = ", ".join(file.name for file in cached.files)
+        lines.append(f"{cached.source} as GGUF, {size(cached.bytes)}, in {cached.path}: {names}")
     if gguf:
         lines.append(_SHARED)
-    gone = [*(one.source for one in removals), *(one.source for one in gguf)]
-    what = " and ".join(map(str, gone)) or f"{name}, packed"
-    return _Deletion(what, {name, *map(str, sources)}, lines, packed, removals, gguf)
+    deleted = [*(removal.source for removal in removals), *(cached.source for cached in gguf)]
+    target = " and ".join(map(str, deleted)) or f"{name}, packed"
+    return _Deletion(target, {name, *map(str, sources)}, lines, packed, removals, gguf)
 
 
 def _of_packed(name: str, paths: Paths) -> _Deletion:
@@ -163,22 +166,22 @@ def _of_packed(name: str, paths: Paths) -> _Deletion:
             f"{name} is a GGUF file that is not imported, so localspec has nothing to delete; delete the file yourself."
         )
     card = resolve(name)
-    path, what, notes = card.path, name, list[str]()
+    path, target, notes = card.path, name, list[str]()
     if is_packed(path) and path.parent not in (paths.imports, paths.packed):
         raise UsageMistake(f"{path} is not in {paths.imports}, where localspec keeps its files; delete it yourself.")
     if is_packed(path) and is_packed(file):  # a named file, or an import
-        packed, what = [path], str(path)
+        packed, target = [path], str(path)
     elif is_packed(path):
         packed = _without_others(sorted({path, *of_same_weights(path)}), [])
     else:
-        packed, what = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
+        packed, target = _without_others(packed_of(path, "", paths), []), f"the packed form of {name}"
         if not packed:
             raise UsageMistake(f"{name} was not fetched by `localspec pull`, so `localspec rm` cannot delete it.")
         notes.append(f"{name} itself stays, because `localspec pull` did not fetch it.")
-    registered = filter(None, map(_registration, packed))
-    own = (file for header in registered for file in header.origin.files if Path(file).exists())
-    notes += (f"{stays} stays; it is your own file." for stays in own)
-    return _Deletion(what, {name, card.name, reference(card)}, [*map(_packed_line, packed), *notes], packed)
+    headers = filter(None, map(_registration, packed))
+    user_files = (file for header in headers for file in header.origin.files if Path(file).exists())
+    notes += (f"{file} stays; it is your own file." for file in user_files)
+    return _Deletion(target, {name, card.name, reference(card)}, [*map(_packed_line, packed), *notes], packed)
 
 
 def _registration(file: Path) -> Header | None:
@@ -191,9 +194,9 @@ def _registration(file: Path) -> Header | None:
 
 def _packed(removals: list[Removal], sources: list[Source], paths: Paths) -> list[Path]:
     """Return the packed files made from `removals`, or from `sources` of which only packed files are here."""
-    found = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
-    found |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
-    return _without_others(sorted(found), [str(source) for source in sources])
+    files = {file for removal in removals for file in packed_of(removal.path, str(removal.source), paths)}
+    files |= {file for source in sources for file in packed_of(NOWHERE, str(source), paths)}
+    return _without_others(sorted(files), [str(source) for source in sources])
 
 
 def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
@@ -205,10 +208,10 @@ def _without_others(files: list[Path], sources: list[str]) -> list[Path]:
 
 
 def _packed_line(file: Path) -> str:
-    of = other_source(file, [])
+    origin = other_source(file, [])
     if header := _registration(file):
         return f"The configuration and tokenizer of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
-    return f"Packed{f', of {of}' if of else ''}, {size(file.stat().st_size)}, in {file}"
+    return f"Packed{f', of {origin}' if origin else ''}, {size(file.stat().st_size)}, in {file}"
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:
@@ -230,15 +233,15 @@ def _other_models_with(source: Source, name: str) -> list[str]:
     entries = {card.name: card.entry for card in cards().values() if card.entry is not None}
 
     def needs(entry: Entry) -> bool:
-        needed = {entry.source, *(one.source for one in entry.drafters)}
+        needed = {entry.source, *(drafter.source for drafter in entry.drafters)}
         if entry.draft in entries:
             needed.add(entries[entry.draft].source)
         else:
             with suppress(UsageMistake):
                 needed.add(Source.parse(entry.draft))
-        return source.repo in {one.repo for one in needed if one is not None}
+        return source.repo in {other.repo for other in needed if other is not None}
 
-    return [known for known, entry in entries.items() if known != name and needs(entry)]
+    return [model for model, entry in entries.items() if model != name and needs(entry)]
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,7 @@ class _DerivedData:
     @classmethod
     def of(cls, names: Collection[str], files: Collection[Path]) -> Self:
         """Return the data derived from the model of these names and files. An unreadable store counts as empty."""
-        now, names = renamed(), set(names)
+        present_names, names = renamed(), set(names)
         for file in files:
             with suppress(LocalspecError):
                 names.add(packed_file.read(file).header.origin.name)
@@ -268,15 +271,15 @@ class _DerivedData:
                 card = resolve(name)
                 trained = (path for path, _ in drafter_directories(card))
                 drafters |= {path for path in trained if not path.is_relative_to(card.path)}
-        pools, conversations, places = list[PoolInfo](), 0, {str(file) for file in files}
+        pools, conversations, paths = list[PoolInfo](), 0, {str(file) for file in files}
         with suppress(LocalspecError), store_if_any("phrases", raise_damage=False) as store:
             if store is not None:
                 pools, conversations = (
-                    [pool for pool in store.phrases.pools() if pool.model in names or pool.path in places],
-                    sum(info.model in names | places for info in store.history.conversations()),
+                    [pool for pool in store.phrases.pools() if pool.model in names or pool.path in paths],
+                    sum(info.model in names | paths for info in store.history.conversations()),
                 )
-        answers = [one for name in names for one in Paths(home()).answers_of(name)]
-        former = {name: now[name] for name in names & now.keys()}
+        answers = [folder for name in names for folder in Paths(home()).answers_of(name)]
+        former = {name: present_names[name] for name in names & present_names.keys()}
         return cls(
             names, former, {path for path in drafters if SHIPPED not in path.parents}, answers, pools, conversations
         )
@@ -284,9 +287,9 @@ class _DerivedData:
     def lines(self) -> Iterator[str]:
         """Yield a line for the saved answers, which are deleted too, and for each trained drafter, which stays."""
         if self.answers:
-            held = size(sum(map(_bytes_below, self.answers)))
+            total = size(sum(map(_bytes_below, self.answers)))
             yield (
-                f"The model's saved answers for trainings, {held}, are deleted too, unless the model is here in "
+                f"The model's saved answers for trainings, {total}, are deleted too, unless the model is here in "
                 "another form."
             )
         for drafter in sorted(self.drafters):
@@ -302,10 +305,10 @@ class _DerivedData:
         if self.pools or self.conversations:
             with suppress(OSError):  # only the former name is lost
                 save_former_names(self.former, Paths(home()))
-        for place in self.answers:
-            held = _bytes_below(place)
-            shutil.rmtree(place)
-            typer.echo(f"Deleted the model's saved answers for trainings ({size(held)}).")
+        for folder in self.answers:
+            total = _bytes_below(folder)
+            shutil.rmtree(folder)
+            typer.echo(f"Deleted the model's saved answers for trainings ({size(total)}).")
         self._delete_phrases(yes, phrases)
         if self.conversations:
             stay = "stays" if self.conversations == 1 else "stay"
@@ -331,8 +334,8 @@ class _DerivedData:
             typer.echo(one_line(f"{counted(count, 'phrase')} learned from the model stay until you run {clear}."))
 
 
-def _bytes_below(place: Path) -> int:
-    return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+def _bytes_below(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def forget_tokenizer(path: Path) -> None:

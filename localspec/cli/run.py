@@ -70,10 +70,10 @@ def run(
     if as_json and stream_json:
         raise UsageMistake("--json and --stream-json exclude each other; give one of them.")
     flags, prompt = _model_and_prompt(flags, words or [])
-    kept = None if keep is None else keep_seconds(keep, flags.settings)
+    keep_for = None if keep is None else keep_seconds(keep, flags.settings)
     question = _prompt(prompt, flags.files)
     form = _Stream if stream_json else _Object if as_json else _Plain
-    return _answer(flags, question, form(Progress()), stats, kept)
+    return _answer(flags, question, form(Progress()), stats, keep_for)
 
 
 def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", stats: bool, keep: int | None) -> int:
@@ -83,21 +83,21 @@ def _answer(flags: SharedFlags, question: ComposedPrompt, output: "_Output", sta
     with ExitStack() as at_the_end, Interrupt() as interrupt:
         at_the_end.callback(progress.clear)
         progress.show("starting")
-        begun = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
-        card, _, conversation = begun.chat
+        start = begin(settings, "last of run" if flags.resume == "last" else flags.resume, at_the_end, progress)
+        card, _, conversation = start.chat
         conversation.source = "pipe" if piped() else "run"
         began = time.perf_counter()
 
         from localspec import Limits
 
-        engine = begun.for_reply(settings, card, keep)
+        engine = start.for_reply(settings, card, keep)
         engine.wanted = lambda: not interrupt.requested
         load_seconds = time.perf_counter() - began
         watched = isinstance(output, _Plain) and sys.stdout.isatty()  # for a program, a repeating reply is not stopped
         sampling = engine.sampling(settings)
         limits = Limits(settings.max_tokens, settings.stop, loop_prompt=question.prompt if watched else None)
         report = engine.report(sampling, load_seconds)
-        if sampled := first_sampled(card, sampling, begun.chat.store, settings):
+        if sampled := first_sampled(card, sampling, start.chat.store, settings):
             progress.notice(sampled)
         think = engine.thinking(settings, conversation.system)
         progress.clear()
@@ -184,10 +184,10 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
 
 def _prompt(argument: str | None, files: str) -> ComposedPrompt:
     """Return files, piped text and the argument as one prompt. Raises UsageMistake if all are missing."""
-    before = piped_text()
-    if before is None and argument == "-":
+    text = piped_text()
+    if text is None and argument == "-":
         raise UsageMistake("'-' stands for piped text, and nothing is piped in; pipe something, or give the prompt.")
-    prompt = with_piped("" if argument is None or argument == "-" else checked_prompt(argument), before or "", files)
+    prompt = with_piped("" if argument is None or argument == "-" else checked_prompt(argument), text or "", files)
     if not prompt.prompt:
         raise UsageMistake('There is no prompt; write localspec run "your question", or pipe text in.')
     return prompt
@@ -290,8 +290,8 @@ class _Stream(_Output):
 
     def step(self, event: Text) -> None:
         super().step(event)
-        said = {"text": event.text, "reasoning": event.reasoning}
-        self._print({"event": "step", **said, "token_ids": event.tokens, "sources": event.sources})
+        texts = {"text": event.text, "reasoning": event.reasoning}
+        self._print({"event": "step", **texts, "token_ids": event.tokens, "sources": event.sources})
 
     def end(self, report: dict[str, Any]) -> None:
         self._print({"event": "end", **report})

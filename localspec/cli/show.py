@@ -89,7 +89,11 @@ def _installed_facts(card: TargetCard) -> Facts:
         "license": card.license,
         "drafters": [
             *_free_kinds(shape),
-            *(one.kind for one in trained_drafters(card) if shape is None or kind_of(one.kind).drafts_for(shape)),
+            *(
+                drafter.kind
+                for drafter in trained_drafters(card)
+                if shape is None or kind_of(drafter.kind).drafts_for(shape)
+            ),
             *(f"{kind}:{draft}" for kind in kinds("draft model") if draft is not None),
         ],
         "shipped": _shipped(card),
@@ -104,13 +108,13 @@ def _installed_facts(card: TargetCard) -> Facts:
 
 def _shipped(card: TargetCard) -> list[str] | None:
     """Return the drafters that come with localspec for a published model, with their measured figures and cards."""
-    found = []
-    for one in trained_drafters(card):
-        length, nodes = one.generated or (0.0, 0)
+    lines = []
+    for drafter in trained_drafters(card):
+        length, nodes = drafter.generated or (0.0, 0)
         measured = f", {length:.2f} tokens/step with {nodes} nodes" if nodes else ""
-        if one.shipped:
-            found.append(f"{one.kind}, {size(one.bytes)}{measured}, described in {one.path / 'README.md'}")
-    return found or None
+        if drafter.shipped:
+            lines.append(f"{drafter.kind}, {size(drafter.bytes)}{measured}, described in {drafter.path / 'README.md'}")
+    return lines or None
 
 
 def _free_kinds(shape: Shape | None) -> list[str]:
@@ -148,21 +152,21 @@ def _choice_facts(card: TargetCard) -> Facts:
     """
     settings = config.load()
     with user_store(lambda _: None, create=False) as store:
-        known = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
+        measurements = Measurements(MeasurementCache(store), settings.exact, settings.context, quiet=True)
         try:
             if not card.here:
-                machine = this_machine(known.recalled_bandwidth)
-                found = recommend(model_of(card), machine, known, here=False, rule=settings.drafter_rule)
-                m = found.plan.cost_effectiveness if found.plan else None
-                return {"auto": found.reason, **_rule_and_m(found.plan, m)}
-            choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=known)
+                machine = this_machine(measurements.recalled_bandwidth)
+                pair = recommend(model_of(card), machine, measurements, here=False, rule=settings.drafter_rule)
+                m = pair.plan.cost_effectiveness if pair.plan else None
+                return {"auto": pair.reason, **_rule_and_m(pair.plan, m)}
+            choice = choose(card, replace(settings, drafter="auto", draft_max="auto"), measurements=measurements)
         except LocalspecError as trouble:
             return {"auto": str(trouble), "rule": None, "M": None, "idle": None}
     return {"auto": choice.reason, **_rule_and_m(choice, choice.cost_effectiveness), "idle": choice.idle or None}
 
 
-def _rule_and_m(taken: Choice | RunPlan | None, m: float | None) -> Facts:
-    return {"rule": taken.rule if taken else None, "M": None if m is None else round(m, 3)}
+def _rule_and_m(plan: Choice | RunPlan | None, m: float | None) -> Facts:
+    return {"rule": plan.rule if plan else None, "M": None if m is None else round(m, 3)}
 
 
 def _entry_facts(entry: Entry) -> Facts:
@@ -176,22 +180,22 @@ def _entry_facts(entry: Entry) -> Facts:
         "gated": entry.gated,
         "thinking": entry.thinking,
         "verified": entry.verified or pulled is not None or entry.source is None,
-        "forms": [form_in_words(one) for one in entry.forms],
-        "published": [_drafter_in_words(one) for one in entry.drafters],
+        "forms": [form_in_words(form) for form in entry.forms],
+        "published": [_drafter_in_words(drafter) for drafter in entry.drafters],
     }
 
 
-def _packed_facts(card: TargetCard, known: Facts) -> Facts:
-    """Return a packed file's source and commit, and whether its model thinks; `known` has the facts found before."""
+def _packed_facts(card: TargetCard, facts_so_far: Facts) -> Facts:
+    """Return a packed file's source and commit, and whether its model thinks; `facts_so_far` has the other facts."""
     from localspec.models.chat_tokenizer import ChatTokenizer, tokenizer_of  # the tokenizers library
 
     origin = read(card.path).header.origin
-    thinking = known.get("thinking")
+    thinking = facts_so_far.get("thinking")
     with suppress(LocalspecError):  # the error is reported when the model is loaded
         thinking = thinking or ChatTokenizer(tokenizer_of(card.path)).thinks
     file = next(iter(origin.files), None) if card.imported_as else None
     facts: Facts = {
-        "source": file or known.get("source") or origin.repo or next(iter(origin.files), None),
+        "source": file or facts_so_far.get("source") or origin.repo or next(iter(origin.files), None),
         "commit": origin.commit or None,
         "thinking": thinking,
     }
@@ -224,7 +228,7 @@ def _shown(key: str, value: object) -> str:
     if isinstance(value, list):
         if not value:
             return "none"
-        return "; ".join(value) if any(", " in one for one in value) else ", ".join(value)
+        return "; ".join(value) if any(", " in item for item in value) else ", ".join(value)
     if key == "verified":  # in JSON a word for programs; people would think of `localspec verify`
         return "the source is known to work" if value else "the source was never tried"
     if isinstance(value, bool):

@@ -15,18 +15,18 @@ from localspec.store.store import Store, user_store
 
 
 @contextmanager
-def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]:
-    """Yield this user's database, to show or delete `what` in it: "phrases" or "conversations".
+def store_if_any(contents: str, raise_damage: bool = True) -> Iterator[Store | None]:
+    """Yield this user's database, to show or delete the `contents` of it: "phrases" or "conversations".
 
     Yield None if there is no database, because listing must not make a file. Raises StoreTrouble if it may exist but
     cannot be reached: an empty list would say that nothing is saved. With `raise_damage`, damage found after opening
     raises StoreTrouble, too.
     """
-    if why := _out_of_reach(database := Paths(environment.home()).database):
-        raise StoreTrouble(f"{database} cannot be reached ({why}), so its {what} cannot be shown or deleted.")
+    if reason := _out_of_reach(database := Paths(environment.home()).database):
+        raise StoreTrouble(f"{database} cannot be reached ({reason}), so its {contents} cannot be shown or deleted.")
     with user_store(say, create=False) as store:
         if store is not None and store.path is None:
-            raise StoreTrouble(f"{database} cannot be used, so its {what} cannot be shown or deleted.")
+            raise StoreTrouble(f"{database} cannot be used, so its {contents} cannot be shown or deleted.")
         if store is not None and raise_damage:
             store.raise_damage()
         yield store
@@ -34,9 +34,9 @@ def store_if_any(what: str, raise_damage: bool = True) -> Iterator[Store | None]
 
 def _out_of_reach(database: Path) -> str:
     """Return why it is unknown whether the database exists; empty if that is known."""
-    for place in (database, *database.parents):
-        if os.path.islink(place) and not os.path.exists(place):
-            return f"{place} is a link to a missing file"
+    for path in (database, *database.parents):
+        if os.path.islink(path) and not os.path.exists(path):
+            return f"{path} is a link to a missing file"
     try:
         os.stat(database)
     except OSError as error:
@@ -45,7 +45,7 @@ def _out_of_reach(database: Path) -> str:
     return ""
 
 
-def report_files_set_aside(what: str) -> None:
+def report_files_set_aside(contents: str) -> None:
     """Report the damaged files that were set aside. The user decides whether to keep them."""
     database = Paths(environment.home()).database
     files = {file.name: file for file in sorted(database.parent.glob(f"{database.name}.*"))}
@@ -54,4 +54,4 @@ def report_files_set_aside(what: str) -> None:
             continue  # it is reported with its database
         parts = " and ".join(part for part in PARTS if f"{name}{part}" in files)
         which = f"this file and its {parts}" if parts else "this file"
-        say(f"{file} is damaged and was set aside; to remove the {what} that it may hold, delete {which}.")
+        say(f"{file} is damaged and was set aside; to remove the {contents} that it may hold, delete {which}.")

@@ -121,13 +121,13 @@ class Completer:
 
     def __init__(self, look_up: LookUp) -> None:
         self._look_up = look_up
-        self.found: list[Completion] = []
+        self.completions: list[Completion] = []
 
     def __call__(self, line: str, number: int) -> str | None:
         if number == 0:
             need = needed(line)
-            self.found = choices(line, {} if need is None else {need: self._look_up(need)})
-        return self.found[number].line if number < len(self.found) else None
+            self.completions = choices(line, {} if need is None else {need: self._look_up(need)})
+        return self.completions[number].line if number < len(self.completions) else None
 
 
 def _complete_with(look_up: LookUp, mark: str) -> None:
@@ -138,7 +138,7 @@ def _complete_with(look_up: LookUp, mark: str) -> None:
     completer = Completer(look_up)
 
     def show(*_: object) -> None:
-        tell("\n" + "\n".join(one_line(f"{shown}  {does}") for _, shown, does in completer.found))
+        tell("\n" + "\n".join(one_line(f"{shown}  {does}") for _, shown, does in completer.completions))
         print(mark + readline.get_line_buffer(), end="", flush=True)
 
     readline.set_completer(completer)

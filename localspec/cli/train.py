@@ -173,14 +173,14 @@ def train(
     source = _prompt_source(data or [], more or [], keep_answers)
     progress = Progress()
     card = _model_to_train_for(settings, progress, saves=not dry_run)
-    if any(one.kind == kind and one.shipped for one in trained_drafters(card)):
+    if any(drafter.kind == kind and drafter.shipped for drafter in trained_drafters(card)):
         progress.notice(
             f"a trained {kind} for {card.name} comes with localspec, and `auto` may choose it; training another pays "
             "only for text like your own: --data history, or --data FILE."
         )
     directory = output or Paths(home()).drafters / f"{file_stem(_public_name(card))}-{kind}"
     usable(directory)
-    given = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
+    values = locals() | {name: getattr(settings, name) for name in PRECISION if settings.by_flag(name)}
     waits = partial(progress.notice, "stopping after this step; Ctrl+C again stops at once.")
     with without_rights(OWNER_READS), Interrupt(ends_too=True, waits=waits) as interrupt, Lock(directory) as lock:
         if not dry_run:
@@ -195,7 +195,7 @@ def train(
         request = TrainingRequest(
             kind=kind, card=card, name=_public_name(card), options=parse_options(kind, option or []), examples=examples,
             data=[source] if source else [file.name for file in files], directory=directory,
-            command=_command(kind, card, [source] if source == HISTORY else files, option or [], given),
+            command=_command(kind, card, [source] if source == HISTORY else files, option or [], values),
             length=length, batch=batch or BATCH, at_once=at_once, rate=rate or RATE, seed=seed,
             distill=labels == "soft", steps=steps, hours=None if source else hours,
             epochs=epochs if source or steps or hours or epochs else 1.0, save_seconds=save_every, force=force,
@@ -212,11 +212,11 @@ def train(
                         progress.clear()
                         print(json.dumps(course.plan.as_json()) if as_json else "\n".join(_plan(course)), flush=True)
                         return 0
-                    found = _run_course(course, interrupt, progress)
-                if found is None:
+                    outcome = _run_course(course, interrupt, progress)
+                if outcome is None:
                     course.close()
                     return 130
-                report, verdict = found
+                report, verdict = outcome
                 if hours and not (steps or epochs) and report["steps"] < FEW_STEPS:
                     progress.notice(
                         f"--hours {hours} was too short for the training, which made only "
@@ -275,15 +275,15 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
         if not course.propose() and console.at_a_terminal() and not typer.confirm("Train it anyway?", default=False):
             return None
         expected = course.plan.tokens
-        for seen in course.answer():
+        for state in course.answer():
             if interrupt.requested:  # a library may have swallowed the exception
                 raise KeyboardInterrupt
-            if seen.done >= STEADY and not expected / NOTABLE <= seen.expected <= expected * NOTABLE:
-                expected = seen.expected
+            if state.done >= STEADY and not expected / NOTABLE <= state.expected <= expected * NOTABLE:
+                expected = state.expected
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
             progress.show(
-                f"{100 * seen.done:.0f} %  {counted(seen.replies, 'answer')} so far ({counted(seen.tokens, 'token')})"
-                + (f"; time for about {seen.more} more" if seen.more else "")
+                f"{100 * state.done:.0f} %  {counted(state.replies, 'answer')} so far "
+                f"({counted(state.tokens, 'token')})" + (f"; time for about {state.more} more" if state.more else "")
             )
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
@@ -343,37 +343,39 @@ def _run(job: "Job", interrupt: Interrupt, progress: Progress) -> bool:
     losses: deque[float] = deque(maxlen=SPARK)
     first = None
     estimated = False
-    for seen in job.run(lambda: interrupt.requested):
+    for report in job.run(lambda: interrupt.requested):
         if job.main:
-            losses.append(seen.loss)
-            first = first or seen
-            steady = seen.step > first.step and (seen.done >= STEADY or seen.seconds - first.seconds >= STEADY_SECONDS)
-            if steady and not estimated and seen.done < 1:
+            losses.append(report.loss)
+            first = first or report
+            steady = report.step > first.step and (
+                report.done >= STEADY or report.seconds - first.seconds >= STEADY_SECONDS
+            )
+            if steady and not estimated and report.done < 1:
                 estimated = True
                 progress.notice(
-                    f"{_duration(seen.left)} more, about {counted(seen.steps, 'step')} in all at the present speed."
+                    f"{_duration(report.left)} more, about {counted(report.steps, 'step')} in all at the present speed."
                 )
-            _show_step(progress, seen, losses)
+            _show_step(progress, report, losses)
     interrupt.wait_for_step = False
     if job.training.stopped and job.main:
         progress.notice(f"stopped after step {job.training.state.step}; repeat the command to continue from there.")
     return not job.training.stopped
 
 
-def _show_step(progress: Progress, seen: "StepReport", losses: Sequence[float]) -> None:
-    if seen.accuracy is not None:
+def _show_step(progress: Progress, report: "StepReport", losses: Sequence[float]) -> None:
+    if report.accuracy is not None:
         progress.notice(
-            f"step {seen.step}, loss {seen.loss:.3f}; on texts not used in training, {_right(seen.accuracy)}."
+            f"step {report.step}, loss {report.loss:.3f}; on texts not used in training, {_right(report.accuracy)}."
         )
-    pace, left = seen.tokens / max(seen.seconds, 1e-9), _duration(seen.left)
+    pace, left = report.tokens / max(report.seconds, 1e-9), _duration(report.left)
     (spark,) = marks.curve(losses, 1)
-    shown = f"loss {seen.loss:.3f} {drawable(spark, sys.stderr)}"
-    progress.show(f"{100 * seen.done:.0f} %  step {seen.step}  {shown}  {left} left  {pace:.0f} tokens/s")
+    shown = f"loss {report.loss:.3f} {drawable(spark, sys.stderr)}"
+    progress.show(f"{100 * report.done:.0f} %  step {report.step}  {shown}  {left} left  {pace:.0f} tokens/s")
 
 
 def _drawn(report: dict[str, Any]) -> str:
     """Return the loss as a curve of characters if standard output is a terminal, otherwise an empty text."""
-    if not console.seen():
+    if not console.output_is_terminal():
         return ""
     from localspec.training import curves
 
@@ -389,14 +391,14 @@ def _summary(report: dict[str, Any]) -> str:
         f"{counted(report['tokens'], 'token')}, {_duration(report['seconds'])}, loss {report['loss']:.3f}",
         f"on texts not used in training, {_right(report['accuracy_by_depth'])}{caution}",
     ]
-    for name, what in (
+    for name, subject in (
         ("acceptance", "on text that the model wrote"),
         ("acceptance_elsewhere", "on replies of all kinds"),
     ):
-        if found := report.get(name):
+        if acceptance := report.get(name):
             lines.append(
-                f"{what}: {found['length']:.2f} tokens per step with {found['nodes']} nodes "
-                f"({counted(found['replies'], 'reply', 'replies')}, {counted(found['tokens'], 'token')})"
+                f"{subject}: {acceptance['length']:.2f} tokens per step with {acceptance['nodes']} nodes "
+                f"({counted(acceptance['replies'], 'reply', 'replies')}, {counted(acceptance['tokens'], 'token')})"
             )
     if report["changes_target"]:
         before, after = report["perplexity"]
@@ -443,17 +445,17 @@ def _public_name(card: registry.TargetCard) -> str:
 
 
 def _command(
-    kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], given: Mapping[str, Any]
+    kind: str, card: registry.TargetCard, data: Sequence[Path | str], options: Sequence[str], values: Mapping[str, Any]
 ) -> str:
     """Return the command to type again to continue. Directories are left out, because they are private."""
     words = ["localspec", "train", kind, "-m", _public_name(card)]
-    words += ["--data", *(Path(one).name for one in data)] if data else []
+    words += ["--data", *(Path(file).name for file in data)] if data else []
     words += [word for option in options for word in ("-O", option)]
     for flag in ("steps", "hours", "epochs", "at_once", "length", *PRECISION):
-        if given.get(flag) is not None:
-            words += [f"--{flag.replace('_', '-')}", str(given[flag])]
-    chosen = {} if given["source"] else {"batch": BATCH, "rate": RATE}
+        if values.get(flag) is not None:
+            words += [f"--{flag.replace('_', '-')}", str(values[flag])]
+    chosen = {} if values["source"] else {"batch": BATCH, "rate": RATE}
     for flag, name in (("--batch", "batch"), ("--lr", "rate"), ("--seed", "seed"), ("--labels", "labels")):
-        if (value := given[name] or chosen.get(name, given[name])) is not None:
+        if (value := values[name] or chosen.get(name, values[name])) is not None:
             words += [flag, str(value)]
     return shlex.join(words)

@@ -45,7 +45,7 @@ class OwnedPath(NamedTuple):
     """
 
     path: Path
-    what: str
+    description: str
     private: bool = False
     followed: bool = False
     names: re.Pattern[str] | None = None
@@ -123,27 +123,27 @@ def uninstall(
             for name in os.listdir(root):
                 os.lstat(root / name)
     _refuse_while_in_use(paths)
-    every = (place for places in places_of(paths).values() for place in places)
-    found, removals = [FoundPlace.of(place) for place in every if os.path.lexists(place.path)], _fetched(paths)
-    for line in _listing(found, removals):
+    owned = (place for places in places_of(paths).values() for place in places)
+    entries, removals = [FoundPlace.of(place) for place in owned if os.path.lexists(place.path)], _fetched(paths)
+    for line in _listing(entries, removals):
         typer.echo(line)
-    if not found and not removals:
+    if not entries and not removals:
         typer.echo(f"localspec keeps nothing on this machine. {PROGRAM}")
         return
-    total, models = sum(one.bytes for one in found), sum(one.bytes for one in removals)
-    if found and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
+    total, models = sum(entry.bytes for entry in entries), sum(removal.bytes for removal in removals)
+    if entries and not may_delete(f"everything in these directories of localspec ({size(total)})", yes):
         return
     delete_fetched = bool(removals) and (
         fetched if yes else may_delete(f"the fetched models as well ({size(models)})", False)
     )
-    failures, deleted = _delete_all(found, removals if delete_fetched else [], paths)
+    failures, deleted = _delete_all(entries, removals if delete_fetched else [], paths)
     if failures:
         rest = "Everything else is deleted" if deleted else "Nothing was deleted"
         raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
-    for root in filter(Path.is_dir, dict.fromkeys(one.root for one in found)):
-        why = "because the directory has files that localspec did not write" if os.listdir(root) else "and is empty"
-        typer.echo(one_line(f"{root} stays, {why}."))
+    for root in filter(Path.is_dir, dict.fromkeys(entry.root for entry in entries)):
+        reason = "because the directory has files that localspec did not write" if os.listdir(root) else "and is empty"
+        typer.echo(one_line(f"{root} stays, {reason}."))
     if removals and not delete_fetched:
         typer.echo(
             f"{size(models)} of fetched models stay in the Hugging Face cache, where other tools can use or delete "
@@ -152,14 +152,14 @@ def uninstall(
     typer.echo(PROGRAM)
 
 
-def _listing(found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf]) -> Iterator[str]:
+def _listing(entries: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf]) -> Iterator[str]:
     """Yield a line for each file and directory to delete, each fetched model, and each file that stays."""
-    for root, places in groupby(found, lambda one: one.root):
+    for root, places in groupby(entries, lambda entry: entry.root):
         yield one_line(str(root))
-        for one in places:
-            link = f"; it is a link to {one.place.stays}, which stays" if one.place.stays else ""
-            yield f"  {one.size:>10}  {one_line(f'{one.place.path.name}: {one.place.what}{link}')}"
-            for file in one.foreign:
+        for entry in places:
+            link = f"; it is a link to {entry.place.stays}, which stays" if entry.place.stays else ""
+            yield f"  {entry.size:>10}  {one_line(f'{entry.place.path.name}: {entry.place.description}{link}')}"
+            for file in entry.foreign:
                 yield f"              {one_line(str(file))} stays: localspec did not write it"
     if removals:
         yield "In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:"
@@ -168,7 +168,7 @@ def _listing(found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGgu
 
 
 def _delete_all(
-    found: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf], paths: Paths
+    entries: Sequence[FoundPlace], removals: Sequence[Removal | CachedGguf], paths: Paths
 ) -> tuple[list[str], bool]:
     """Delete models, files and directories. Return a clause for each failure, and whether anything was deleted."""
     failures: list[str] = []
@@ -180,14 +180,14 @@ def _delete_all(
             deleted = True
         except (OSError, LocalspecError) as error:
             failures.append(str(error).rstrip("."))
-    for one in found:
+    for entry in entries:
         try:
-            _delete(one.place)
+            _delete(entry.place)
             deleted = True
         except OSError as error:
-            stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or one.place.path))
-            deleted = deleted or FoundPlace.of(one.place).bytes < one.bytes
-    for root in dict.fromkeys(one.root for one in found):
+            stuck.setdefault(error.strerror or str(error), []).append(str(error.filename or entry.place.path))
+            deleted = deleted or FoundPlace.of(entry.place).bytes < entry.bytes
+    for root in dict.fromkeys(entry.root for entry in entries):
         with suppress(OSError):  # it may hold files that localspec did not write, or be a link
             root.rmdir()
     failures += (f"{', '.join(files)} could not be deleted ({reason})" for reason, files in stuck.items())
@@ -196,9 +196,9 @@ def _delete_all(
 
 def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
     """Return the files and directories that localspec writes, by parent. `uninstall` deletes nothing else there."""
-    database, what = paths.database.name, "conversations, phrases and measurements"
+    database, contents = paths.database.name, "conversations, phrases and measurements"
     data = [
-        OwnedPath(file, what if file.name == database else "a file of localspec's database", True, True)
+        OwnedPath(file, contents if file.name == database else "a file of localspec's database", True, True)
         for file in sorted(paths.data_dir.glob(f"{database}*"))
         if _DATABASE.fullmatch(file.name.removeprefix(database))
     ]
@@ -222,24 +222,28 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),
         OwnedPath(paths.kernels, "compiled kernels"),
     ]
-    found: dict[Path, list[OwnedPath]] = {}
+    by_directory: dict[Path, list[OwnedPath]] = {}
     for place in places:  # two places may be the same directory
         root = place.path.parent
-        unfinished = (OwnedPath(one, place.what, place.private) for one in root.glob(f".{place.path.name}.*.new"))
-        found.setdefault(root, []).extend([place, *unfinished])
-    return found
+        unfinished = (
+            OwnedPath(path, place.description, place.private) for path in root.glob(f".{place.path.name}.*.new")
+        )
+        by_directory.setdefault(root, []).extend([place, *unfinished])
+    return by_directory
 
 
 def _fetched(paths: Paths) -> list[Removal | CachedGguf]:
     """Return the models that `pull` put into the shared Hugging Face cache and that are still there."""
-    found = dict[tuple[str, str], Removal]()
+    removals = dict[tuple[str, str], Removal]()
     for record in all_records(paths):
         with suppress(LocalspecError):
             removal = removable(record.source, paths)
-            found.setdefault((removal.source.repo, removal.commit), removal)
-    of = [one.header.origin for one in packed_sources(paths).values() if one.header.registered]
-    files = (one for origin in of for one in cached_gguf(replace(Source.parse(origin.repo), revision=origin.commit)))
-    return [*found.values(), *files]
+            removals.setdefault((removal.source.repo, removal.commit), removal)
+    origins = [packed.header.origin for packed in packed_sources(paths).values() if packed.header.registered]
+    files = (
+        gguf for origin in origins for gguf in cached_gguf(replace(Source.parse(origin.repo), revision=origin.commit))
+    )
+    return [*removals.values(), *files]
 
 
 def _delete(place: OwnedPath) -> None:
@@ -254,7 +258,7 @@ def _delete(place: OwnedPath) -> None:
             path.unlink()
     elif foreign := {*place.foreign()}:
         for file in {*path.iterdir()} - foreign:
-            _delete(OwnedPath(file, place.what, place.private))
+            _delete(OwnedPath(file, place.description, place.private))
     else:
         for file in (file for file in path.rglob("*") if place.private and file.is_file() and not file.is_symlink()):
             erase(file)

@@ -45,21 +45,21 @@ def verify_model(
     damaged = _verify_packed(name, sources, model) + _verify_drafters(name)
     for source in sources:
         try:
-            checked = _checked(source)
+            result = _verify_source(source)
         except NotHere:
             if source == model and not packed_of(NOWHERE, str(source), Paths(home())):
                 raise  # its drafters may belong to another model too
             continue
-        for problem in checked.problems:
+        for problem in result.problems:
             typer.echo(one_line(f"{source}: {problem}"))
         problems += [
             f"{problem}; fetch the damaged or missing files again with `localspec pull {name}`"
-            for problem in checked.problems
+            for problem in result.problems
         ]
-        if not checked.problems:
-            files = f"{counted(checked.files, 'file')} {'agrees' if checked.files == 1 else 'agree'}"
-            by = "the digests recorded when it was pulled" if checked.recorded else "their names in the cache"
-            typer.echo(one_line(f"{source} ({checked.commit[:12]}): {files} with {by}."))
+        if not result.problems:
+            files = f"{counted(result.files, 'file')} {'agrees' if result.files == 1 else 'agree'}"
+            basis = "the digests recorded when it was pulled" if result.recorded else "their names in the cache"
+            typer.echo(one_line(f"{source} ({result.commit[:12]}): {files} with {basis}."))
     if problems or damaged:
         raise LocalspecError(f"{(problems + damaged)[0]}.")
 
@@ -68,13 +68,13 @@ def _verify_unfetched(name: str) -> list[str]:
     """Read the weights of a model that was not fetched. Return a clause for each file that changed without a new date
     or size."""
     path, paths = resolve(name).path, Paths(home())
-    found = inspect(path)
-    if found.packing:
+    checkpoint = inspect(path)
+    if checkpoint.packing:
         return _verify_imported(name, path, paths)
-    typer.echo(one_line(f"{name}: weights of {size(found.bytes)} are complete, judged by their headers."))
-    changed = _changed_files(name, found.weight_files, paths)
+    typer.echo(one_line(f"{name}: weights of {size(checkpoint.bytes)} are complete, judged by their headers."))
+    changed = _changed_files(name, checkpoint.weight_files, paths)
     if changed:  # the model may have been packed from other weights; the present ones count from now on
-        forget(found.weight_files, (mark for _, mark in fingerprints(found.weight_files).values()), paths)
+        forget(checkpoint.weight_files, (mark for _, mark in fingerprints(checkpoint.weight_files).values()), paths)
         for file in packed_of(path, "", paths):
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)
@@ -91,9 +91,9 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
     """
     from localspec.weights.gguf_weights import files_of  # numpy
 
-    found = read(path)
-    originals = found.header.origin.files
-    files = files_of(found) if found.header.registered else [Path(file) for file in originals if os.path.isabs(file)]
+    packed = read(path)
+    originals = packed.header.origin.files
+    files = files_of(packed) if packed.header.registered else [Path(file) for file in originals if os.path.isabs(file)]
     if not files or not all(file.is_file() for file in files) or not recognised(files, originals, paths):
         return []
     changed = _changed_files(name, files, paths, listed=True)
@@ -111,32 +111,32 @@ def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool 
     """
     marks = {file: mark for file, (_, mark) in fingerprints(files).items()}
     with _reading(name) as show:
-        found = reread(files, marks, paths, show)
-    for file, one in found.items():
-        if one.hidden_change:
+        results = reread(files, marks, paths, show)
+    for file, result in results.items():
+        if result.hidden_change:
             typer.echo(one_line(f"{name}: {file} has changed, although its size and fingerprint have not."))
         if listed:
-            typer.echo(one_line(f"{name}: {file} has sha256 {one.digest}, fingerprint {marks[file]}."))
-    if not any(one.hidden_change for one in found.values()):
-        what = counted(len(found), "file")
-        if all(one.before == one.digest for one in found.values()):
-            typer.echo(one_line(f"{name}: {what} read, with the same content as last time."))
+            typer.echo(one_line(f"{name}: {file} has sha256 {result.digest}, fingerprint {marks[file]}."))
+    if not any(result.hidden_change for result in results.values()):
+        count = counted(len(results), "file")
+        if all(result.before == result.digest for result in results.values()):
+            typer.echo(one_line(f"{name}: {count} read, with the same content as last time."))
         else:
-            typer.echo(one_line(f"{name}: {what} read and recorded: `verify` now notices every changed byte."))
-    return [file for file, one in found.items() if one.hidden_change]
+            typer.echo(one_line(f"{name}: {count} read and recorded: `verify` now notices every changed byte."))
+    return [file for file, result in results.items() if result.hidden_change]
 
 
 def _verify_packed(name: str, sources: list[Source], model: Source | None) -> list[str]:
     """Compare the packed files of a model with their digests. Return a clause for each damaged file."""
     paths = Paths(home())
-    places = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
+    snapshots = [(find_snapshot(source) or NOWHERE, str(source)) for source in sources]
     path = resolve(name).path if model is None else NOWHERE
     if is_packed(path):
         files = [path] if is_packed(Path(os.path.expanduser(name))) else sorted({path, *of_same_weights(path)})
     else:
-        places += [(path, "")] if model is None else []
-        found = {file for place in places for file in packed_of(*place, paths)}
-        files = sorted(file for file in found if file.suffix in (SUFFIX, GPU_SUFFIX))
+        snapshots += [(path, "")] if model is None else []
+        candidates = {file for snapshot in snapshots for file in packed_of(*snapshot, paths)}
+        files = sorted(file for file in candidates if file.suffix in (SUFFIX, GPU_SUFFIX))
     damaged = []
     for file in files:
         try:
@@ -165,19 +165,19 @@ def _delete_damaged(file: Path, paths: Paths) -> str:
         if file.parent == paths.packed and not header.registered and not is_only_copy(header.origin, paths):
             file.unlink()
             return f"{file} was damaged and is deleted; it is made again when the model is next loaded"
-    again = "localspec makes it again from the model's files; if those are gone, pull or import the model again"
-    return f"{file} is damaged; delete the file, and {again}"
+    advice = "localspec makes it again from the model's files; if those are gone, pull or import the model again"
+    return f"{file} is damaged; delete the file, and {advice}"
 
 
 def _verify_drafters(name: str) -> list[str]:
     """Compare the weights of a model's drafters with the digests in their drafter.json. Return a clause for each
     damaged drafter."""
     try:
-        found = [*drafter_directories(resolve(name))]
+        drafters = [*drafter_directories(resolve(name))]
     except LocalspecError:  # the model is damaged or not here, which is reported elsewhere
         return []
     damaged = []
-    for path, content in found:
+    for path, content in drafters:
         file, digest = path / "drafter.safetensors", content.get(DIGEST)
         try:
             kind = read_drafter(path).kind
@@ -195,20 +195,20 @@ def _verify_drafters(name: str) -> list[str]:
     return damaged
 
 
-def _checked(source: Source) -> Verified:
-    found = packed_sources(Paths(home())).get(str(source))
-    if found and (missing := found.missing) and bytes_of(missing) != found.header.origin.files[str(missing)][0]:
-        what = f"{missing.name} is missing, or has the wrong length"
-        return Verified(found.header.origin.commit, 0, False, (what,))
+def _verify_source(source: Source) -> Verified:
+    packed = packed_sources(Paths(home())).get(str(source))
+    if packed and (missing := packed.missing) and bytes_of(missing) != packed.header.origin.files[str(missing)][0]:
+        problem = f"{missing.name} is missing, or has the wrong length"
+        return Verified(packed.header.origin.commit, 0, False, (problem,))
     with _reading(source) as show:
-        if found and found.header.registered:
-            return verify_gguf(source, found.header.origin.commit, show)
+        if packed and packed.header.registered:
+            return verify_gguf(source, packed.header.origin.commit, show)
         return verify(source, progress=show)
 
 
 @contextmanager
-def _reading(what: object) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that shows how many bytes of `what` are read; its arguments are the bytes read and all bytes."""
+def _reading(subject: object) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows how much of `subject` is read; its arguments are the bytes read and all bytes."""
     with Progress() as progress:
-        progress.show(f"reading {what}")
-        yield lambda done, total: progress.show(f"reading {what}: {size(done)} of {size(total)}")
+        progress.show(f"reading {subject}")
+        yield lambda done, total: progress.show(f"reading {subject}: {size(done)} of {size(total)}")

@@ -62,7 +62,7 @@ def test_lines(tmp_path):
 def test_at_a_terminal_lines_are_broken_between_words(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     monkeypatch.setenv("LOCALSPEC_SYSTEM", "Answer in few words, and in verse where that is possible.")
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 20)))
     assert main(["config"]) == 0
     shown = capsys.readouterr().out

@@ -289,7 +289,7 @@ def test_what_this_machine_has_and_what_fits(doctor, invented):
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (60, 20), (100, 200)])
 def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch, columns, lines):
     piped = doctor()[1].splitlines()
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((columns, lines)))
     shown = doctor()[1].splitlines()
     assert max(map(len, shown)) <= columns

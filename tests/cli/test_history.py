@@ -117,7 +117,7 @@ def test_the_list_of_very_many(database: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *_ = keep(database, ("first", "reply", "stop"), ("more", "reply", "stop"))
     second, *_ = keep(database, (EVIL + "word " * 60, "reply", "stop"), model=f"/models/{EVIL}/Qwen3")
-    monkeypatch.setattr(history_module, "seen", lambda: True)
+    monkeypatch.setattr(history_module, "output_is_terminal", lambda: True)
     monkeypatch.setattr(history_module, "width", lambda: 60)
     head, *lines = run("list").splitlines()
     assert head.split() == ["ID", "USED", "TURNS", "MODEL", "TITLE"] and max(map(len, lines)) <= 60
@@ -132,7 +132,7 @@ def test_at_a_terminal_the_list_is_a_table(database: Path, monkeypatch: pytest.M
 
 def test_a_title_without_blanks_is_wrapped_too(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(database, ("中" * 60, "reply", "stop"))
-    monkeypatch.setattr(history_module, "seen", lambda: True)
+    monkeypatch.setattr(history_module, "output_is_terminal", lambda: True)
     monkeypatch.setattr(history_module, "width", lambda: 60)
     head, *lines = run("list").splitlines()
     title = json.loads(run("list", "--json"))[0]["title"]
@@ -144,7 +144,7 @@ def test_at_a_terminal_the_list_marks_conversations_of_pipes(database: Path, mon
     with Store.open(database, pytest.fail) as store:
         for source in SOURCES:
             store.history.say(None, f"by {source}", model="demo", system=None, source=source)
-    monkeypatch.setattr(history_module, "seen", lambda: True)
+    monkeypatch.setattr(history_module, "output_is_terminal", lambda: True)
     assert [line.rpartition("demo")[2].strip() for line in run("list").splitlines()[1:]] == [
         "by pipe (piped)",
         "by run",
@@ -362,7 +362,7 @@ def test_a_branch_says_of_what(database: Path, monkeypatch: pytest.MonkeyPatch) 
         found = store.history.read(first)
         assert found is not None
         store.history.branch(first, found.turns, model="demo", system=None)
-    monkeypatch.setattr(history_module, "seen", lambda: True)
+    monkeypatch.setattr(history_module, "output_is_terminal", lambda: True)
     assert run("list").splitlines()[1].endswith(wording("first_the_same_as_reply", first=first))
 
 

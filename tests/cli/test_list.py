@@ -74,7 +74,7 @@ def test_at_a_terminal_no_line_is_wider_than_it_and_programs_get_the_whole_path(
     register(tmp_path, f'[demo]\npath = "{model}"\n')
     monkeypatch.setenv("COLUMNS", "80")
     assert called(tmp_path, "list").stdout.splitlines()[1].endswith(str(model))
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     lines = called(tmp_path, "list").stdout.splitlines()
     assert max(map(len, lines)) <= 80 and lines[1].endswith("…")
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((56, 20)))
@@ -109,7 +109,7 @@ def test_the_demo_is_here(tmp_path):
 
 def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
     piped = called(tmp_path, "list").stdout.splitlines()[1].split()
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     lines = called(tmp_path, "list").stdout.splitlines()
     assert re.fullmatch(r"\* demo +\d+\.\d+ M +\d+\.\d MiB +no +5 kinds; demo-draft +Apache-2\.0.*", lines[1])
     assert piped[0] == "demo" and all(figure.replace(",", "").isdecimal() for figure in piped[1:3])

@@ -91,7 +91,7 @@ def test_list_says_it_in_words(database: Path, model_directory: Path) -> None:
 def test_list_breaks_its_lines_between_words(database, model_directory, monkeypatch):
     learn(database, "demo", model_directory, phrase([], (1, 2), [3]))
     whole = run("list")
-    monkeypatch.setattr(console, "seen", lambda: True)
+    monkeypatch.setattr(console, "output_is_terminal", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((40, 20)))
     shown = run("list").splitlines()
     assert " ".join(map(str.strip, shown)) == whole.strip() and len(shown) > 2

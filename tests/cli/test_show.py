@@ -126,7 +126,7 @@ def test_names_are_made_safe(tmp_path):
 
 def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
     piped = dict(line.split(maxsplit=1) for line in called(tmp_path, "show", "demo").stdout.splitlines())
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     lines = called(tmp_path, "show", "demo").stdout.splitlines()
     seen = dict(line.split(maxsplit=1) for line in lines if line[0] != " ")
     assert seen["bytes"].endswith(f" MiB ({piped['bytes']})") and seen["parameters"].endswith(
@@ -137,7 +137,7 @@ def test_at_a_terminal_sizes_are_those_of_a_person(tmp_path, monkeypatch):
 
 def test_at_a_terminal_long_values_continue_below_themselves(tmp_path, monkeypatch):
     piped = called(tmp_path, "show", "demo").stdout
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((60, 20)))
     drafters = next(line for line in piped.splitlines() if line.startswith("drafters"))
     shown = called(tmp_path, "show", "demo").stdout

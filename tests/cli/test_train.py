@@ -121,7 +121,7 @@ def test_what_it_writes_says_what_it_is_and_drafts(train, model, tmp_path, capfd
 
 
 def test_at_a_terminal_the_curve_of_the_loss_is_drawn(train, model, tmp_path, monkeypatch):
-    monkeypatch.setattr("localspec.cli.console.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.console.output_is_terminal", lambda: True)
     code, text, _ = train("medusa", "--steps", 3, "-o", tmp_path / "made")
     assert code == 0 and text.startswith(wording("loss_mean_of_neighbouring_steps")) and "steps 1 to 3\n" in text
 

@@ -86,11 +86,11 @@ def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, mon
             return saved_conversation(store.history, which).turns[0].prompt
 
     monkeypatch.setattr(console, "at_a_terminal", lambda: True)
-    monkeypatch.setattr(console, "seen", lambda: True)
+    monkeypatch.setattr(console, "output_is_terminal", lambda: True)
     with Store.open(Paths(home).database, pytest.fail) as store:
         store.history.say(None, "first chat", model=str(hello.path), system=None)
     run("-m", hello.path, "at a terminal")
-    for name in ("at_a_terminal", "seen"):
+    for name in ("at_a_terminal", "output_is_terminal"):
         monkeypatch.setattr(console, name, lambda: False)
         run("-m", hello.path, f"not {name}")
         assert (latest("last"), latest("last of run")) == ("first chat", f"not {name}")
