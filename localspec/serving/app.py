@@ -53,8 +53,8 @@ class Serving:
         routes = [
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
-            Route("/v1/chat/completions", self._answered(chat_request), methods=["POST"]),
-            Route("/v1/completions", self._answered(text_request), methods=["POST"]),
+            Route("/v1/chat/completions", self._answer_request(chat_request), methods=["POST"]),
+            Route("/v1/completions", self._answer_request(text_request), methods=["POST"]),
             Route("/metrics", self.metrics),
             Route("/localspec/open", self._answer_command(OpenRequest.of), methods=["POST"]),
             Route("/localspec/loaded", self.loaded, methods=["POST"]),
@@ -72,8 +72,8 @@ class Serving:
 
     async def models(self, request: Request) -> Response:
         """Return the models that a request can name."""
-        here = await asyncio.to_thread(models_here, self._first)  # it searches the disk
-        return self._json({"object": "list", "data": [*map(_listed, here.values())]})
+        cards = await asyncio.to_thread(models_here, self._first)  # it searches the disk
+        return self._json({"object": "list", "data": [*map(_listed, cards.values())]})
 
     async def model(self, request: Request) -> Response:
         """Return one model that a request can name."""
@@ -86,7 +86,7 @@ class Serving:
 
     # -- replies ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, read: Callable[[object], ClientRequest]) -> Callable[[Request], Any]:
+    def _answer_request(self, read: Callable[[object], ClientRequest]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
             try:
                 body = await request.body()
@@ -103,11 +103,11 @@ class Serving:
             box = self._put(parsed, parsed.client or (request.client.host if request.client else ""), size, left)[1]
             if parsed.stream:
                 batches = _batches(SIGN_SECONDS, box)
-                if (begun := await anext(batches, None)) is None:
+                if (first_batch := await anext(batches, None)) is None:
                     return Response(status_code=HTTPStatus.BAD_REQUEST)
-                if begun:
-                    _first_answer(begun[0])  # an error has a status only until the headers are sent
-                pieces = _pieces(parsed, begun, batches, left)
+                if first_batch:
+                    _first_answer(first_batch[0])  # an error has a status only until the headers are sent
+                pieces = _pieces(parsed, first_batch, batches, left)
                 streams = True  # from here on, the stream cancels `left` when it ends
                 self._room.metrics.answered(200)
                 headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -157,12 +157,12 @@ class Serving:
 
     async def say_more(self, request: Request) -> Response:
         """Take a client's message about a running reply: the id of its saved conversation, or a request to stop."""
-        said = await self._of_command(request)
+        message = await self._of_command(request)
         ticket = self._replying.get(request.path_params["name"])
-        if ticket is not None and isinstance(said, dict):
-            if "conversation" in said:
-                ticket.named.put(said["conversation"])
-            if said.get("stop"):
+        if ticket is not None and isinstance(message, dict):
+            if "conversation" in message:
+                ticket.conversation.put(message["conversation"])
+            if message.get("stop"):
                 ticket.stopped.set()
         return self._json({})
 
@@ -184,9 +184,9 @@ class Serving:
                 yield _line({"ahead": ahead})
             async for answers in _batches(LINE_SECONDS, box):
                 ahead = 0 if answers else ahead
-                found = [_command_line(one) for one in answers]
-                yield b"".join(line for line, _ in found) if answers else _line({"ahead": ahead})  # a sign of life
-                if any(over for _, over in found):
+                lines = [_command_line(answer) for answer in answers]
+                yield b"".join(line for line, _ in lines) if answers else _line({"ahead": ahead})  # a sign of life
+                if any(over for _, over in lines):
                     return
         finally:
             left.cancel()
@@ -280,8 +280,8 @@ def _parsed(body: bytes, read: Callable[[object], ClientRequest]) -> ClientReque
 def _wrong(trouble: LocalspecError) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the JSON body that report an error."""
     _, status, kind, code = next(row for row in STATUSES if isinstance(trouble, row[0]))
-    named = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
-    field = trouble.field if isinstance(trouble, RequestRefused) else named
+    default_field = {NotHere: "model", Overlong: "messages", Refusal: "messages"}.get(type(trouble))
+    field = trouble.field if isinstance(trouble, RequestRefused) else default_field
     return status, error(str(trouble), kind, param=field, code=code)
 
 
@@ -312,33 +312,33 @@ async def _batches(seconds: float, box: Mailbox[Answer]) -> AsyncIterator[list[A
 
 
 async def _pieces(
-    parsed: ClientRequest, begun: list[Answer], batches: AsyncIterator[list[Answer]], left: "asyncio.Future[None]"
+    parsed: ClientRequest, first_batch: list[Answer], batches: AsyncIterator[list[Answer]], left: "asyncio.Future[None]"
 ) -> AsyncIterator[bytes]:
     """Yield the pieces of a streamed reply, and a comment after each SIGN_SECONDS without an answer.
 
-    `begun` has the answers that came before the headers were sent; if it is empty, the stream begins with a comment. A
-    later error is sent as a piece of the stream, because the status is already 200.
+    `first_batch` has the answers that came before the headers were sent. If it is empty, the stream begins with a
+    comment. A later error is sent as a piece of the stream, because the status is already 200.
     """
-    usage, shape, answers, over = parsed.usage_in_stream, None, begun, False
+    usage, shape, answers, over = parsed.usage_in_stream, None, first_batch, False
     try:
         while True:
-            found = b"" if answers else COMMENT
+            content = b"" if answers else COMMENT
             for answer in answers:
                 if shape is not None:
                     piece, over = _piece(shape, answer, usage)
-                    found += piece
+                    content += piece
                 else:
                     try:
                         shape = _reply_form(parsed, _first_answer(answer))
-                        found += shape.first(usage) or b""
+                        content += shape.first(usage) or b""
                     except LocalspecError as trouble:
-                        found, over = broken_off(_wrong(trouble)[1]), True
+                        content, over = broken_off(_wrong(trouble)[1]), True
                 if over:
                     break
-            yield found
-            if over or (more := await anext(batches, None)) is None:
+            yield content
+            if over or (next_batch := await anext(batches, None)) is None:
                 return
-            answers = more
+            answers = next_batch
     finally:
         left.cancel()
 
@@ -362,8 +362,8 @@ def _command_line(answer: Answer) -> tuple[bytes, bool]:
     if isinstance(answer, dict):  # the last of a reply, or everything about an engine
         return _line(answer), bool(answer.keys() & {"kept", "server"})
     if isinstance(answer, Exception):
-        known = answer if isinstance(answer, LocalspecError) else LocalspecError(INSIDE)
-        return _line({"error": [type(known).__name__, str(known)]}), True
+        trouble = answer if isinstance(answer, LocalspecError) else LocalspecError(INSIDE)
+        return _line({"error": [type(trouble).__name__, str(trouble)]}), True
     return b"", False
 
 

@@ -56,10 +56,10 @@ _HEADERS = {
 
 def page_files() -> Path:
     """Return the directory of textual-serve's page. Raises UsageMistake if textual-serve is not installed."""
-    found = find_spec("textual_serve")
-    if found is None or found.origin is None or find_spec("wsproto") is None:
+    spec = find_spec("textual_serve")
+    if spec is None or spec.origin is None or find_spec("wsproto") is None:
         raise UsageMistake(f"--ui needs libraries that are not installed; {install_extra('ui')}.")
-    return Path(found.origin).parent / "static"
+    return Path(spec.origin).parent / "static"
 
 
 class Browser:
@@ -77,13 +77,13 @@ class Browser:
         files = Path(__file__).parent
         self._page = Template((files / "tab.html").read_text("utf-8"))
         self._script = (files / "tab.js").read_bytes()
-        below = [
+        routes = [
             Route("/", self._show),
             Route("/tab.js", self._page_script),
             WebSocketRoute("/ws", self._chat),
             Mount("/static", StaticFiles(directory=page_files())),
         ]
-        self._app = Starlette(routes=[Route("/", self._enter), Mount(_CHAT + "{name}", routes=below)])
+        self._app = Starlette(routes=[Route("/", self._enter), Mount(_CHAT + "{name}", routes=routes)])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         of_chat = scope.get("path") == "/" or scope.get("path", "").startswith(_CHAT)
@@ -92,8 +92,8 @@ class Browser:
             return
         if scope["type"] not in ("http", "websocket"):
             return
-        refused = self._refused(scope, of_chat)
-        host = "" if refused else HTTPConnection(scope).headers["host"]
+        refusal = self._refusal(scope, of_chat)
+        host = "" if refusal else HTTPConnection(scope).headers["host"]
         headers = {**_HEADERS, "Content-Security-Policy": _POLICY.format(host=host)}
 
         async def answer(message: Message) -> None:
@@ -103,11 +103,11 @@ class Browser:
                 message = {**message, "headers": [*headers_left, *added]}
             await send(message)
 
-        await (refused or self._app)(scope, receive, answer)
+        await (refusal or self._app)(scope, receive, answer)
 
     # -- access -------------------------------------------------------------------------------------------------------
 
-    def _refused(self, scope: Scope, of_chat: bool) -> Response | None:
+    def _refusal(self, scope: Scope, of_chat: bool) -> Response | None:
         headers = headers_of(scope)
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0].decode("latin-1")):
@@ -140,8 +140,8 @@ class Browser:
     async def _show(self, request: Request) -> Response:
         if self._chats.full:
             return _sentence(503, f"{MOST_TABS} chats are open, which is the maximum; close one, and reload.")
-        where = f"ws://{request.headers['host']}{_CHAT}{request.path_params['name']}/ws"
-        return HTMLResponse(self._page.substitute(websocket=escape(where), most=MOST_TABS))
+        address = f"ws://{request.headers['host']}{_CHAT}{request.path_params['name']}/ws"
+        return HTMLResponse(self._page.substitute(websocket=escape(address), most=MOST_TABS))
 
     async def _page_script(self, request: Request) -> Response:
         return Response(self._script, media_type="text/javascript")
@@ -160,8 +160,8 @@ def _secret() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _same(given: str, secret: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
+def _same(value: str, secret: str) -> bool:
+    return hmac.compare_digest(value.encode("utf-8", "replace"), secret.encode())
 
 
 def _sentence(status: int, sentence: str) -> Response:
@@ -214,20 +214,20 @@ class Tabs:
             *self._command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=self._environment(width, height),
             start_new_session=True,
         )  # fmt: skip
-        said = bytearray()
-        hearing = asyncio.create_task(_hear(process, said))
+        stderr = bytearray()
+        hearing = asyncio.create_task(_hear(process, stderr))
         drawing = asyncio.create_task(_draw(process, websocket))
         typing = asyncio.create_task(_type(websocket, process))
         try:
             await asyncio.wait({drawing, typing}, return_when=asyncio.FIRST_COMPLETED)
-            left = not typing.done()
+            still_open = not typing.done()
         finally:
             await _end(process, drawing, typing)
         await hearing
         with suppress(WebSocketDisconnect, RuntimeError):
-            if left:
-                words = safe(said.decode("utf-8", "replace")).replace("\n", "\r\n")
-                await websocket.send_bytes(f"{_CLEARED}{words}".encode())
+            if still_open:
+                text = safe(stderr.decode("utf-8", "replace")).replace("\n", "\r\n")
+                await websocket.send_bytes(f"{_CLEARED}{text}".encode())
             await websocket.close()
 
     def _environment(self, width: int, height: int) -> dict[str, str]:
@@ -287,11 +287,11 @@ async def _type(websocket: WebSocket, process: Process) -> None:
             await process.stdin.drain()
 
 
-async def _hear(process: Process, said: bytearray) -> None:
+async def _hear(process: Process, stderr: bytearray) -> None:
     assert process.stderr is not None
     while piece := await process.stderr.read(LAST_WORDS):
-        said += piece
-        del said[:-LAST_WORDS]
+        stderr += piece
+        del stderr[:-LAST_WORDS]
 
 
 def _packet(kind: bytes, content: bytes) -> bytes:

@@ -61,7 +61,7 @@ class _Fields:
         """Raise RequestRefused for the unsupported field `name`, unless it is missing, null, or equal to one of
         `values`."""
         value = self.left.pop(name, None)
-        if value is not None and not any(value == one and type(value) is type(one) for one in values):
+        if value is not None and not any(value == supported and type(value) is type(supported) for supported in values):
             raise RequestRefused(f"'{name}' is not supported ({why}); {instead}.", name)
 
     def refuse_others(self) -> None:
@@ -171,11 +171,11 @@ def without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
     Raises RequestRefused for a key that occurs twice, because one of its values would be ignored.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         [(twin, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise RequestRefused(f"An object has the key {shown(twin)} twice; leave one of them out.")
-    return found
+    return fields
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -252,9 +252,9 @@ def _template_switch(name: str, value: object) -> bool | None:
     switches = _Fields(dict(value)) if isinstance(value, dict) else None
     if switches is None:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
-    found: bool | None = switches.take("enable_thinking", _flag)
+    thinks: bool | None = switches.take("enable_thinking", _flag)
     switches.refuse_others()
-    return found
+    return thinks
 
 
 def _prompt(name: str, value: object) -> str:
@@ -268,7 +268,7 @@ def _prompt(name: str, value: object) -> str:
 def _messages(name: str, value: object) -> list[Message]:
     if not isinstance(value, list) or not value or len(value) > MOST_MESSAGES:
         raise RequestRefused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
-    messages = [_message(f"{name}[{place}]", one) for place, one in enumerate(value)]
+    messages = [_message(f"{name}[{index}]", message) for index, message in enumerate(value)]
     if messages[-1]["role"] != "user":
         raise RequestRefused(f"The last message of '{name}' is not the user's, so there is nothing to answer.", name)
     return messages
@@ -281,7 +281,7 @@ def _message(place: str, value: object) -> Message:
     role = fields.take("role", _text)
     if role not in ("system", "developer", "user", "assistant"):
         raise RequestRefused(f"'{place}.role' must be system, developer, user or assistant, not {shown(role)}.", place)
-    content = fields.take("content", lambda _, given: _content(place, given))
+    content = fields.take("content", lambda _, parts: _content(place, parts))
     fields.only("name", why="models see roles, but no names", instead="leave it out, or say it in 'content'")
     fields.only("refusal", why="replies have no refusals")
     fields.only("tool_calls", [], why="models cannot call tools here")

@@ -47,28 +47,28 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # nothing else is served
             return
-        refused = self._refused(scope)
-        if refused:
-            await refuse(send, *refused, rest=receive if refused[1] == TOO_LONG else None)
+        refusal = self._refusal(scope)
+        if refusal:
+            await refuse(send, *refusal, rest=receive if refusal[1] == TOO_LONG else None)
             return
         await self._app(scope, _BodyReader(receive), send)
 
-    def _refused(self, scope: Scope) -> tuple[int, str, str] | None:
+    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         headers = headers_of(scope)
         hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
         trusted = is_socket(scope)
         if not trusted and (len(hosts) != 1 or _host(hosts[0]) not in LOCAL):
             return 403, FOREIGN_HOST, "invalid_request_error"
-        if any(_origin(one) not in LOCAL for one in origins):
+        if any(_origin(origin) not in LOCAL for origin in origins):
             return 403, FOREIGN_ORIGIN, "invalid_request_error"
         keys = headers.get(b"authorization", [])
         if not trusted and (
             self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)
         ):
-            told = "is missing" if not keys else "is wrong"
-            return 401, f"The key {told}; send 'Authorization: Bearer KEY'.", "authentication_error"
+            problem = "is missing" if not keys else "is wrong"
+            return 401, f"The key {problem}; send 'Authorization: Bearer KEY'.", "authentication_error"
         lengths = headers.get(b"content-length", [])
-        if any(_length(one) > LONGEST_BODY for one in lengths):
+        if any(_length(length) > LONGEST_BODY for length in lengths):
             return 413, TOO_LONG, "invalid_request_error"
         return None
 
@@ -117,8 +117,8 @@ def is_socket(scope: Scope) -> bool:
 
 def _host(value: bytes) -> str:
     """Return the host in a header's value `host` or `host:port`, in lower case; empty for anything else."""
-    found = _AUTHORITY.fullmatch(value.decode("latin-1"))
-    return found["host"].strip("[]").lower() if found else ""
+    match = _AUTHORITY.fullmatch(value.decode("latin-1"))
+    return match["host"].strip("[]").lower() if match else ""
 
 
 def _origin(value: bytes) -> str:
@@ -164,23 +164,23 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
 
     If others could read the key file, restrict its permissions and report a `notice`. Raises LocalspecError.
     """
-    if (given := serve_key()) is not None:
-        if len(given) < SHORTEST or not _KEY.fullmatch(given):
+    if (environment_key := serve_key()) is not None:
+        if len(environment_key) < SHORTEST or not _KEY.fullmatch(environment_key):
             raise UsageMistake(
                 f"{SERVE_KEY} must be {SHORTEST} or more printable ASCII characters without blanks; give another one."
             )
-        return given
+        return environment_key
     try:
         private_directory(file.parent)
         try:
-            found = read_bytes(file).decode("ascii", "replace").strip()
+            saved_key = read_bytes(file).decode("ascii", "replace").strip()
         except FileNotFoundError:
-            found = ""
-        if not found:  # or one that a full disk left empty
+            saved_key = ""
+        if not saved_key:  # or one that a full disk left empty
             key = f"localspec-{secrets.token_urlsafe(32)}"
             write_anew(file, key.encode())
             return key
-        if len(found) < SHORTEST or not _KEY.fullmatch(found):
+        if len(saved_key) < SHORTEST or not _KEY.fullmatch(saved_key):
             raise LocalspecError(f"{file} has no valid key; delete the file, and the next start makes a new key.")
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             file.chmod(0o600)
@@ -188,6 +188,6 @@ def serving_key(file: Path, notice: Callable[[str], None] = lambda _: None) -> s
                 f"other users could read {file} until now and may know the key; delete the file, and the next start "
                 "makes a new key."
             )
-        return found
+        return saved_key
     except OSError as error:
         raise LocalspecError(f"The key cannot be saved in {file} ({error.strerror}); set {SERVE_KEY}.") from error

@@ -31,14 +31,14 @@ class ServerAddress:
     @classmethod
     def of(cls, url: str) -> Self:
         """Return the parts of an address in the settings. An address without a path means `/v1`."""
-        found = SERVER_URL.fullmatch(url)
-        assert found is not None
-        secure = found["scheme"] == "https"
-        port = int(found["port"] or (443 if secure else 80))
+        match = SERVER_URL.fullmatch(url)
+        assert match is not None
+        secure = match["scheme"] == "https"
+        port = int(match["port"] or (443 if secure else 80))
         if not 0 < port < 2**16:
             raise UsageMistake(f"{url} names port {port}, but ports are 1 to 65535; correct it.")
-        path = (found["path"] or "").rstrip("/") or "/v1"
-        return cls(url.rstrip("/"), secure, found["host"].strip("[]"), port, path)
+        path = (match["path"] or "").rstrip("/") or "/v1"
+        return cls(url.rstrip("/"), secure, match["host"].strip("[]"), port, path)
 
     @property
     def name(self) -> str:
@@ -69,10 +69,10 @@ def _keyring_key(url: str) -> str | None:
     except ImportError:
         return None
     try:
-        found = keyring.get_password(KEYRING, url)
+        key = keyring.get_password(KEYRING, url)
     except Exception:  # noqa: BLE001  # a keyring that is locked, or none; the server then says that a key is missing
         return None
-    return found if isinstance(found, str) and found else None
+    return key if isinstance(key, str) and key else None
 
 
 CONNECT_SECONDS = 10.0
@@ -100,7 +100,7 @@ class Head(NamedTuple):
 
     status: int
     kind: str  # media type, in lower case
-    place: str  # the target of a redirect
+    location: str  # the target of a redirect
 
 
 class Link:
@@ -133,15 +133,15 @@ class Link:
         """
         while True:
             try:
-                one = self._arrived.get(timeout=TICK)
+                arrival = self._arrived.get(timeout=TICK)
             except Empty:
                 yield None
                 continue
-            if one is None:
+            if arrival is None:
                 return
-            if isinstance(one, Exception):
-                raise self._in_words(one)
-            yield one
+            if isinstance(arrival, Exception):
+                raise self._in_words(arrival)
+            yield arrival
 
     # -- on its thread ------------------------------------------------------------------------------------------------
 
@@ -165,11 +165,11 @@ class Link:
                 connection.close()
 
     def _connection(self) -> HTTPConnection:
-        where = self._address
-        if where.secure:
+        address = self._address
+        if address.secure:
             context = ssl.create_default_context()
-            return HTTPSConnection(where.host, where.port, timeout=CONNECT_SECONDS, context=context)
-        return HTTPConnection(where.host, where.port, timeout=CONNECT_SECONDS)
+            return HTTPSConnection(address.host, address.port, timeout=CONNECT_SECONDS, context=context)
+        return HTTPConnection(address.host, address.port, timeout=CONNECT_SECONDS)
 
     def _read(self, response: HTTPResponse) -> None:
         if response.getheader("Content-Encoding", "identity").lower() not in ("identity", ""):
@@ -189,35 +189,30 @@ class Link:
         if line:
             self._put(bytes(line))
 
-    def _put(self, one: Head | bytes | Exception | None) -> None:
+    def _put(self, arrival: Head | bytes | Exception | None) -> None:
         while not self._closed.is_set():
             with suppress(Full):
-                self._arrived.put(one, timeout=TICK)
+                self._arrived.put(arrival, timeout=TICK)
                 return
 
     def _in_words(self, error: Exception) -> LocalspecError:
-        where = self._address.url
+        url = self._address.url
         if isinstance(error, ssl.SSLCertVerificationError):
             return LocalspecError(
-                f"{where} has no certificate that this machine trusts ({error.verify_message}); correct the address, "
+                f"{url} has no certificate that this machine trusts ({error.verify_message}); correct the address, "
                 "or install the certificate."
             )
         if isinstance(error, ssl.SSLError):
-            return LocalspecError(f"{where} does not speak TLS ({first_line(error)}); did you mean http://?")
+            return LocalspecError(f"{url} does not speak TLS ({first_line(error)}); did you mean http://?")
         if isinstance(error, socket.gaierror | UnicodeError):
-            return LocalspecError(
-                f"{where} cannot be found; correct the name, or check whether this machine is online."
-            )
+            return LocalspecError(f"{url} cannot be found; correct the name, or check whether this machine is online.")
         if self._socket is None and isinstance(error, OSError):
-            why = f"no answer in {CONNECT_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
-            return LocalspecError(f"{where} cannot be reached ({why}); start that server, or give another --server.")
+            reason = f"no answer in {CONNECT_SECONDS:.0f} s" if isinstance(error, TimeoutError) else first_line(error)
+            return LocalspecError(f"{url} cannot be reached ({reason}); start that server, or give another --server.")
         if isinstance(error, HTTPException):
-            return BrokenOff(
-                f"{where} closed the connection, or does not speak HTTP; ask again, or correct the address."
-            )
+            return BrokenOff(f"{url} closed the connection, or does not speak HTTP; ask again, or correct the address.")
         if isinstance(error, OSError):
-            return BrokenOff(f"{where} closed the connection ({first_line(error)[:200]}); ask again.")
+            return BrokenOff(f"{url} closed the connection ({first_line(error)[:200]}); ask again.")
         return LocalspecError(
-            f"{where} sent an answer that cannot be read ({first_line(error)[:200]}); ask again, or correct the "
-            "address."
+            f"{url} sent an answer that cannot be read ({first_line(error)[:200]}); ask again, or correct the address."
         )

@@ -59,8 +59,8 @@ def private_socket(path: Path) -> Iterator[socket.socket]:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    status = path.lstat()
+    return status.st_dev, status.st_ino
 
 
 def _remove_dead(path: Path) -> None:
@@ -104,11 +104,11 @@ def serve(
 ) -> None:
     """Answer HTTP, and WebSockets if set, until SIGINT or SIGTERM. Call `started` when the server listens."""
 
-    class Ours(Connection):
+    class Limited(Connection):
         most = connections_of_others()
 
     config = uvicorn.Config(
-        app, lifespan="off", http=Ours, ws="wsproto" if websockets else "none", ws_max_size=LONGEST_MESSAGE,
+        app, lifespan="off", http=Limited, ws="wsproto" if websockets else "none", ws_max_size=LONGEST_MESSAGE,
         ws_per_message_deflate=False, log_config=None, log_level="critical", access_log=False, server_header=False,
         proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=30,
     )  # fmt: skip
@@ -128,12 +128,12 @@ def _ending_cleanly() -> Iterator[None]:
 
     When uvicorn has ended, it sends the signal to the process once more. The second signal is ignored.
     """
-    quiet = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
-    before = {number: signal.signal(number, handler) for number, handler in quiet.items()}
+    handlers = {signal.SIGTERM: lambda *_: None, signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM)}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
@@ -151,10 +151,10 @@ def connections_of_others() -> int:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
+    target = ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        soft = target
     return (ENOUGH_FILES if soft == resource.RLIM_INFINITY else min(soft, ENOUGH_FILES)) // 2
 
 
@@ -163,7 +163,7 @@ class Connection(H11Protocol):
 
     most = ENOUGH_FILES // 2  # to the port at the same time
     other = False  # whether it is to the port
-    _seen: object = ...  # the request at the previous check; None if there was none
+    _last_cycle: object = ...  # the request at the previous check; None if there was none
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to watch the connection."""
@@ -174,7 +174,7 @@ class Connection(H11Protocol):
             self.client = (f"process {number}", 0) if (number := process_at(connection)) else None
         else:
             self.other = True
-            if sum(getattr(one, "other", False) for one in self.connections) > self.most:
+            if sum(getattr(protocol, "other", False) for protocol in self.connections) > self.most:
                 transport.abort()
                 return
         self.loop.call_later(LOOK_SECONDS, self._look)
@@ -183,8 +183,8 @@ class Connection(H11Protocol):
         """Close the connection if no complete request head has arrived since the last check."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:  # or it is now a websocket
             return
-        if self.conn.their_state is h11.IDLE and self._seen is self.cycle:
+        if self.conn.their_state is h11.IDLE and self._last_cycle is self.cycle:
             self.transport.close()
             return
-        self._seen = self.cycle
+        self._last_cycle = self.cycle
         self.loop.call_later(LOOK_SECONDS, self._look)

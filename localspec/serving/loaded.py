@@ -56,9 +56,9 @@ class Loaded:
 
     def news(self) -> list[str]:
         """Return the notices that were added since the last call."""
-        found = [*self.new_notices]
+        notices = [*self.new_notices]
         self.new_notices.clear()
-        return found
+        return notices
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class ServedChoice:
         Raises the errors of `requested_drafter`.
         """
         if name == "drafter":
-            found = requested_drafter(settings, self.choice.target)
-            small = None if found.small is None else found.small.card.path
+            request = requested_drafter(settings, self.choice.target)
+            small = None if request.small is None else request.small.card.path
             draft_model = None if self.choice.draft is None else self.choice.draft.target.path
-            return (found.drafter, found.trained, small) == (self.choice.drafter, self.choice.trained, draft_model)
+            return (request.drafter, request.trained, small) == (self.choice.drafter, self.choice.trained, draft_model)
         return bool(getattr(settings, name) == (self.context if name == "context" else getattr(self.choice, name)))
 
 
@@ -92,13 +92,13 @@ def would_take(
 def _would_choose(
     settings: Settings, card: TargetCard, store: Store | None, reporter: Reporter, machine: Machine | None
 ) -> Choice:
-    known = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
-    return choices(model_of(card), requested_drafter(settings, card), settings, machine, known)[0]
+    measurements = Measurements(MeasurementCache(store, reporter), settings.exact, settings.context)
+    return choices(model_of(card), requested_drafter(settings, card), settings, machine, measurements)[0]
 
 
 def models_here(first: TargetCard) -> dict[str, TargetCard]:
     """Return the models that a request can name: the server's default model, and all installed models."""
-    others = (card for card, found in registry.installed() if not isinstance(found, LocalspecError))
+    others = (card for card, checkpoint in registry.installed() if not isinstance(checkpoint, LocalspecError))
     return {first.name: first, **{card.name: card for card in others if card.name != first.name}}
 
 
@@ -109,14 +109,14 @@ def model_named(name: str, first: TargetCard) -> TargetCard:
     """
     if name == first.name:
         return first
-    here = models_here(first)
-    if name in here:
-        return here[name]
+    cards = models_here(first)
+    if name in cards:
+        return cards[name]
     if first.entry is None and name == first.path.name:
         return first
-    if renamed := next((card for card in here.values() if name and card.imported_as == name), None):
+    if renamed := next((card for card in cards.values() if name and card.imported_as == name), None):
         return renamed
-    raise NotHere(f"There is no model {shown(name)} here; the models here are: {', '.join(here)}.")
+    raise NotHere(f"There is no model {shown(name)} here; the models here are: {', '.join(cards)}.")
 
 
 def reconsidered(engine: Engine, settings: Settings, store: Store | None, reporter: Reporter) -> Engine:
@@ -129,29 +129,29 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
         return engine
     cache, card = MeasurementCache(store, reporter), engine.choice.target
     engine.time_when_idle(cache)
-    known = Measurements(cache, settings.exact, settings.context)
+    measurements = Measurements(cache, settings.exact, settings.context)
     try:
-        again, *_ = choices(
-            model_of(card), requested_drafter(settings, card), settings, machine_without([engine]), known
+        choice, *_ = choices(
+            model_of(card), requested_drafter(settings, card), settings, machine_without([engine]), measurements
         )
-        same = (again.drafter, again.trained) == (engine.choice.drafter, engine.choice.trained)
-        if not again.loads_as(engine.choice):
+        same_drafter = (choice.drafter, choice.trained) == (engine.choice.drafter, engine.choice.trained)
+        if not choice.loads_as(engine.choice):
             return engine
-        if same:
-            engine.choice = engine.choice.with_figures_of(again)
+        if same_drafter:
+            engine.choice = engine.choice.with_figures_of(choice)
             return engine
         phrases = phrases_allowed(settings)
-        return Engine(again, store=store, phrases=phrases, reporter=reporter, share_with=engine, park=True)
+        return Engine(choice, store=store, phrases=phrases, reporter=reporter, share_with=engine, park=True)
     except LocalspecError:  # this is optional: the present engine continues
         return engine
 
 
 def machine_without(engines: Iterable[Engine]) -> Machine:
     """Return this machine as if these engines were unloaded: the memory that they hold counts as free."""
-    machine, given_back = this_machine(), Counter[str]()
-    for device, held in (engine.freed_memory for engine in engines):
-        given_back[device] += held
-    devices = (replace(one, free=one.free + given_back[one.name]) for one in machine.devices)
+    machine, freed = this_machine(), Counter[str]()
+    for name, length in (engine.freed_memory for engine in engines):
+        freed[name] += length
+    devices = (replace(device, free=device.free + freed[device.name]) for device in machine.devices)
     return replace(machine, devices=tuple(devices))
 
 
@@ -175,12 +175,12 @@ class LoadedModels:
     @property
     def loaded(self) -> list[dict[str, Any]]:
         """Return the name, device and memory in bytes of each loaded model."""
-        found = []
-        for name, one in self._loaded.items():
-            memory = one.engine.session.memory
+        models = []
+        for name, model in self._loaded.items():
+            memory = model.engine.session.memory
             used = memory.target + memory.drafter + memory.cache + memory.parked
-            found.append({"name": name, "device": one.engine.choice.device, "bytes": used})
-        return found
+            models.append({"name": name, "device": model.engine.choice.device, "bytes": used})
+        return models
 
     def card(self, name: str | None) -> TargetCard:
         """Return the model of this name, or the server's default model if the name is None. Raises NotHere."""
@@ -201,8 +201,8 @@ class LoadedModels:
         """
         card = self._exact_card(name, path)
         began = time.monotonic()
-        found = self._of(card)
-        return found, time.monotonic() - began
+        loaded = self._of(card)
+        return loaded, time.monotonic() - began
 
     def choice_of(self, name: str, path: str) -> "ServedChoice":
         """Return the device, packing, drafter and context of this model, as it is loaded or as it would be loaded now.
@@ -229,17 +229,17 @@ class LoadedModels:
             for name in self._to_unload(card):
                 self._let_go(name)
             try:
-                began, said = time.monotonic(), deque[str](maxlen=MOST_NOTICES)
+                began, sentences = time.monotonic(), deque[str](maxlen=MOST_NOTICES)
 
-                def notice(sentence: str, collected: deque[str] = said) -> None:
+                def notice(sentence: str, collected: deque[str] = sentences) -> None:
                     collected.append(sentence)
                     self._reporter.notice(sentence)
 
                 engine = self._open(
                     self._settings, card, store=self._store, notice=notice, progress=self._reporter.progress
                 )
-                now, notices = time.monotonic(), tuple(said)
-                self._loaded[card.name] = Loaded(engine, now - began, now, notices, said)
+                now, notices = time.monotonic(), tuple(sentences)
+                self._loaded[card.name] = Loaded(engine, now - began, now, notices, sentences)
             except DoesNotFit:
                 if not self._loaded:
                     raise
@@ -250,12 +250,16 @@ class LoadedModels:
     def _unpark(self) -> None:
         """Free the caches kept for earlier conversations, because their memory could change the device or packing
         chosen for the next model."""
-        for one in self._loaded.values():
-            one.engine.forget_parked()
+        for loaded in self._loaded.values():
+            loaded.engine.forget_parked()
 
     def _to_unload(self, card: TargetCard) -> list[str]:
         """Return the models to unload, so that `card` gets its fastest device. The least recently used is first."""
-        devices = {name: one.engine.freed_memory[0] for name, one in self._loaded.items() if one.engine.freed_memory[1]}
+        devices = {
+            name: loaded.engine.freed_memory[0]
+            for name, loaded in self._loaded.items()
+            if loaded.engine.freed_memory[1]
+        }
         alone = self._device_without(devices, card) if devices else None
         going: list[str] = []
         for name in (name for name, device in devices.items() if device == alone):
@@ -279,25 +283,27 @@ class LoadedModels:
         model is loaded.
         """
         now = time.monotonic()
-        for name, one in [*self._loaded.items()]:
-            if now - one.used >= self.keep_alive:
+        for name, loaded in [*self._loaded.items()]:
+            if now - loaded.used >= self.keep_alive:
                 self._let_go(name)
-            elif now >= one.recheck_at and not any(client_waits() for _ in one.engine.measure()):
-                self._reconsider_drafter(one)
-        next_one = min((min(one.used + self.keep_alive, one.recheck_at) for one in self._loaded.values()), default=None)
-        return None if next_one is None else max(0.0, next_one - now)
+            elif now >= loaded.recheck_at and not any(client_waits() for _ in loaded.engine.measure()):
+                self._reconsider_drafter(loaded)
+        next_time = min(
+            (min(loaded.used + self.keep_alive, loaded.recheck_at) for loaded in self._loaded.values()), default=None
+        )
+        return None if next_time is None else max(0.0, next_time - now)
 
-    def _reconsider_drafter(self, one: Loaded) -> None:
+    def _reconsider_drafter(self, loaded: Loaded) -> None:
         """Choose the drafter of a model again, because the machine may have been busy at the last choice."""
-        before = one.engine
+        old_engine = loaded.engine
         try:
-            one.engine = self._reconsider(before, self._settings, self._store, self._reporter)
+            loaded.engine = self._reconsider(old_engine, self._settings, self._store, self._reporter)
         except Exception:  # noqa: BLE001  # what was not asked for ends nothing
             traceback.print_exc()
-        one.looked, one.doubted = time.monotonic(), False
-        if one.engine is not before:
-            device = before.choice.device
-            del before
+        loaded.looked, loaded.doubted = time.monotonic(), False
+        if loaded.engine is not old_engine:
+            device = old_engine.choice.device
+            del old_engine
             gc.collect()  # an engine and its session refer to each other
             give_back(device)
 

@@ -65,20 +65,20 @@ def measure(
     replies: list[dict[int, TimedReply]] = [{} for _ in engines]  # of each engine, by turn
     too_long: dict[int, TooLong] = {}  # by prompt
     for number, (turn, at) in enumerate(in_turns(range(len(engines)), turns)):
-        place = turn % len(prompts)
-        if place in too_long:
+        prompt_index = turn % len(prompts)
+        if prompt_index in too_long:
             continue
         left = (time.monotonic() - began) / number * (len(engines) * turns - number) if number else None
         progress(f"prompt {turn + 1} of {turns}" + ("" if left is None else f", {remaining_words(left)}"))
         try:
-            replies[at][turn] = _reply(engines[at], prompts[place].text, settings, max_tokens)
-        except TooLong as refused:
-            too_long[place] = refused
+            replies[at][turn] = _reply(engines[at], prompts[prompt_index].text, settings, max_tokens)
+        except TooLong as error:
+            too_long[prompt_index] = error
     shared_turns = [turn for turn in range(turns) if turn % len(prompts) not in too_long]
     if not shared_turns:
         raise UsageMistake(str(next(iter(too_long.values()))))
     comparable = settings.temperature == 0 or settings.seed is not None
-    found = [[timed[turn] for turn in shared_turns] for timed in replies]
+    shared = [[timed[turn] for turn in shared_turns] for timed in replies]
     return {
         "prompts": len(prompts) - len(too_long),
         "left_out": len(too_long),
@@ -92,9 +92,9 @@ def measure(
                 "name": name,
                 "program": engine.server.program or None,
                 "model": engine.model,
-                **_figures(timed, found[0], len(prompts) - len(too_long), comparable and at > 0),
+                **_figures(timed, shared[0], len(prompts) - len(too_long), comparable and at > 0),
             }
-            for at, (engine, name, timed) in enumerate(zip(engines, _names(engines), found, strict=True))
+            for at, (engine, name, timed) in enumerate(zip(engines, _names(engines), shared, strict=True))
         ],
     }
 
@@ -110,11 +110,11 @@ def _reply(engine: ServerEngine, prompt: str, settings: Settings, max_tokens: in
     messages, sampling = [{"role": "user", "content": prompt}], engine.sampling(settings)
     *events, done = engine.chat(messages, sampling, Limits(max_tokens))
     assert isinstance(done, Done)
-    texts = [one for one in events if isinstance(one, Text)]
+    texts = [event for event in events if isinstance(event, Text)]
     reported = done.statistics.tokens
     if not texts:
         return TimedReply("", reported, 0, 0.0, 0.0)
-    text, began = "".join(one.reasoning + one.text for one in texts), texts[0].seconds
+    text, began = "".join(event.reasoning + event.text for event in texts), texts[0].seconds
     at_first, tokens = len(texts[0].tokens) or 1, reported or len(texts)
     return TimedReply(text, tokens, at_first, began, texts[-1].seconds - began, reported > 0)
 
@@ -124,16 +124,16 @@ def _figures(
 ) -> dict[str, Any]:
     """Return the measurements of one server, compared with the first server's. A figure that was not measured is
     None."""
-    whole, whole_quartiles = spread([one.whole for one in replies if one.whole])
-    speed, speed_quartiles = spread([one.speed for one in replies if one.speed])
-    first, first_quartiles = spread([one.first for one in replies if one.text])
+    whole, whole_quartiles = spread([reply.whole for reply in replies if reply.whole])
+    speed, speed_quartiles = spread([reply.speed for reply in replies if reply.speed])
+    first, first_quartiles = spread([reply.first for reply in replies if reply.text])
     pairs = [(reply.whole, other.whole) for reply, other in zip(replies, firsts, strict=True)]
     speedup, speedup_quartiles = spread([reply / other for reply, other in pairs if reply and other])
     same = [reply.text == other.text for reply, other in zip(replies, firsts, strict=True)]
     return {
         "prompts": prompts,
-        "tokens": sum(one.tokens for one in replies),
-        "counted": "tokens" if all(one.reported for one in replies) else "pieces",
+        "tokens": sum(reply.tokens for reply in replies),
+        "counted": "tokens" if all(reply.reported for reply in replies) else "pieces",
         "reply_tokens_per_second": rounded(whole),
         "reply_tokens_per_second_quartiles": whole_quartiles,
         "first_token_s": rounded(first),

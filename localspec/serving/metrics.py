@@ -36,7 +36,7 @@ class Metrics:
 
     def count(self, reply: Statistics) -> None:
         """Count a finished reply."""
-        found = {
+        figures = {
             "prompt_tokens": reply.prompt_tokens,
             "reused_tokens": reply.reused_tokens,
             "completion_tokens": len(reply.token_ids),
@@ -47,19 +47,21 @@ class Metrics:
             "decode_seconds": reply.decode_seconds,
         }
         with self._lock:
-            for name, value in found.items():
+            for name, value in figures.items():
                 self._counts[f"localspec_{name}_total"] += value  # type: ignore[assignment]
 
     def text(self, waiting: int) -> str:
         """Return all figures in the text format of Prometheus."""
         with self._lock:
             values = {name: {"": self._counts[name]} for name, (kind, _) in _HELP.items() if kind == "counter"}
-            values["localspec_requests_total"] = {f'{{status="{at}"}}': n for at, n in sorted(self._statuses.items())}
+            values["localspec_requests_total"] = {
+                f'{{status="{status}"}}': count for status, count in sorted(self._statuses.items())
+            }
             values["localspec_waiting_requests"] = {"": waiting}
             values["localspec_loaded_models"] = {"": len(self.loaded)}
         lines = []
-        for name, (kind, about) in _HELP.items():
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        for name, (kind, description) in _HELP.items():
+            lines += [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
             lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
                       for label, value in values[name].items()]  # fmt: skip
         return "\n".join(lines) + "\n"

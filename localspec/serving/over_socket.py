@@ -48,30 +48,30 @@ def process_at(connection: Any) -> int | None:
     return int(number)
 
 
-def server_process(place: Path) -> int | None:
+def server_process(socket_path: Path) -> int | None:
     """Return the id of the process that serves this socket; None without a server, or if the system does not say."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(CONNECT_SECONDS)
-        connection.connect(os.fspath(place))
+        connection.connect(os.fspath(socket_path))
         return process_at(connection)
     return None
 
 
-def stop_it(place: Path) -> str:
+def stop_it(socket_path: Path) -> str:
     """Return a clause that says how to stop the server of this socket."""
-    number = server_process(place)
+    number = server_process(socket_path)
     return f"stop process {number} first (kill {number})" if number else "stop that process first"
 
 
-def lines(place: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
-    """Yield the lines that the server at `place` answers, and None after each `LOOK` without data. Raises NoServer."""
+def lines(socket_path: Path, path: str, body: Mapping[str, Any]) -> Generator[Any, None, None]:
+    """Yield the lines that the server at a socket answers, and None after each `LOOK` without data. Raises NoServer."""
     content = json.dumps(body).encode()
     # HTTP/1.0: the answer is not chunked, and ends with the connection.
     head = f"POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(CONNECT_SECONDS)
-            connection.connect(os.fspath(place))
+            connection.connect(os.fspath(socket_path))
             connection.settimeout(HEAD_SECONDS)
             connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
             connection.settimeout(LOOK)
@@ -122,8 +122,8 @@ def raise_what_is_wrong(line: Mapping[str, Any]) -> None:
             raise ServerDiffers(sentence)
         if "being stopped" in sentence:
             raise NoServer(sentence)
-        found = errors.UsageMistake if kind == "Refusal" else getattr(errors, kind, LocalspecError)
-        raise found(sentence)
+        error_type = errors.UsageMistake if kind == "Refusal" else getattr(errors, kind, LocalspecError)
+        raise error_type(sentence)
 
 
 def event_of(line: Mapping[str, Any]) -> Event:
@@ -133,7 +133,7 @@ def event_of(line: Mapping[str, Any]) -> Event:
             return Prefill(*line["prefill"])
         if "text" in line:
             text, tokens, sources, seconds, steps, reasoning, thoughts = line["text"]
-            drafts = tuple(Draft(*one) for one in line.get("drafts", ()))
+            drafts = tuple(Draft(*draft) for draft in line.get("drafts", ()))
             return Text(text, tuple(tokens), tuple(sources), seconds, steps, drafts, reasoning, thoughts)
         return Done(line["done"], statistics_of(line["statistics"]))
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -142,9 +142,9 @@ def event_of(line: Mapping[str, Any]) -> Event:
 
 def statistics_of(sent: Mapping[str, Any]) -> Statistics:
     """Return the figures of a reply from JSON that `asdict` wrote."""
-    known = {one.name: sent[one.name] for one in fields(Statistics) if one.name in sent}
-    known["rows"] = {int(rows): count for rows, count in sent["rows"].items()}
-    known["memory"] = Memory(**sent["memory"])
+    values = {field.name: sent[field.name] for field in fields(Statistics) if field.name in sent}
+    values["rows"] = {int(rows): count for rows, count in sent["rows"].items()}
+    values["memory"] = Memory(**sent["memory"])
     for name in ("token_ids", "acceptance_by_depth"):
-        known[name] = tuple(sent[name])
-    return Statistics(**known)
+        values[name] = tuple(sent[name])
+    return Statistics(**values)

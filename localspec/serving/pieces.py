@@ -57,30 +57,30 @@ def read_piece(content: bytes) -> ServerPiece:
         raise GaveUp(words_of(value) or "the server sent no details.")
     choices = value.get("choices")
     choices = [] if choices is None else choices
-    if not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Broken(f"the server sent {shown(content)} instead of a piece of a reply")
     # One reply was requested: one with another number does not belong to it.
-    first: Mapping[str, Any] = next((one for one in choices if one.get("index") in (0, None)), {})
-    said = mapping(first.get("delta")) or mapping(first.get("message"))
+    first: Mapping[str, Any] = next((choice for choice in choices if choice.get("index") in (0, None)), {})
+    message = mapping(first.get("delta")) or mapping(first.get("message"))
     reason = first.get("finish_reason") or None  # some have an empty text until the end
-    named = reason if isinstance(reason, str) else repr(reason)
+    reason_name = reason if isinstance(reason, str) else repr(reason)
     return ServerPiece(
-        _content(said.get("content"), content),
-        _text(said.get("reasoning_content")) or _text(said.get("reasoning")),
-        None if reason is None else _REASONS.get(named, "stop"),
+        _content(message.get("content"), content),
+        _text(message.get("reasoning_content")) or _text(message.get("reasoning")),
+        None if reason is None else _REASONS.get(reason_name, "stop"),
         mapping(value.get("usage")),
         mapping(value.get("localspec")),
         mapping(value.get("timings")),
-        _first_called_tool(said, reason),
-        "" if reason is None or named in _REASONS else shortened(one_line(named), 60),
+        _first_called_tool(message, reason),
+        "" if reason is None or reason_name in _REASONS else shortened(one_line(reason_name), 60),
         bool(first),
     )
 
 
-def _first_called_tool(said: Mapping[str, Any], reason: object) -> str | None:
-    calls = said.get("tool_calls")
+def _first_called_tool(message: Mapping[str, Any], reason: object) -> str | None:
+    calls = message.get("tool_calls")
     called = mapping(calls[0]) if isinstance(calls, list) and calls else {}
-    function = mapping(called.get("function")) or mapping(said.get("function_call"))
+    function = mapping(called.get("function")) or mapping(message.get("function_call"))
     if not called and not function and reason not in ("tool_calls", "function_call"):
         return None
     name = function.get("name")
@@ -131,10 +131,10 @@ def messages(lines: Iterable[bytes | None]) -> Iterator[bytes | None]:
 def words_of(value: object) -> str:
     """Return the server's error as one line of limited length; empty if it reports none."""
     error = value.get("error") if isinstance(value, dict) else None
-    found = error.get("message") if isinstance(error, dict) else error
-    if found is None and isinstance(value, dict):
-        found = value.get("message") or value.get("detail")
-    return shortened(one_line(found), LONGEST_WORDS) if isinstance(found, str) else ""
+    message = error.get("message") if isinstance(error, dict) else error
+    if message is None and isinstance(value, dict):
+        message = value.get("message") or value.get("detail")
+    return shortened(one_line(message), LONGEST_WORDS) if isinstance(message, str) else ""
 
 
 def shown(content: bytes) -> str:

@@ -30,19 +30,19 @@ class ReplyForm:
 
     def whole(self, texts: Sequence[Text], done: Done, figures: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole reply as one object."""
-        text = "".join(one.text for one in texts)
-        reasoning = "".join(one.reasoning for one in texts)
-        said: dict[str, Any] = {"text": reasoning + text}
+        text = "".join(part.text for part in texts)
+        reasoning = "".join(part.reasoning for part in texts)
+        body: dict[str, Any] = {"text": reasoning + text}
         if self._chat:
-            said = {"message": {"role": "assistant", "content": text, "refusal": None}}
+            body = {"message": {"role": "assistant", "content": text, "refusal": None}}
             if reasoning:
-                said["message"]["reasoning_content"] = reasoning
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": _FINISHED[done.reason]}
-        more = {**self._start, "token_ids": done.statistics.token_ids, **figures}
-        more["token_sources"] = [source for one in texts for source in one.sources]
+                body["message"]["reasoning_content"] = reasoning
+        choice = {"index": 0, **body, "logprobs": None, "finish_reason": _FINISHED[done.reason]}
+        extra = {**self._start, "token_ids": done.statistics.token_ids, **figures}
+        extra["token_sources"] = [source for part in texts for source in part.sources]
         return {
             **self._head, "object": self._object, "choices": [choice], "usage": usage(done), **self._fingerprint,
-            "localspec": more,
+            "localspec": extra,
         }  # fmt: skip
 
     # -- piece by piece -----------------------------------------------------------------------------------------------
@@ -55,18 +55,18 @@ class ReplyForm:
 
     def step(self, text: Text, with_usage: bool) -> bytes:
         """Return the piece for one decode step."""
-        said: dict[str, Any] = {"text": text.reasoning + text.text}
+        body: dict[str, Any] = {"text": text.reasoning + text.text}
         if self._chat:
-            said = {"delta": {"content": text.text}}
+            body = {"delta": {"content": text.text}}
             if text.reasoning:
-                said["delta"] = {"reasoning_content": text.reasoning, **({"content": text.text} if text.text else {})}
-        return self._piece(said, with_usage, {"localspec": {"token_ids": text.tokens, "token_sources": text.sources}})
+                body["delta"] = {"reasoning_content": text.reasoning, **({"content": text.text} if text.text else {})}
+        return self._piece(body, with_usage, {"localspec": {"token_ids": text.tokens, "token_sources": text.sources}})
 
     def last(self, done: Done, figures: Mapping[str, Any], with_usage: bool) -> bytes:
         """Return the last pieces: the finish reason, the figures, and the usage if `with_usage`."""
-        said: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
-        more = {"localspec": {**self._start, **figures}}
-        pieces = self._piece({**said, "finish_reason": _FINISHED[done.reason]}, with_usage, more)
+        body: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+        extra = {"localspec": {**self._start, **figures}}
+        pieces = self._piece({**body, "finish_reason": _FINISHED[done.reason]}, with_usage, extra)
         if with_usage:
             pieces += _event(
                 {**self._head, "object": self._pieces, **self._fingerprint, "choices": [], "usage": usage(done)}
@@ -77,27 +77,27 @@ class ReplyForm:
     def _pieces(self) -> str:
         return "chat.completion.chunk" if self._chat else self._object
 
-    def _piece(self, said: Mapping[str, Any], with_usage: bool, more: Mapping[str, Any]) -> bytes:
-        choice = {"index": 0, "logprobs": None, "finish_reason": None, **said}
+    def _piece(self, body: Mapping[str, Any], with_usage: bool, extra: Mapping[str, Any]) -> bytes:
+        choice = {"index": 0, "logprobs": None, "finish_reason": None, **body}
         null = {"usage": None} if with_usage else {}
-        return _event({**self._head, "object": self._pieces, **self._fingerprint, "choices": [choice], **null, **more})
+        return _event({**self._head, "object": self._pieces, **self._fingerprint, "choices": [choice], **null, **extra})
 
 
-def broken_off(wrong: Mapping[str, Any]) -> bytes:
-    """Return the last pieces of a stream that ends with an error. `wrong` is the JSON of the error."""
-    return _event(wrong) + b"data: [DONE]\n\n"
+def broken_off(error_json: Mapping[str, Any]) -> bytes:
+    """Return the last pieces of a stream that ends with an error. `error_json` is the JSON of the error."""
+    return _event(error_json) + b"data: [DONE]\n\n"
 
 
 def usage(done: Done) -> dict[str, Any]:
     """Return the numbers of tokens of the prompt and of the reply."""
-    found = done.statistics
-    written = len(found.token_ids)
+    statistics = done.statistics
+    completion_tokens = len(statistics.token_ids)
     return {
-        "prompt_tokens": found.prompt_tokens,
-        "completion_tokens": written,
-        "total_tokens": found.prompt_tokens + written,
-        "prompt_tokens_details": {"cached_tokens": found.reused_tokens},
-        "completion_tokens_details": {"reasoning_tokens": found.reasoning_tokens},
+        "prompt_tokens": statistics.prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": statistics.prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": statistics.reused_tokens},
+        "completion_tokens_details": {"reasoning_tokens": statistics.reasoning_tokens},
     }
 
 

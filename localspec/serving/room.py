@@ -23,10 +23,10 @@ from localspec.serving.metrics import Metrics
 from localspec.serving.socket_requests import NAMED_SECONDS, EventLines, OpenRequest, ReplyRequest, form
 from localspec.text import one_line
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 
 
-class Mailbox(Generic[One]):
+class Mailbox(Generic[Item]):
     """The mailbox of one client. It is made and read on the event loop. Any thread may `deliver` without waiting.
 
     The future `left` is done when the client is gone.
@@ -34,20 +34,20 @@ class Mailbox(Generic[One]):
 
     def __init__(self, left: "asyncio.Future[None]") -> None:
         self._loop, self._left = asyncio.get_running_loop(), left
-        self._arrived: deque[One] = deque()
+        self._arrived: deque[Item] = deque()
         self._something = asyncio.Event()
         self._waits = False  # whether the reader must be woken
         left.add_done_callback(lambda _: self._something.set())
 
-    def deliver(self, one: One) -> None:
+    def deliver(self, item: Item) -> None:
         """Append one item for the client."""
-        self._arrived.append(one)
+        self._arrived.append(item)
         if self._waits:
             self._waits = False
             with suppress(RuntimeError):  # the loop is closed: there is no reader
                 self._loop.call_soon_threadsafe(self._something.set)
 
-    async def next(self) -> One | None:
+    async def next(self) -> Item | None:
         """Wait for the next item and return it; None if the client is gone and no item is left."""
         while not self._arrived:
             if self._left.done():
@@ -59,7 +59,7 @@ class Mailbox(Generic[One]):
             self._waits = False
         return self._arrived.popleft()
 
-    def rest(self) -> list[One]:
+    def rest(self) -> list[Item]:
         """Return all items that have arrived and were not taken yet, without waiting."""
         return [self._arrived.popleft() for _ in range(len(self._arrived))]
 
@@ -68,7 +68,7 @@ class TooMany(LocalspecError):
     """An error: more requests wait than there is room for."""
 
 
-class ClientQueue(Generic[One]):
+class ClientQueue(Generic[Item]):
     """A queue of requests that serves the clients in turn, one request at a time. Any thread may use it.
 
     At most `most` items wait, with at most `most_bytes` together.
@@ -76,7 +76,7 @@ class ClientQueue(Generic[One]):
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most, self._most_bytes, self._changed = most, most_bytes, threading.Condition()
-        self._queues: OrderedDict[str, deque[tuple[One, int]]] = OrderedDict()
+        self._queues: OrderedDict[str, deque[tuple[Item, int]]] = OrderedDict()
         self._count = self._bytes = 0
         self._closed = False
 
@@ -84,37 +84,37 @@ class ClientQueue(Generic[One]):
         with self._changed:
             return self._count
 
-    def put(self, client: str, one: One, size: int = 0) -> None:
+    def put(self, client: str, item: Item, size: int = 0) -> None:
         """Append an item of `size` bytes that `client` sent. Raises TooMany."""
         with self._changed:
             if self._closed or self._count >= self._most or self._bytes + size > self._most_bytes:
                 raise TooMany(f"{self._count} requests wait already; ask again later.")
-            self._queues.setdefault(client, deque()).append((one, size))
+            self._queues.setdefault(client, deque()).append((item, size))
             self._count, self._bytes = self._count + 1, self._bytes + size
             self._changed.notify()
 
-    def next(self, seconds: float | None) -> One | None:
+    def next(self, seconds: float | None) -> Item | None:
         """Return the next item; None if none came within `seconds`, or if the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queues or self._closed, seconds)
             if self._closed or not self._queues:
                 return None
             client, queue = self._queues.popitem(last=False)
-            one, size = queue.popleft()
+            item, size = queue.popleft()
             self._count, self._bytes = self._count - 1, self._bytes - size
             if queue:
                 self._queues[client] = queue  # this client is now the last one in turn
-            return one
+            return item
 
     @property
     def closed(self) -> bool:
         return self._closed
 
-    def close(self) -> list[One]:
+    def close(self) -> list[Item]:
         """Close the queue, and return the waiting items."""
         with self._changed:
             self._closed = True
-            waiting = [one for queue in self._queues.values() for one, _ in queue]
+            waiting = [item for queue in self._queues.values() for item, _ in queue]
             self._queues.clear()
             self._changed.notify_all()
             return waiting
@@ -154,7 +154,7 @@ class Ticket:
     size: int  # bytes
     deliver: Callable[[Answer], None]
     disconnected: threading.Event = field(default_factory=threading.Event)  # set when the client has left
-    named: "Queue[int | None]" = field(default_factory=Queue)  # the conversation in which a reply is saved
+    conversation: "Queue[int | None]" = field(default_factory=Queue)  # the conversation in which a reply is saved
     stopped: threading.Event = field(default_factory=threading.Event)  # only the figures are still wanted
 
 
@@ -214,12 +214,12 @@ class EngineRoom(threading.Thread):
             self._give_up(error)
 
     def _take_turns(self, models: LoadedModels) -> None:
-        request = time.monotonic()
+        last_request = time.monotonic()
         while not self._turns.closed:
             seconds = models.rest(lambda: self.waiting > 0 or self._turns.closed)
             self.metrics.loaded = models.loaded
             if self._idle is not None:
-                left = request + self._idle - time.monotonic()
+                left = last_request + self._idle - time.monotonic()
                 if left <= 0:
                     self._idle = None
                     self._end()
@@ -231,12 +231,12 @@ class EngineRoom(threading.Thread):
                 self._answer(models, ticket)
                 self._under_way = None
             if ticket is not None:
-                request = time.monotonic()
+                last_request = time.monotonic()
 
     def _give_up(self, error: BaseException) -> None:
         """Answer all waiting requests with an error, and end the server."""
-        what = one_line(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
-        self.failure = f"The engines cannot continue ({what}), so the server stops; start it again."
+        description = one_line(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
+        self.failure = f"The engines cannot continue ({description}), so the server stops; start it again."
         waiting = self._turns.close()
         for ticket in ([self._under_way] if self._under_way else []) + waiting:
             ticket.deliver(LocalspecError(self.failure))
@@ -264,7 +264,7 @@ class EngineRoom(threading.Thread):
     def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
         """Deliver each event of the reply as a line. After the reply is saved, deliver the line `{"kept": FIGURES}`."""
         loaded, _ = models.exactly(request.model, request.path)
-        engine, telling, began = loaded.engine, EventLines(loaded.engine, request.live), False
+        engine, event_lines, begun = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None
         engine.wanted = lambda: not (ticket.disconnected.is_set() or ticket.stopped.is_set())
         loaded.new_notices.clear()
@@ -272,20 +272,20 @@ class EngineRoom(threading.Thread):
             with closing(request.events(engine)) as events:
                 ticket.deliver({"engine": form(engine, request.rule)})
                 for event in events:
-                    began = True
+                    begun = True
                     if ticket.disconnected.is_set() or ticket.stopped.is_set():
                         break
                     if self._leaving.is_set():
                         raise LocalspecError(STOPPED)
                     for sentence in loaded.news():
                         ticket.deliver({"notice": sentence})
-                    ticket.deliver(telling.of(event))
+                    ticket.deliver(event_lines.of(event))
                     if isinstance(event, Done):
                         self.metrics.count(event.statistics)
                         break
                 if request.kept:  # before the phrases of the reply are saved
                     with suppress(Empty):
-                        engine.conversation = ticket.named.get(
+                        engine.conversation = ticket.conversation.get(
                             timeout=0 if ticket.disconnected.is_set() else NAMED_SECONDS
                         )
         finally:
@@ -293,8 +293,8 @@ class EngineRoom(threading.Thread):
         loaded.touch()
         for sentence in loaded.news():
             ticket.deliver({"notice": sentence})
-        found = engine.session.statistics if began else None  # otherwise those of another reply
-        ticket.deliver({"kept": None if found is None else asdict(found)})
+        statistics = engine.session.statistics if begun else None  # otherwise those of another reply
+        ticket.deliver({"kept": None if statistics is None else asdict(statistics)})
 
     def _reply(self, models: LoadedModels, ticket: Ticket, request: ClientRequest) -> None:
         loaded = models.get(request.model)
@@ -309,8 +309,8 @@ class EngineRoom(threading.Thread):
         settings = replace(self._settings, origins={}, **request.sampling)  # flags were meant for all requests
         try:
             sampling = engine.sampling(settings)
-        except UsageMistake as mistake:
-            raise RequestRefused(str(mistake), _named(str(mistake), request.sampling)) from None
+        except UsageMistake as error:
+            raise RequestRefused(str(error), _field_in(str(error), request.sampling)) from None
         limits = Limits(request.max_tokens or settings.max_tokens, request.stop or settings.stop)
         report = Report.before(engine, sampling, loaded.load_seconds)
         if request.messages is None:
@@ -352,6 +352,6 @@ class EngineRoom(threading.Thread):
         loaded.touch()
 
 
-def _named(sentence: str, request: Mapping[str, Any]) -> str | None:
+def _field_in(sentence: str, request: Mapping[str, Any]) -> str | None:
     """Return the field of a request that an error about sampling refers to; None if it refers to no field."""
     return next((name for name in request if name in sentence.replace("-", "_")), None)

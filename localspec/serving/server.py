@@ -72,7 +72,7 @@ class Server:
     @property
     def program(self) -> str:
         """Return the name of the program that serves, as its list of models states it; empty if unknown."""
-        owners = {one.owner for one in self.models.values()}
+        owners = {model.owner for model in self.models.values()}
         return _PROGRAMS.get(owners.pop(), "") if len(owners) == 1 else ""
 
     @property
@@ -85,16 +85,16 @@ class Server:
             "can read them; use https:// if the server has it."
         )
 
-    def model(self, named: str | None, *, insist: bool) -> str:
+    def model(self, name: str | None, *, insist: bool) -> str:
         """Return the model that answers: the named model, or, unless `insist` is set, the server's first model.
 
         Raises NotHere, and UsageMistake if the server has no model.
         """
-        if named is not None and (named in self.models or (insist and not self.models)):
-            return named
-        if named is not None and insist:
+        if name is not None and (name in self.models or (insist and not self.models)):
+            return name
+        if name is not None and insist:
             listed = ", ".join([*self.models][:LISTED])
-            raise NotHere(f"{self.address.url} has no model {named!r}{nearest(named, self.models)}; it has: {listed}.")
+            raise NotHere(f"{self.address.url} has no model {name!r}{nearest(name, self.models)}; it has: {listed}.")
         if not self.models:
             raise UsageMistake(f"{self.address.url} does not say which models it has; name one with -m.")
         return next(iter(self.models))
@@ -111,26 +111,26 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     with suppress(ValueError):
         value = parse_json(content)
     words, status = words_of(value), head.status
-    said = f": {words.rstrip('.')}" if words else ""
+    details = f": {words.rstrip('.')}" if words else ""
     if 300 <= status < 400:
         return LocalspecError(
-            f"{url} redirects to {one_line(head.place)[:200] or 'another place'}, which localspec does not follow; "
+            f"{url} redirects to {one_line(head.location)[:200] or 'another place'}, which localspec does not follow; "
             "give that address."
         )
     if status in (401, 403):
-        wanted = "another key than the one given" if key else "a key, but you have set none"
-        return NotAllowed(f"{url} wants {wanted}{said}; put the right key into LOCALSPEC_SERVER_KEY.")
+        requirement = "another key than the one given" if key else "a key, but you have set none"
+        return NotAllowed(f"{url} wants {requirement}{details}; put the right key into LOCALSPEC_SERVER_KEY.")
     error = value.get("error") if isinstance(value, dict) else None
     report = f"{error if isinstance(error, dict) else ''} {words}".lower()
     if status in (400, 413, 422, 500) and any(sign in report for sign in _OVERFLOWS):
-        return TooLong(f"{url} has no room for prompt and reply{said}; shorten the prompt, or ask for fewer tokens.")
+        return TooLong(f"{url} has no room for prompt and reply{details}; shorten the prompt, or ask for fewer tokens.")
     if status == 404 and model:
-        return NotHere(f"{url} has no chat with {model!r}{said}; correct the address or -m.")
+        return NotHere(f"{url} has no chat with {model!r}{details}; correct the address or -m.")
     if status in (400, 413, 422):
-        return UsageMistake(f"{url} refuses this request{said or f' with status {status}'}.")
+        return UsageMistake(f"{url} refuses this request{details or f' with status {status}'}.")
     if status in (429, 503):
-        return LocalspecError(f"{url} is full{said}; try again later.")
-    return LocalspecError(f"{url} answers with status {status}{said}.")
+        return LocalspecError(f"{url} is full{details}; try again later.")
+    return LocalspecError(f"{url} answers with status {status}{details}.")
 
 
 def _headers(key: str | None) -> dict[str, str]:
@@ -139,11 +139,11 @@ def _headers(key: str | None) -> dict[str, str]:
 
 def _head_and_body(address: ServerAddress, link: Link) -> tuple[Head, bytes]:
     began, head, lines = time.monotonic(), None, []
-    for one in link.arrivals():
-        if isinstance(one, Head):
-            head = one
-        elif one is not None:
-            lines.append(one)
+    for arrival in link.arrivals():
+        if isinstance(arrival, Head):
+            head = arrival
+        elif arrival is not None:
+            lines.append(arrival)
         if time.monotonic() - began > ASK_SECONDS:
             raise LocalspecError(f"{address.url} did not list its models within {ASK_SECONDS:.0f} s; try again.")
     assert head is not None
@@ -162,14 +162,14 @@ def _models(address: ServerAddress, content: bytes) -> tuple[dict[str, ServedMod
             f"{address.url} does not list models but {shown(content)}, so it is not an OpenAI-compatible server; "
             "correct the address, which usually ends in /v1."
         )
-    found: dict[str, ServedModel] = {}
+    models: dict[str, ServedModel] = {}
     unread = 0
-    for one in listed[:MOST_MODELS]:
-        name = one.get("id") if isinstance(one, dict) else None
+    for entry in listed[:MOST_MODELS]:
+        name = entry.get("id") if isinstance(entry, dict) else None
         if isinstance(name, str) and 0 < len(name) <= 500 and one_line(name) == name:
-            meta = one.get("meta") if isinstance(one.get("meta"), dict) else {}
-            context = count(one.get("max_model_len")) or count(meta.get("n_ctx")) or 0
-            found[name] = ServedModel(str(one.get("owned_by"))[:100], context)
+            meta = entry.get("meta") if isinstance(entry.get("meta"), dict) else {}
+            context = count(entry.get("max_model_len")) or count(meta.get("n_ctx")) or 0
+            models[name] = ServedModel(str(entry.get("owned_by"))[:100], context)
         else:
             unread += 1
-    return found, unread
+    return models, unread

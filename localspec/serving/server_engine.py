@@ -60,9 +60,9 @@ class ServerEngine:
     def choice(self) -> ServedForm:
         """Return the device and precision of the model, as the server reported them with the last reply."""
         reported = {name: word(self.reported.get(name)) for name in ("device", "dtype", "quantize")}
-        where = f"at {self.server.address.name}"
+        address = f"at {self.server.address.name}"
         return ServedForm(
-            device=where,
+            device=address,
             dtype=reported["dtype"],
             quantize=reported["quantize"] or "none",
             bits=number(self.reported.get("bits_per_weight")) or 0.0,
@@ -99,9 +99,9 @@ class ServerEngine:
         for name in ("top_p", "top_k", "min_p") if sampling.greedy else ():
             origin, spelled = settings.origins.get(name, ""), name.replace("_", "-")
             if origin == TYPED or origin.startswith("--"):
-                how = f"{settings.shown(name)}" if origin == TYPED else f"--{spelled}"
+                flag = f"{settings.shown(name)}" if origin == TYPED else f"--{spelled}"
                 raise UsageMistake(
-                    f"{how} has no effect at temperature 0; leave it out, or give a temperature above 0."
+                    f"{flag} has no effect at temperature 0; leave it out, or give a temperature above 0."
                 )
         return sampling
 
@@ -181,7 +181,7 @@ class ServerEngine:
         thoughts."""
         if self.server.ours:
             return list(messages)
-        return [{name: text for name, text in one.items() if name != "reasoning_content"} for one in messages]
+        return [{name: text for name, text in message.items() if name != "reasoning_content"} for message in messages]
 
     def _reply(self, body: Mapping[str, Any], dropped: int) -> Generator[Event, None, None]:
         content = json.dumps(body).encode()
@@ -194,16 +194,16 @@ class ServerEngine:
 
         A comment in the stream only shows that the server is alive.
         """
-        tell_at = FIRST_NOTICE
-        for one in link.arrivals():
+        notice_at = FIRST_NOTICE
+        for arrival in link.arrivals():
             if not self.wanted():
                 return
             if reply.waited < FIRST_NOTICE:
-                tell_at = FIRST_NOTICE
-            elif reply.waited >= tell_at:
-                tell_at = reply.waited + NEXT_NOTICE
+                notice_at = FIRST_NOTICE
+            elif reply.waited >= notice_at:
+                notice_at = reply.waited + NEXT_NOTICE
                 self.reporter.progress(f"waiting for {self.server.address.name}, {reply.waited:.0f} s")
-            yield one
+            yield arrival
             limit = NEXT_SECONDS if reply.begun else FIRST_SECONDS
             if reply.waited > limit:
                 raise SilentServer(f"{self.server.address.url} has sent nothing for {limit:.0f} s; try again.")
@@ -256,11 +256,11 @@ class NamedServer:
                 reporter.notice(self._server.unencrypted_key)
         return self._server
 
-    def _card(self, settings: Settings, found: Saved | None, reporter: Reporter) -> TargetCard:
+    def _card(self, settings: Settings, saved: Saved | None, reporter: Reporter) -> TargetCard:
         server = self._open(reporter)
         flag = settings.origins.get("model", "").startswith("--")
-        named = settings.model if flag or found is None else found.info.model
-        name = server.model(named, insist=flag)
-        if named not in (None, name) and (found is not None or not settings.origins.get("model", "").endswith(".toml")):
-            reporter.notice(f"{server.address.name} has no {named}, so {name} answers.")
+        model = settings.model if flag or saved is None else saved.info.model
+        name = server.model(model, insist=flag)
+        if model not in (None, name) and (saved is not None or not settings.origins.get("model", "").endswith(".toml")):
+            reporter.notice(f"{server.address.name} has no {model}, so {name} answers.")
         return named_on_server(name, f"at {server.address.url}")

@@ -55,14 +55,14 @@ class ServerReply:
         self._tokens: list[int] = []
         self._sources: dict[str, int] = {}
         self._thoughts = 0
-        self._prefilled = self._said = self._ended = False  # an event was sent; a text; the server's mark of the end
+        self._prefilled = self._has_text = self._ended = False  # an event was sent; a text; the mark of the end
         self._thought_until = 0.0
         self._piece = ServerPiece()  # what was reported so far in addition to the text
         self._thinking = pieces.ThinkingInText(separated=engine.server.ours)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
         """Yield the reply's events; without `Done` if the reply is no longer wanted."""
-        head = next((one for one in arrivals if isinstance(one, Head)), None)
+        head = next((arrival for arrival in arrivals if isinstance(arrival, Head)), None)
         if head is None:  # no longer wanted
             return
         yield from self._texts(self._contents(head, arrivals))
@@ -82,13 +82,13 @@ class ServerReply:
     def _contents(self, head: Head, arrivals: Iterator[Head | bytes | None]) -> Iterator[bytes | None]:
         """Return an answer's messages, and None when none came for a while. Raises LocalspecError for other answers."""
         if head.status != OK:
-            content = b"\n".join(one for one in arrivals if isinstance(one, bytes))
+            content = b"\n".join(arrival for arrival in arrivals if isinstance(arrival, bytes))
             raise refusal(self._where, self._engine.model, head, content, self._engine.server.key)
         forms = {"text/event-stream": messages, "application/json": self._as_one_message}
         if head.kind not in forms:
             kind = one_line(head.kind)[:80] or "something without a name"
             raise LocalspecError(f"{self._where} answers with {kind}, which is not a reply; correct the address.")
-        return forms[head.kind](one for one in arrivals if not isinstance(one, Head))
+        return forms[head.kind](arrival for arrival in arrivals if not isinstance(arrival, Head))
 
     def _texts(self, contents: Iterator[bytes | None]) -> Iterator[Event]:
         """Yield the texts in the server's messages until the server ends the reply or the reply is too long."""
@@ -103,14 +103,14 @@ class ServerReply:
                     self._engine.reporter.notice(f"{self._where} {without_end}; the rest is not read.")
                     self._piece = self._piece._replace(reason="length")
                     return
-        except Broken as wrong:
-            raise LocalspecError(f"{self._where} broke the protocol: {wrong}.") from None
-        except GaveUp as failed:
-            raise LocalspecError(f"{self._where} reported an error: {failed}") from None
-        except BrokenOff as gone:
+        except Broken as error:
+            raise LocalspecError(f"{self._where} broke the protocol: {error}.") from None
+        except GaveUp as error:
+            raise LocalspecError(f"{self._where} reported an error: {error}") from None
+        except BrokenOff as error:
             if self._piece.chosen:
                 raise self._broken_off() from None
-            raise (gone if isinstance(gone, SilentServer) else EmptyReply(str(gone))) from None
+            raise (error if isinstance(error, SilentServer) else EmptyReply(str(error))) from None
 
     def _remarks(self) -> Iterator[str]:
         """Yield a sentence for each peculiarity of the ended reply. Raises LocalspecError if it has no answer."""
@@ -120,7 +120,7 @@ class ServerReply:
         if last.tool is not None:
             tool = f" {last.tool!r}" if last.tool else ""
             sentence = f"{self._where} calls a tool{tool}, but no tool was offered and localspec runs none"
-            if not self._said:
+            if not self._has_text:
                 raise LocalspecError(f"{sentence}; ask in other words, or start that server without tools.")
             yield f"{sentence}; only its text is shown."
         if last.why == "content_filter":
@@ -154,8 +154,8 @@ class ServerReply:
 
     def _without_end(self) -> str:
         """Return "sends more than the 80 tokens that were requested" or the like; empty for a normal length."""
-        written = len(self._tokens) or self._pieces
-        if self._most is not None and written > PIECES_A_TOKEN * self._most + PIECES_MORE:
+        token_count = len(self._tokens) or self._pieces
+        if self._most is not None and token_count > PIECES_A_TOKEN * self._most + PIECES_MORE:
             return f"sends more than the {self._most} tokens that were requested"
         if self._length > LONGEST_REPLY:
             return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text without an end"
@@ -168,15 +168,15 @@ class ServerReply:
             self._engine.reported.update({name: fields[name] for name in _REPORTED if name in fields})
             if "dropped_turns" in fields:
                 self._dropped = self._left_out + (count(fields["dropped_turns"]) or 0)
-        before = self._piece
+        earlier = self._piece
         self._piece = ServerPiece(
-            reason=piece.reason or before.reason,
-            usage=piece.usage or before.usage,
-            localspec_fields={**before.localspec_fields, **fields},
-            timings=piece.timings or before.timings,
-            why=piece.why or before.why,
-            tool=before.tool if piece.tool is None else before.tool or piece.tool,
-            chosen=piece.chosen or before.chosen,
+            reason=piece.reason or earlier.reason,
+            usage=piece.usage or earlier.usage,
+            localspec_fields={**earlier.localspec_fields, **fields},
+            timings=piece.timings or earlier.timings,
+            why=piece.why or earlier.why,
+            tool=earlier.tool if piece.tool is None else earlier.tool or piece.tool,
+            chosen=piece.chosen or earlier.chosen,
         )
         if piece.text or piece.reasoning or piece.tool is not None:
             self._heard = time.monotonic()
@@ -204,7 +204,7 @@ class ServerReply:
         self._thoughts += thoughts
         if piece.reasoning:
             self._thought_until = self._last
-        self._said = self._said or bool(piece.text.strip())
+        self._has_text = self._has_text or bool(piece.text.strip())
         self._engine.session.statistics = self._engine.session.so_far = self._statistics()
         yield from self._prefill()
         yield Text(piece.text, tokens, sources, self._last, 0, (), piece.reasoning, thoughts)
@@ -220,8 +220,8 @@ class ServerReply:
         depths = by_depth[:DEEPEST] if isinstance(by_depth, list) else []
         details = usage.get("completion_tokens_details")
         thoughts = count(details.get("reasoning_tokens")) if isinstance(details, dict) else None
-        written = count(usage.get("completion_tokens"))
-        tokens = len(self._tokens) if self._tokens else written or 0
+        completion_tokens = count(usage.get("completion_tokens"))
+        tokens = len(self._tokens) if self._tokens else completion_tokens or 0
         decoding = self._last - self._first
         speed = (tokens - 1) / decoding if decoding > 0 and tokens > 1 else 0.0
 
@@ -242,7 +242,7 @@ class ServerReply:
             tokens_per_second=reported("tokens_per_second") or speed,
             steps=count(speculation.get("steps")) or 0,
             acceptance_length=number(speculation.get("acceptance_length")) or 0.0,
-            acceptance_by_depth=tuple(number(one) or 0.0 for one in depths),
+            acceptance_by_depth=tuple(number(chance) or 0.0 for chance in depths),
             drafted=count(speculation.get("draft_n")) or count(drafted.get("draft_n")) or 0,
             accepted=count(speculation.get("draft_n_accepted")) or count(drafted.get("draft_n_accepted")) or 0,
             sources=dict(self._sources),
@@ -250,7 +250,7 @@ class ServerReply:
             memory=Memory(*(count(sizes.get(f"{name}_bytes")) or 0 for name in ("target", "drafter", "cache", "peak"))),
             reasoning_tokens=self._thoughts if thoughts is None else thoughts,
             reasoning_seconds=reported("reasoning_s") or self._thought_until,
-            reported_tokens=None if self._tokens else written or 0,
+            reported_tokens=None if self._tokens else completion_tokens or 0,
         )
 
 
@@ -278,16 +278,16 @@ class ServerReport(Report):
     def of(self, text: str, reasoning: str, reason: str, statistics: Statistics) -> dict[str, Any]:
         """Return the whole object, after the reply."""
         counted = statistics.reported_tokens is None or statistics.reported_tokens > 0
-        found = super().of(text, reasoning, reason, statistics)
-        found["token_ids"] = statistics.token_ids if statistics.reported_tokens is None else None
-        found["prompt_tokens"] = statistics.prompt_tokens or None
+        report = super().of(text, reasoning, reason, statistics)
+        report["token_ids"] = statistics.token_ids if statistics.reported_tokens is None else None
+        report["prompt_tokens"] = statistics.prompt_tokens or None
         if not counted:
-            found |= {"completion_tokens": None, "reasoning_tokens": None}
+            report |= {"completion_tokens": None, "reasoning_tokens": None}
         if self._engine.server.ours:
-            return found
-        timings, drafted = found["timings"], statistics.drafted
+            return report
+        timings, drafted = report["timings"], statistics.drafted
         timings |= {"prefill_s": None, "tokens_per_second": timings["tokens_per_second"] if counted else None}
-        untold = dict.fromkeys(found["speculation"])
+        speculation = dict.fromkeys(report["speculation"])
         if drafted:
-            untold |= {"draft_n": drafted, "draft_n_accepted": statistics.accepted}
-        return {**found, "reused_tokens": None, "speculation": untold, "memory": dict.fromkeys(found["memory"])}
+            speculation |= {"draft_n": drafted, "draft_n_accepted": statistics.accepted}
+        return {**report, "reused_tokens": None, "speculation": speculation, "memory": dict.fromkeys(report["memory"])}

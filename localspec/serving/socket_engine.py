@@ -44,15 +44,15 @@ class SocketEngine:
     """
 
     def __init__(
-        self, place: Path, card: TargetCard, opened: Mapping[str, Any], settings: Settings, load: Callable[[], Any],
+        self, socket: Path, card: TargetCard, opened: Mapping[str, Any], settings: Settings, load: Callable[[], Any],
         reporter: Reporter, chats: bool,
     ) -> None:  # fmt: skip
-        self._place, self._card, self._opened, self._settings, self._load = place, card, opened, settings, load
+        self._socket, self._card, self._opened, self._settings, self._load = socket, card, opened, settings, load
         self._reporter, self._chats, self._server = reporter, chats, str(opened["server"])
         self._name = ""  # of the current reply
         self._conversation: int | None = None
         self._replying = False
-        self._here: Any = None  # the engine of this process, after the server is gone
+        self._local: Any = None  # the engine of this process, after the server is gone
         self.session: Any = ReplyFigures()  # the figures of the current or the last reply
         self.wanted: Callable[[], bool] = lambda: True
         self.context = int(opened["context"])  # tokens of prompt and reply together, at most
@@ -66,10 +66,10 @@ class SocketEngine:
 
     @classmethod
     def open(
-        cls, place: Path, card: TargetCard, settings: Settings, system: str | None, reporter: Reporter,
+        cls, socket: Path, card: TargetCard, settings: Settings, system: str | None, reporter: Reporter,
         load: Callable[[], Any], keep: float | None = None, *, chats: bool = False,
     ) -> Self:  # fmt: skip
-        """Ask the server at the socket `place` for a model. The server loads the model if necessary.
+        """Ask the server at this socket for a model. The server loads the model if necessary.
 
         The server lives for at least `keep` seconds after the last request. Set `chats` if the settings may change
         between replies. Raises NoServer without a server, and ServerDiffers if its settings differ; in both cases an
@@ -87,7 +87,7 @@ class SocketEngine:
             "chat": chats,
         }
         began, opened = time.monotonic(), None
-        with closing(lines(place, "/localspec/open", body)) as answer:
+        with closing(lines(socket, "/localspec/open", body)) as answer:
             for line in answer:
                 if line is None:
                     late = time.monotonic() - began > NOTICE_SECONDS
@@ -100,7 +100,7 @@ class SocketEngine:
         raise_what_is_wrong(opened)
         try:
             notices = [*map(str, opened["notices"])]
-            engine = cls(place, card, opened, settings, load, reporter, chats)
+            engine = cls(socket, card, opened, settings, load, reporter, chats)
         except (KeyError, TypeError, ValueError):
             raise NoServer("The server does not answer like `localspec serve`.") from None
         for sentence in notices:
@@ -121,13 +121,13 @@ class SocketEngine:
     @property
     def freed_memory(self) -> tuple[str, int]:
         """Return the device, and how many bytes of its memory become free when the engine is discarded."""
-        return self._freed_memory if self._here is None else (self._here.freed_memory[0], self._here.freed_memory[1])
+        return self._freed_memory if self._local is None else (self._local.freed_memory[0], self._local.freed_memory[1])
 
     @property
     def exactness(self) -> Any:
         """The object whose `label` says how exact replies are: this one, or the engine that was loaded in this
         process."""
-        return self if self._here is None else self._here.exactness
+        return self if self._local is None else self._local.exactness
 
     def label(self, rule: Rule) -> str:
         """Return how exact the replies are, in the server's words, such as "bitwise"."""
@@ -139,8 +139,8 @@ class SocketEngine:
 
     def lend_core(self, lent: bool) -> None:
         """Leave a core to the user interface, if the model runs in this process."""
-        if self._here is not None:
-            self._here.lend_core(lent)
+        if self._local is not None:
+            self._local.lend_core(lent)
 
     # -- what the model's files decide --------------------------------------------------------------------------------
 
@@ -195,8 +195,8 @@ class SocketEngine:
     @conversation.setter
     def conversation(self, number: int | None) -> None:
         self._conversation = number
-        if self._here is not None:
-            self._here.conversation = number
+        if self._local is not None:
+            self._local.conversation = number
         elif self._replying:
             self._send({"conversation": number})
 
@@ -207,23 +207,23 @@ class SocketEngine:
 
         Raises LocalspecError if the server ends within the reply.
         """
-        if self._here is None:
+        if self._local is None:
             begun = False
             try:
                 for event in self._from_server(messages, sampling, limits, think):
                     begun = begun or not isinstance(event, Prefill)
                     yield event
                 return
-            except (NoServer, ServerDiffers) as why:
+            except (NoServer, ServerDiffers) as error:
                 if begun:
                     raise LocalspecError("localspec serve ended in the middle of the reply; ask again.") from None
-                self._load_here(why)
+                self._load_here(error)
         yield from self._from_here(messages, sampling, limits, think)
 
     def _from_server(
         self, messages: Sequence[Message], sampling: Any, limits: "Limits | None", think: bool | None
     ) -> Iterator[Event]:
-        seen, ahead, began = list[Text](), 0, time.monotonic()
+        received, ahead, began = list[Text](), 0, time.monotonic()
         self.session.statistics = self.session.so_far = None
         self._name, self._replying = os.urandom(16).hex(), True  # the module `secrets` takes longer to import
         body = {
@@ -233,16 +233,16 @@ class SocketEngine:
             "loop_prompt": limits.loop_prompt if limits else None,
             "kept": self._settings.log, "server": self._server, "live": self._chats, "drafter": self._drafter,
         }  # fmt: skip
-        answer, begun = lines(self._place, "/localspec/reply", body), False
+        answer, begun = lines(self._socket, "/localspec/reply", body), False
         try:
             while (line := next(answer, _END)) is not _END:
                 if line is None:
                     if not self.wanted():
-                        self._stop(answer, seen, begun)
+                        self._stop(answer, received, begun)
                         return
                     if not begun and (ahead or time.monotonic() - began > NOTICE_SECONDS):
-                        before = f"localspec serve answers {counted(ahead, 'other request')} first"
-                        self._reporter.progress(before if ahead else SILENT)
+                        notice = f"localspec serve answers {counted(ahead, 'other request')} first"
+                        self._reporter.progress(notice if ahead else SILENT)
                     continue
                 raise_what_is_wrong(line)
                 if "kept" in line:
@@ -255,49 +255,49 @@ class SocketEngine:
                     self._take_form(line["engine"])
                     ahead = 0
                 else:
-                    event, begun = self._counted(line, seen), True
+                    event, begun = self._counted(line, received), True
                     yield event
             raise NoServer("The server is gone.")
         except (KeyError, TypeError, ValueError):
             raise NoServer("The server does not answer like `localspec serve`.") from None
         except GeneratorExit:
-            self._stop(answer, seen, begun)
+            self._stop(answer, received, begun)
             raise
         finally:
             answer.close()
             self._replying = False
 
-    def _counted(self, line: Mapping[str, Any], seen: list[Text]) -> Event:
-        """Return the event in a line of the server, after adding it to the figures and to `seen`."""
+    def _counted(self, line: Mapping[str, Any], received: list[Text]) -> Event:
+        """Return the event in a line of the server, after adding it to the figures and to `received`."""
         event = event_of(line)
         if isinstance(event, Done):
             self.session.end(event.statistics)
         elif isinstance(event, Text):
-            seen.append(event)
+            received.append(event)
             if "figures" in line:
-                now = replace(statistics_of(line["figures"]), token_ids=_tokens(seen))
-                self.session.so_far, self.session.memory = now, now.memory
+                figures = replace(statistics_of(line["figures"]), token_ids=_tokens(received))
+                self.session.so_far, self.session.memory = figures, figures.memory
         return event
 
-    def _stop(self, answer: Iterator[Any], seen: Sequence[Text], begun: bool) -> None:
-        """Stop the reply on the server, and count only the tokens that this process received (`seen`)."""
+    def _stop(self, answer: Iterator[Any], received: Sequence[Text], begun: bool) -> None:
+        """Stop the reply on the server, and count only the tokens that this process received (`received`)."""
         if not begun:  # the request waits in the queue, and the server removes it
             return
-        over, until = self.session.statistics is not None, time.monotonic() + STOP_SECONDS
-        if not over:
+        is_over, deadline = self.session.statistics is not None, time.monotonic() + STOP_SECONDS
+        if not is_over:
             self._send({"stop": True})
         with suppress(NoServer):
             for line in answer:
-                if line is not None and line.get("kept") and not over:
-                    self.session.end(_of_received(seen, statistics_of(line["kept"])))
-                if (line is not None and "kept" in line) or time.monotonic() > until:
+                if line is not None and line.get("kept") and not is_over:
+                    self.session.end(_of_received(received, statistics_of(line["kept"])))
+                if (line is not None and "kept" in line) or time.monotonic() > deadline:
                     break
         if self.session.statistics is None and self.session.so_far is not None:  # the server does not answer
-            self.session.end(_of_received(seen, self.session.so_far))
+            self.session.end(_of_received(received, self.session.so_far))
 
     def _send(self, body: Mapping[str, Any]) -> None:
         """Send information about the current reply to the server."""
-        answer = lines(self._place, f"/localspec/replies/{self._name}", body)
+        answer = lines(self._socket, f"/localspec/replies/{self._name}", body)
         with suppress(NoServer), closing(answer):
             next(answer, None)
 
@@ -305,17 +305,17 @@ class SocketEngine:
 
     def load_here(self) -> "Engine":
         """Return an engine of this process, for example for a race. Raises the errors of loading."""
-        return cast("Engine", self._load() if self._here is None else self._here)
+        return cast("Engine", self._load() if self._local is None else self._local)
 
-    def _load_here(self, why: NoServer | ServerDiffers) -> None:
+    def _load_here(self, error: NoServer | ServerDiffers) -> None:
         if self._chats:
-            what = (
+            problem = (
                 "localspec serve is gone"
-                if isinstance(why, NoServer)
-                else str(why).rstrip(".").replace("The", "the", 1)
+                if isinstance(error, NoServer)
+                else str(error).rstrip(".").replace("The", "the", 1)
             )
-            self._reporter.notice(f"{what}, so {self._card.name} answers in this process from now on.")
-        self._here = engine = self._load()
+            self._reporter.notice(f"{problem}, so {self._card.name} answers in this process from now on.")
+        self._local = engine = self._load()
         self.choice, self.session, self.context = engine.choice, engine.session, engine.context
         self._replying = False
         self._report.start["engine"], self._report.load_seconds = engine.choice.engine, engine.load_seconds
@@ -325,21 +325,21 @@ class SocketEngine:
     ) -> Iterator[Event]:
         from localspec import Sampling
 
-        engine = self._here
+        engine = self._local
         engine.conversation, engine.wanted = self._conversation, self.wanted
         with closing(engine.chat(messages, Sampling(**vars(sampling)), limits, think)) as events:
             yield from events
 
 
-def _of_received(seen: Sequence[Text], statistics: Statistics) -> Statistics:
-    """Return the figures of a reply, counting only the tokens that this process received (`seen`)."""
-    sources = [source for event in seen for source in event.sources]
+def _of_received(received: Sequence[Text], statistics: Statistics) -> Statistics:
+    """Return the figures of a reply, counting only the tokens that this process received (`received`)."""
+    sources = [source for event in received for source in event.sources]
     counts = {name: sources.count(name) for name in dict.fromkeys(sources)}
-    return replace(statistics, token_ids=_tokens(seen), sources=counts)
+    return replace(statistics, token_ids=_tokens(received), sources=counts)
 
 
-def _tokens(seen: Sequence[Text]) -> tuple[int, ...]:
-    return tuple(token for event in seen for token in event.tokens)
+def _tokens(received: Sequence[Text]) -> tuple[int, ...]:
+    return tuple(token for event in received for token in event.tokens)
 
 
 def in_this_process(engine: "Answerer") -> "Engine":
@@ -357,8 +357,8 @@ def for_chat(settings: Settings, card: TargetCard, reporter: Reporter, load: "Ca
 
     Raises the errors of `load`, also if the server cannot load the model.
     """
-    place = Paths(environment.home()).socket
-    if settings.server is None and os.path.exists(place):
+    socket = Paths(environment.home()).socket
+    if settings.server is None and os.path.exists(socket):
         with suppress(NoServer, ServerDiffers):
-            return SocketEngine.open(place, card, settings, None, reporter, load, chats=True)
+            return SocketEngine.open(socket, card, settings, None, reporter, load, chats=True)
     return load()

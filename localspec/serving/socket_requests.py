@@ -64,7 +64,7 @@ class OpenRequest:
         models.keep_alive = max(models.keep_alive, self.keep or 0.0)
         engine, settings = loaded.engine, self.settings
         loaded.touch()
-        found = {
+        facts = {
             "server": THIS,
             "load_s": seconds,
             "context": engine.context,
@@ -72,10 +72,10 @@ class OpenRequest:
             "engine": form(engine, settings.accept),
         }
         if self.chat:
-            return {**found, "parameters": engine.parameters}
+            return {**facts, "parameters": engine.parameters}
         sampling = engine.sampling(settings)
         return {
-            **found,
+            **facts,
             "sampling": asdict(sampling),
             "think": engine.thinking(settings, self.system),
             "by_itself": engine.thinks_by_itself(self.system),
@@ -89,9 +89,9 @@ class OpenRequest:
         for name in other:
             if name not in _CHOSEN or getattr(server_settings, name) != _CHOSEN[name]:
                 raise Differs(f"The server was started with another {name}.")
-        taken = models.choice_of(self.model, self.path) if other else None
+        choice = models.choice_of(self.model, self.path) if other else None
         for name in other:
-            if taken is not None and not taken.agrees(name, self.settings):
+            if choice is not None and not choice.agrees(name, self.settings):
                 raise Differs(f"The server uses another {name}.")
 
 
@@ -122,9 +122,9 @@ class ReplyRequest:
         """Read the JSON of a request. Raises RequestRefused."""
         try:
             assert isinstance(body, dict)
-            found = cls(**body)
-            Sampling(**found.sampling)
-            return found
+            request = cls(**body)
+            Sampling(**request.sampling)
+            return request
         except (AssertionError, TypeError):
             raise RequestRefused("Only localspec's own commands may send this request.") from None
 
@@ -170,8 +170,8 @@ class EventLines:
             case Prefill():
                 return {"prefill": [event.done, event.total, event.dropped]}
             case Text():
-                said = [event.text, event.tokens, event.sources, event.seconds, event.steps]
-                line: dict[str, Any] = {"text": [*said, event.reasoning, event.reasoning_tokens]}
+                fields = [event.text, event.tokens, event.sources, event.seconds, event.steps]
+                line: dict[str, Any] = {"text": [*fields, event.reasoning, event.reasoning_tokens]}
                 return {**line, "drafts": [*map(_draft, event.drafts)], **self._figures()} if self._live else line
             case Done(reason, statistics):
                 return {"done": reason, "statistics": asdict(statistics)}
@@ -180,13 +180,13 @@ class EventLines:
         now = time.monotonic()
         if now - self._figured_at < FIGURES_SECONDS:  # computing them takes half as long as a step of a small model
             return {}
-        self._figured_at, found = now, self._engine.session.so_far
-        if found is None:
+        self._figured_at, statistics = now, self._engine.session.so_far
+        if statistics is None:
             return {}
-        return {"figures": asdict(replace(found, token_ids=()))}  # those were sent with their text
+        return {"figures": asdict(replace(statistics, token_ids=()))}  # those were sent with their text
 
 
 def _draft(draft: Draft) -> list[Any]:
-    tokens, parents, path = ([*map(int, one)] for one in (draft.tokens, draft.parents, draft.path))
+    tokens, parents, path = ([*map(int, values)] for values in (draft.tokens, draft.parents, draft.path))
     probe = None if draft.probe is None else [*map(bool, draft.probe)]
     return [tokens, parents, None if draft.sources is None else list(draft.sources), probe, path]
