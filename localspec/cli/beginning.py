@@ -43,12 +43,12 @@ class ChatAndServer(NamedTuple):
         Raises the errors of `Engine.open` and `NamedServer.load`.
         """
         if self.server is not None:
-            return self._there(self.server, settings, card)
+            return self._on_server(self.server, settings, card)
         if settings.server is not None or not os.path.exists(Paths(environment.home()).socket):
-            return self._here(settings, card)
+            return self._in_process(settings, card)
         from localspec.serving.socket_engine import for_chat
 
-        return for_chat(settings, card, self.progress.reporter, partial(self._here, settings, card))
+        return for_chat(settings, card, self.progress.reporter, partial(self._in_process, settings, card))
 
     def for_reply(self, settings: Settings, card: TargetCard, keep: int | None = None) -> Answerer:
         """Return an engine for a single reply, with fewer notices.
@@ -58,14 +58,14 @@ class ChatAndServer(NamedTuple):
         """
         socket = Paths(environment.home()).socket
         if self.server is not None:
-            return self._there(self.server, settings, card)
+            return self._on_server(self.server, settings, card)
         if settings.server is not None or not (keep or os.path.exists(socket)):
-            return self._here(settings, card)
+            return self._in_process(settings, card)
         from localspec.serving.over_socket import NoServer, ServerDiffers, stop_it
         from localspec.serving.socket_engine import SocketEngine
 
         system, reporter = self.chat.conversation.system, self.progress.reporter
-        open_here = partial(self._here, settings, card)
+        open_here = partial(self._in_process, settings, card)
         try:
             with suppress(NoServer):
                 return SocketEngine.open(socket, card, settings, system, reporter, open_here, keep)
@@ -80,11 +80,11 @@ class ChatAndServer(NamedTuple):
                 raise UsageMistake(f"--keep has no effect: {error} Leave --keep out, or {stop_it(socket)}.") from None
         return open_here()
 
-    def _there(self, server: "NamedServer", settings: Settings, card: TargetCard) -> Answerer:
+    def _on_server(self, server: "NamedServer", settings: Settings, card: TargetCard) -> Answerer:
         notice, progress = self.progress.notice, self.progress.show
         return server.load(settings, card, store=self.chat.store, notice=notice, progress=progress)
 
-    def _here(self, settings: Settings, card: TargetCard) -> "Engine":
+    def _in_process(self, settings: Settings, card: TargetCard) -> "Engine":
         self.progress.show(f"loading {card.name}")  # not earlier: a server has usually loaded it already
 
         from localspec import Engine  # may import torch, which takes a second

@@ -136,19 +136,19 @@ def _survey(settings: Settings) -> _Survey:
         progress.show("checking this machine")
         measurements = Measurements(MeasurementCache(store, progress.reporter), settings.exact, settings.context)
         machine = this_machine(measurements.bandwidth)
-        here = recommendations(machine, measurements, here=True, rule=settings.drafter_rule)
-        every = recommendations(machine, measurements, here=False, rule=settings.drafter_rule)
-    recommended = preferred(every, settings.prefer)
+        local_pairs = recommendations(machine, measurements, here=True, rule=settings.drafter_rule)
+        pairs = recommendations(machine, measurements, here=False, rule=settings.drafter_rule)
+    recommended = preferred(pairs, settings.prefer)
     remove_abandoned(paths.packed, paths.imports)
     imported = [packed.header.origin.files for packed in imports(paths).values()]
     keys = {(os.path.basename(name), sum(size for size, _ in files.values())) for files in imported for name in files}
     return _Survey(
         machine,
-        all_pairs(here, every),
-        preferred(here, settings.prefer),
+        all_pairs(local_pairs, pairs),
+        preferred(local_pairs, settings.prefer),
         recommended,
-        preferred([pair for pair in every if not pair.gated], settings.prefer),
-        mixture_words(recommended, every, settings.prefer) if recommended else "",
+        preferred([pair for pair in pairs if not pair.gated], settings.prefer),
+        mixture_words(recommended, pairs, settings.prefer) if recommended else "",
         paths,
         len(packed_files(paths)),
         [model for model in models_of_others() if (model.path.name, model.bytes) not in keys],

@@ -44,8 +44,8 @@ def list_pools(as_json: AsJson = False) -> None:
         typer.echo("No phrases are saved yet.")
     for pool in pools:
         contents = f"{counted(pool.phrases, 'phrase')}, {size(pool.bytes)}"
-        where = pool.path or "directory unknown"
-        line = one_line(f"{pool.model}: {contents}, last used {moment(pool.last_used)}, {where}")
+        location = pool.path or "directory unknown"
+        line = one_line(f"{pool.model}: {contents}, last used {moment(pool.last_used)}, {location}")
         typer.echo("\n".join(folded(line, width(), indent=2)))
 
 
@@ -91,14 +91,14 @@ def clear(
         if store is None or count == 0:
             typer.echo("There are no phrases to delete.")
             return
-        whose = (pools[0].model if model else "all models") + (
+        owner = (pools[0].model if model else "all models") + (
             f", last used in conversation {conversation}" if conversation else ""
         )
-        if not may_delete(f"{counted(count, 'phrase')} of {whose}", yes):
+        if not may_delete(f"{counted(count, 'phrase')} of {owner}", yes):
             return
         chosen = [None] if model is None else [pool.pool for pool in pools]
         removed = sum(store.phrases.delete(pool, conversation=conversation) for pool in chosen)
-        typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {whose}."))
+        typer.echo(one_line(f"Deleted {counted(removed, 'phrase')} of {owner}."))
         if store.unfinished:
             tell(f"localspec: {store.unfinished}")
 

@@ -77,12 +77,12 @@ def pull(
         name = str(Source.parse(name))
     fetched, options = False, PullOptions(drafter, force, packed_only, original, settings)
     progress = Progress()
-    arrival, shown = Arrival(), float("-inf")
+    arrival, shown_at = Arrival(), float("-inf")
 
     def received(done: int, total: int) -> None:
-        nonlocal shown
-        if (now := monotonic()) - shown >= PAUSE or done >= total:
-            shown = now
+        nonlocal shown_at
+        if (now := monotonic()) - shown_at >= PAUSE or done >= total:
+            shown_at = now
             progress.show(f"fetching {name}: {', '.join(arrival.parts(done, total, now))}")
 
     try:
@@ -204,8 +204,8 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     for download in announced.downloads:
         gated = ", gated: its terms must be accepted at the hub first" if download.gated else ""
         here = "  here" if download.here else ""
-        by = f"by {download.publisher or 'unknown'}, license {download.license or 'unknown'}"
-        yield f"{download.source}, {by}{gated}, {_about_bytes(download.bytes)}{here}"
+        credit = f"by {download.publisher or 'unknown'}, license {download.license or 'unknown'}"
+        yield f"{download.source}, {credit}{gated}, {_about_bytes(download.bytes)}{here}"
     yield from (f"  other form: {form_in_words(form)}" for form in announced.forms)
     yield f"{_about_bytes(announced.fetch_bytes)} to fetch; {_free(announced.disk_free)}"
     yield from _about(announced)

@@ -130,10 +130,10 @@ def _folded(summary: Sequence[str], columns: int | None) -> list[str]:
 
 
 def _show_live_and_replay(lanes: Sequence[Lane], steps: Iterator[Lane]) -> None:
-    shown = 0.0
+    drawn_at = 0.0
     for _ in steps:
-        if time.monotonic() - shown > PAUSE or all(lane.statistics for lane in lanes):
-            shown = time.monotonic()
+        if time.monotonic() - drawn_at > PAUSE or all(lane.statistics for lane in lanes):
+            drawn_at = time.monotonic()
             _draw(lanes)
     began = time.monotonic()
     for seconds in moments(lanes):

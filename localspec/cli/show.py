@@ -56,10 +56,10 @@ def show(
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    known = (*_ONLY_KNOWN, *(("commit",) if card.imported_as else ()))  # the user's file has no commit
+    optional_keys = (*_ONLY_KNOWN, *(("commit",) if card.imported_as else ()))  # the user's file has no commit
     for key, value in facts.items():
-        if key not in _ONLY_JSON and (value is not None or key not in known):
-            line = f"{key:13} {one_line(_shown(key, value)) or _missing(key, card)}"
+        if key not in _ONLY_JSON and (value is not None or key not in optional_keys):
+            line = f"{key:13} {one_line(_value_in_words(key, value)) or _missing(key, card)}"
             print("\n".join(folded(line, width(), indent=14)))
 
 
@@ -204,8 +204,8 @@ def _packed_facts(card: TargetCard, facts_so_far: Facts) -> Facts:
 
 def form_in_words(form: Form) -> str:
     """Return in words where another form of a model is published, by whom, its license and its size."""
-    about = f", {size(form.bytes)}" if form.bytes else ""
-    return f"{form.source}, by {form.publisher or 'unknown'}, license {form.license or 'unknown'}{about}"
+    length = f", {size(form.bytes)}" if form.bytes else ""
+    return f"{form.source}, by {form.publisher or 'unknown'}, license {form.license or 'unknown'}{length}"
 
 
 def _drafter_in_words(drafter: PublishedDrafter) -> str:
@@ -222,7 +222,7 @@ def _drafter_in_words(drafter: PublishedDrafter) -> str:
     return f"{drafter.kind}: {where}{license_}{accepted}{'' if drafter.lossless else ', not lossless'}"
 
 
-def _shown(key: str, value: object) -> str:
+def _value_in_words(key: str, value: object) -> str:
     if width() and isinstance(value, int) and key in ("parameters", "bytes"):
         return f"{amount(value) if key == 'parameters' else size(value)} ({value:,})"
     if isinstance(value, list):

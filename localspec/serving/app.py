@@ -73,12 +73,12 @@ class Serving:
     async def models(self, request: Request) -> Response:
         """Return the models that a request can name."""
         cards = await asyncio.to_thread(models_here, self._first)  # it searches the disk
-        return self._json({"object": "list", "data": [*map(_listed, cards.values())]})
+        return self._json({"object": "list", "data": [*map(_model_entry, cards.values())]})
 
     async def model(self, request: Request) -> Response:
         """Return one model that a request can name."""
         card = await asyncio.to_thread(model_named, request.path_params["name"], self._first)
-        return self._json(_listed(card))
+        return self._json(_model_entry(card))
 
     async def metrics(self, request: Request) -> Response:
         """Return the counters of all replies, in Prometheus' format."""
@@ -92,7 +92,7 @@ class Serving:
                 body = await request.body()
             except ClientDisconnect:
                 return Response(status_code=HTTPStatus.BAD_REQUEST)
-            parsed = await asyncio.to_thread(_parsed, body, read)  # parsing a large body takes half a second
+            parsed = await asyncio.to_thread(_parse_body, body, read)  # parsing a large body takes half a second
             return await self._reply(request, parsed, len(body))
 
         return answer
@@ -224,7 +224,7 @@ class _LastWord(Response):
         await refuse(send, self.status_code, sentence, "invalid_request_error", rest=receive)
 
 
-def _listed(card: TargetCard) -> dict[str, Any]:
+def _model_entry(card: TargetCard) -> dict[str, Any]:
     """Return the entry of a model in the list of models. `created` is the modification time of the model's files."""
     created = 0
     with suppress(OSError):
@@ -234,18 +234,18 @@ def _listed(card: TargetCard) -> dict[str, Any]:
 
 def _is_text(value: object) -> bool:
     """Return whether all strings in a JSON value are valid Unicode: a JSON escape may name half a surrogate pair."""
-    left = [value]
-    while left:
-        match left.pop():
+    values = [value]
+    while values:
+        match values.pop():
             case str() as text:
                 try:
                     text.encode()
                 except UnicodeEncodeError:
                     return False
             case list() as parts:
-                left += parts
+                values += parts
             case dict() as entries:
-                left += [*entries, *entries.values()]
+                values += [*entries, *entries.values()]
     return True
 
 
@@ -269,7 +269,7 @@ def _json_in(body: bytes, pairs: Callable[[Sequence[tuple[str, Any]]], Any] | No
         raise RequestRefused(f"The body of the request is not JSON ({wrong}).") from None
 
 
-def _parsed(body: bytes, read: Callable[[object], ClientRequest]) -> ClientRequest:
+def _parse_body(body: bytes, read: Callable[[object], ClientRequest]) -> ClientRequest:
     """Return the request in a body of JSON. Raises RequestRefused."""
     value = _json_in(body, without_twins)
     if not _is_text(value):

@@ -261,12 +261,12 @@ class LoadedModels:
             if loaded.engine.freed_memory[1]
         }
         alone = self._device_without(devices, card) if devices else None
-        going: list[str] = []
+        to_unload: list[str] = []
         for name in (name for name, device in devices.items() if device == alone):
-            if self._device_without(going, card) == alone:
+            if self._device_without(to_unload, card) == alone:
                 break
-            going.append(name)
-        return going
+            to_unload.append(name)
+        return to_unload
 
     def _device_without(self, names: Iterable[str], card: TargetCard) -> str | None:
         """Return the device that `card` would get without the loaded models `names`; None if it fits on no device."""

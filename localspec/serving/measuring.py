@@ -64,14 +64,14 @@ def measure(
     turns, began = repeat * len(prompts), time.monotonic()
     replies: list[dict[int, TimedReply]] = [{} for _ in engines]  # of each engine, by turn
     too_long: dict[int, TooLong] = {}  # by prompt
-    for number, (turn, at) in enumerate(in_turns(range(len(engines)), turns)):
+    for number, (turn, index) in enumerate(in_turns(range(len(engines)), turns)):
         prompt_index = turn % len(prompts)
         if prompt_index in too_long:
             continue
         left = (time.monotonic() - began) / number * (len(engines) * turns - number) if number else None
         progress(f"prompt {turn + 1} of {turns}" + ("" if left is None else f", {remaining_words(left)}"))
         try:
-            replies[at][turn] = _reply(engines[at], prompts[prompt_index].text, settings, max_tokens)
+            replies[index][turn] = _reply(engines[index], prompts[prompt_index].text, settings, max_tokens)
         except TooLong as error:
             too_long[prompt_index] = error
     shared_turns = [turn for turn in range(turns) if turn % len(prompts) not in too_long]
@@ -92,9 +92,9 @@ def measure(
                 "name": name,
                 "program": engine.server.program or None,
                 "model": engine.model,
-                **_figures(timed, shared[0], len(prompts) - len(too_long), comparable and at > 0),
+                **_figures(timed, shared[0], len(prompts) - len(too_long), comparable and index > 0),
             }
-            for at, (engine, name, timed) in enumerate(zip(engines, _names(engines), shared, strict=True))
+            for index, (engine, name, timed) in enumerate(zip(engines, _names(engines), shared, strict=True))
         ],
     }
 

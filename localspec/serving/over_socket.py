@@ -81,7 +81,7 @@ def lines(socket_path: Path, path: str, body: Mapping[str, Any]) -> Generator[An
                 try:
                     piece = connection.recv(2**16)
                 except TimeoutError:
-                    _still(since, SILENT_SECONDS if headed and not buffer else HEAD_SECONDS)
+                    _check_silence(since, SILENT_SECONDS if headed and not buffer else HEAD_SECONDS)
                     yield None
                     continue
                 if not piece:
@@ -97,7 +97,7 @@ def lines(socket_path: Path, path: str, body: Mapping[str, Any]) -> Generator[An
                 if not headed or b"\n" not in piece:
                     if len(buffer) > (LONGEST_LINE if headed else LONGEST_HEAD):
                         raise NoServer("The server does not answer like `localspec serve`.")
-                    _still(since, HEAD_SECONDS)
+                    _check_silence(since, HEAD_SECONDS)
                     continue
                 *whole, left = buffer.split(b"\n")
                 buffer = bytearray(left)
@@ -108,7 +108,7 @@ def lines(socket_path: Path, path: str, body: Mapping[str, Any]) -> Generator[An
         raise NoServer(f"The server is gone ({error}).") from None
 
 
-def _still(since: float, limit: float) -> None:
+def _check_silence(since: float, limit: float) -> None:
     """Raise NoServer if the server has been silent for more than `limit` seconds, since the time `since`."""
     if time.monotonic() - since > limit:
         raise NoServer(f"The server has sent nothing for {limit:.0f} s.")

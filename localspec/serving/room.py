@@ -264,7 +264,7 @@ class EngineRoom(threading.Thread):
     def _reply_to_command(self, models: LoadedModels, ticket: Ticket, request: ReplyRequest) -> None:
         """Deliver each event of the reply as a line. After the reply is saved, deliver the line `{"kept": FIGURES}`."""
         loaded, _ = models.exactly(request.model, request.path)
-        engine, event_lines, begun = loaded.engine, EventLines(loaded.engine, request.live), False
+        engine, event_lines, started = loaded.engine, EventLines(loaded.engine, request.live), False
         engine.conversation = None
         engine.wanted = lambda: not (ticket.disconnected.is_set() or ticket.stopped.is_set())
         loaded.new_notices.clear()
@@ -272,7 +272,7 @@ class EngineRoom(threading.Thread):
             with closing(request.events(engine)) as events:
                 ticket.deliver({"engine": form(engine, request.rule)})
                 for event in events:
-                    begun = True
+                    started = True
                     if ticket.disconnected.is_set() or ticket.stopped.is_set():
                         break
                     if self._leaving.is_set():
@@ -293,7 +293,7 @@ class EngineRoom(threading.Thread):
         loaded.touch()
         for sentence in loaded.news():
             ticket.deliver({"notice": sentence})
-        statistics = engine.session.statistics if begun else None  # otherwise those of another reply
+        statistics = engine.session.statistics if started else None  # otherwise those of another reply
         ticket.deliver({"kept": None if statistics is None else asdict(statistics)})
 
     def _reply(self, models: LoadedModels, ticket: Ticket, request: ClientRequest) -> None:
@@ -332,17 +332,17 @@ class EngineRoom(threading.Thread):
             unspelled = engine.cannot_spell(messages)
             # Turns are left out only if the request allows it.
             events = engine.chat(messages, sampling, limits, think, whole=request.whole)
-        begun = False
+        started = False
         with closing(events):
             for event in events:
                 if ticket.disconnected.is_set():
                     break
                 if self._leaving.is_set():
                     raise LocalspecError(STOPPED)
-                if not begun:
+                if not started:
                     dropped = {"dropped_turns": event.dropped} if isinstance(event, Prefill) else {}
                     ticket.deliver(StartedReply(engine.choice.target.name, {**report.start, **dropped}))
-                    begun = True
+                    started = True
                 if isinstance(event, Text):
                     ticket.deliver(event)
                 elif isinstance(event, Done):

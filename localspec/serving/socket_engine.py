@@ -208,14 +208,14 @@ class SocketEngine:
         Raises LocalspecError if the server ends within the reply.
         """
         if self._local is None:
-            begun = False
+            started = False
             try:
                 for event in self._from_server(messages, sampling, limits, think):
-                    begun = begun or not isinstance(event, Prefill)
+                    started = started or not isinstance(event, Prefill)
                     yield event
                 return
             except (NoServer, ServerDiffers) as error:
-                if begun:
+                if started:
                     raise LocalspecError("localspec serve ended in the middle of the reply; ask again.") from None
                 self._load_here(error)
         yield from self._from_here(messages, sampling, limits, think)
@@ -233,14 +233,14 @@ class SocketEngine:
             "loop_prompt": limits.loop_prompt if limits else None,
             "kept": self._settings.log, "server": self._server, "live": self._chats, "drafter": self._drafter,
         }  # fmt: skip
-        answer, begun = lines(self._socket, "/localspec/reply", body), False
+        answer, started = lines(self._socket, "/localspec/reply", body), False
         try:
             while (line := next(answer, _END)) is not _END:
                 if line is None:
                     if not self.wanted():
-                        self._stop(answer, received, begun)
+                        self._stop(answer, received, started)
                         return
-                    if not begun and (ahead or time.monotonic() - began > NOTICE_SECONDS):
+                    if not started and (ahead or time.monotonic() - began > NOTICE_SECONDS):
                         notice = f"localspec serve answers {counted(ahead, 'other request')} first"
                         self._reporter.progress(notice if ahead else SILENT)
                     continue
@@ -255,19 +255,19 @@ class SocketEngine:
                     self._take_form(line["engine"])
                     ahead = 0
                 else:
-                    event, begun = self._counted(line, received), True
+                    event, started = self._count_event(line, received), True
                     yield event
             raise NoServer("The server is gone.")
         except (KeyError, TypeError, ValueError):
             raise NoServer("The server does not answer like `localspec serve`.") from None
         except GeneratorExit:
-            self._stop(answer, received, begun)
+            self._stop(answer, received, started)
             raise
         finally:
             answer.close()
             self._replying = False
 
-    def _counted(self, line: Mapping[str, Any], received: list[Text]) -> Event:
+    def _count_event(self, line: Mapping[str, Any], received: list[Text]) -> Event:
         """Return the event in a line of the server, after adding it to the figures and to `received`."""
         event = event_of(line)
         if isinstance(event, Done):
@@ -279,9 +279,9 @@ class SocketEngine:
                 self.session.so_far, self.session.memory = figures, figures.memory
         return event
 
-    def _stop(self, answer: Iterator[Any], received: Sequence[Text], begun: bool) -> None:
+    def _stop(self, answer: Iterator[Any], received: Sequence[Text], started: bool) -> None:
         """Stop the reply on the server, and count only the tokens that this process received (`received`)."""
-        if not begun:  # the request waits in the queue, and the server removes it
+        if not started:  # the request waits in the queue, and the server removes it
             return
         is_over, deadline = self.session.statistics is not None, time.monotonic() + STOP_SECONDS
         if not is_over:

@@ -100,9 +100,9 @@ def remove_copied(file: Path) -> bool:
 def erase(file: Path) -> None:
     """Overwrite a file, if its permissions allow that, and delete it. Raises OSError."""
     with suppress(OSError), open(os.open(file, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)), "r+b") as opened:
-        left = os.fstat(opened.fileno()).st_size
-        while left > 0:
-            left -= opened.write(bytes(min(left, _PIECE)))
+        remaining = os.fstat(opened.fileno()).st_size
+        while remaining > 0:
+            remaining -= opened.write(bytes(min(remaining, _PIECE)))
         opened.flush()
         os.fsync(opened.fileno())
     file.unlink()

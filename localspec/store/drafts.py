@@ -88,7 +88,7 @@ def _orphaned(connection: sqlite3.Connection) -> list[_Row]:
     existing = "SELECT id FROM conversation WHERE conversation.id = draft.conversation"
     query = f"SELECT process, began, text, server, ({existing}) FROM draft ORDER BY began"
     rows = connection.execute(query).fetchall()
-    return [row for row in rows if not _lives(*row[:2])]
+    return [row for row in rows if not _is_alive(*row[:2])]
 
 
 def _remove(connection: sqlite3.Connection, condition: Callable[[_Row], bool]) -> list[str]:
@@ -97,7 +97,7 @@ def _remove(connection: sqlite3.Connection, condition: Callable[[_Row], bool]) -
     return [row[2] for row in orphaned]
 
 
-def _lives(process: int, began: float) -> bool:
+def _is_alive(process: int, began: float) -> bool:
     import psutil
 
     try:
