@@ -40,7 +40,7 @@ def products(sources: tuple[Path, ...] = SOURCES) -> set[str]:
 
 
 def _literals(node: ast.AST) -> Iterator[str]:
-    """Yield the texts below this node; a string that is a statement is a docstring."""
+    """Yield the texts below this node. Docstrings and names of types are not texts of the program."""
     if isinstance(node, ast.JoinedStr):
         yield "".join(part.value if isinstance(part, ast.Constant) else f"{{{_name(part)}}}" for part in node.values)  # type: ignore[misc]
         parts: list[ast.AST] = [part for part in node.values if isinstance(part, ast.FormattedValue)]
@@ -51,7 +51,9 @@ def _literals(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return
     else:
-        parts = list(ast.iter_child_nodes(node))
+        types = {getattr(node, field, None) for field in ("annotation", "returns")}
+        parts = [child for child in ast.iter_child_nodes(node) if child not in types]
+        parts += [call for one in types if one for call in ast.walk(one) if isinstance(call, ast.Call)]
     for part in parts:
         yield from _literals(part)
 

@@ -232,7 +232,8 @@ def test_the_program_s_texts_are_found_wherever_they_are(tmp_path):
         'SQL = "SELECT a FROM b"\nprint("Nothing was done" " at all.")\n'
     )
     (tmp_path / "b.py").write_text('say("Nothing was done at all.")\n')
-    said = {"There is no model {name}; {hint} or {…}.", "Nothing was done at all."}
+    (tmp_path / "c.py").write_text('def run(one: "Model | None", yes: A[bool, Option(help="Do not ask.")]): ...\n')
+    said = {"There is no model {name}; {hint} or {…}.", "Nothing was done at all.", "Do not ask."}
     assert product_words.products((tmp_path,)) == said
 
 
