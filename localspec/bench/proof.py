@@ -72,7 +72,7 @@ class Divergence:
         )
         where = f"prompt {self.prompt} ({self.sampling}), token {self.token} of the reply"
         if self.repeatable:
-            finding, remedy = f"Speculation changes the text at {where}: {first} becomes {second}", "use --no-spec"
+            finding, remedy = f"With drafts the text differs at {where}: {second} instead of {first}", "use --no-spec"
         else:
             finding = f"Two runs of plain decoding differ at {where}: {first}, then {second}"
             remedy = "use another --dtype"

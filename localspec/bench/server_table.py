@@ -44,8 +44,8 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     if not answered:
         return "No server answered, so there is no speed to show."
     if len(rows) == 1:
-        after = "" if rows[0]["tokens_per_second"] is None else f", then {rows[0]['tokens_per_second']:.1f} tokens/s"
-        first = f"the first token comes after {rows[0]['first_token_s']:.2f} s{after}"
+        first, rate = f"the first token comes after {rows[0]['first_token_s']:.2f} s", rows[0]["tokens_per_second"]
+        first = first if rate is None else f"{first}, and the others at {rate:.1f} tokens/s"
         return f"{row_name(rows[0])} gives {rows[0][WHOLE]:.1f} tokens/s of whole replies: {first}."
     others = [row for row in rows[1:] if row["speedup"]]
     if not others:

@@ -112,8 +112,8 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     ratio = speedup(best["speedup"])
     if not ratio.endswith("faster"):
         return f"Nothing here is faster than plain decoding: {row_name(best)} is {ratio} ({speeds})."
-    same = {True: ", with the same text", False: ", but not all texts are the same", None: ""}[best["identical"]]
-    return f"{row_name(best)} is {ratio} than plain decoding{same} ({speeds})."
+    same = {True: " All texts are the same.", False: " Not all texts are the same.", None: ""}[best["identical"]]
+    return f"{row_name(best)} is {ratio} than plain decoding ({speeds}).{same}"
 
 
 def _drafts(row: dict[str, Any]) -> bool:
@@ -148,8 +148,8 @@ def row_name(row: dict[str, Any]) -> str:
     """Return the name of a row in sentences and bars: its drafter and its nodes."""
     if row["drafter"] == "none":
         return "auto: plain decoding" if row["nodes"] else "plain decoding"
-    size = "" if row["nodes"] == "auto" else f", {row['nodes']} nodes"
-    return f"{shortened(one_line(row['drafter']), 24)}{size}"
+    name = shortened(one_line(row["drafter"]), 24)
+    return name if row["nodes"] == "auto" else f"{name}, {row['nodes']} nodes"
 
 
 def _hyperparameters(row: dict[str, Any]) -> str:

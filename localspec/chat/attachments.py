@@ -134,8 +134,8 @@ def measured(text: str, count: Callable[[str], int] | None, context: int, *, vis
     long = not visible and is_long(text)
     typed = counted_tokens(text, count) if count is not None and (tokens or long) else None
     if long:
-        weight = "" if typed is None else f", {typed:,} tokens"
-        sentences.insert(0, f"{counted(text.count(LINE) + 1, 'line')}{weight}")
+        lines = counted(text.count(LINE) + 1, "line")
+        sentences.insert(0, lines if typed is None else f"{lines}, {typed:,} tokens")
     if typed is not None and (total := tokens + typed) > context:
         sentences.insert(0, f"too long: {total:,} tokens, but the model reads at most {context:,}")
     return sentences

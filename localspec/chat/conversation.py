@@ -228,8 +228,9 @@ class Conversation:
         oldest = "turn" if dropped == 1 else f"{dropped} turns"
         begins = memory_begins([bool(turn.reply) for turn in self.turns], dropped)
         first = cut(one_line(self.turns[begins].typed)) if begins < len(self.turns) else ""
-        since = f"; its memory begins at “{first}”" if first else ""
-        return f"The context is full: the model no longer reads the oldest {oldest}{since}."
+        if first:
+            return f"The context is full: the model no longer reads the oldest {oldest}, and begins at “{first}”."
+        return f"The context is full: the model no longer reads the oldest {oldest}."
 
     @property
     def answered(self) -> int:

@@ -303,13 +303,13 @@ def repeated(saved: Mapping[str, Any], warmer: str) -> str:
 
 def same_answer(saved: Mapping[str, Any], warmer: str) -> str:
     """Return the notice that a new answer equals an earlier one, with the same advice as `repeated`."""
-    return f"The answer is the same as an earlier one, so it makes no branch; {_remedy(saved, warmer)}."
+    return f"The answer is the same as before, so it is not kept as a new branch; {_remedy(saved, warmer)}."
 
 
 def _remedy(saved: Mapping[str, Any], warmer: str) -> str:
     """Return advice for more variety: `warmer`, unless the temperature of the reply was high already."""
     temperature = _valid_number(saved.get("temperature"))
-    return warmer if temperature is None or temperature < WARM else "ask again, or in other words"
+    return warmer if temperature is None or temperature < WARM else "ask again, or use other words"
 
 
 def _valid_number(value: object) -> float | None:

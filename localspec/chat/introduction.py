@@ -102,11 +102,13 @@ def farewell(conversation: Conversation, title: str, unsent: str = "") -> str | 
     `unsent` is the reason why an unsent prompt is lost; empty if none is lost.
     """
     called = f"“{title.translate(UNSEEN)}”"  # it is printed to a shell, from where it may be copied
-    typed = "what was typed and not sent"
+    typed = "your unsent prompt"
     if conversation.lasts:
         lost = [*filter(None, (conversation.unsaved_words, typed if unsent else ""))]
         but = f", but not {' nor '.join(lost)}" if lost else ""
         return one_line(f"{called} is saved{but}; continue with: localspec chat --conversation {conversation.id}")
     if conversation.unsaved:
-        return one_line(f"{called} is not saved{f', nor is {typed}' if unsent else ''}: {conversation.trouble}")
+        if unsent:
+            return one_line(f"{called} and {typed} are not saved: {conversation.trouble}")
+        return one_line(f"{called} is not saved: {conversation.trouble}")
     return one_line(f"Your unsent prompt is not saved: {unsent}") if unsent else None

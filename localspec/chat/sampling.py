@@ -202,7 +202,7 @@ def _line(key: str, settings: Settings, sampling: "ReplySampling | None") -> Set
     if value is not None:
         return SettingLine(key, _shown(value), one_line(settings.origins.get(name, DEFAULT)))
     if name == "max_tokens":
-        return SettingLine(key, "no limit", "except the context")
+        return SettingLine(key, "no limit", "only the context limits a reply")
     if name == "seed":
         return SettingLine(key, "new", "for each reply")
     value = None if sampling is None else getattr(sampling, name)
@@ -224,8 +224,9 @@ def why_empty(turn: Turn, settings: Settings, model: "Answerer", system: str | N
         return None
     if not (turn.reasoning or turn.figures.get("reasoning_tokens")):  # a mark of thinking counts as thought
         tokens = turn.figures.get("completion_tokens") or 0
-        why = f"wrote {counted(tokens, 'token')} and no text" if tokens else "ended the reply at once"
-        return f"The reply is empty: the model {why}."
+        if tokens:
+            return f"The reply is empty: the model wrote {counted(tokens, 'token')} and no text."
+        return "The reply is empty: the model ended it at once."
     otherwise = ", or let it answer without thinking" if model.thinks_by_itself(system) is not None else ""
     if turn.reason == "repetition":
         return f"The model's thoughts repeated themselves, so there is no answer; ask again{otherwise}."
@@ -270,5 +271,6 @@ def state(settings: Settings, model: "Answerer", system: str | None) -> Thinking
     thinks = by_itself if requested is None else requested
     now = "auto" if requested is None else "on" if requested else "off"
     others = " and ".join(f"/think {word}" for word in WORDS if word != now)
-    does = "thinks before it answers" if thinks else "answers without thinking"
-    return ThinkingState(f"The model {does} (/think {now}). Also possible: {others}.", "off" if thinks else "on")
+    if thinks:
+        return ThinkingState(f"The model thinks before it answers (/think {now}). Other choices: {others}.", "off")
+    return ThinkingState(f"The model answers without thinking (/think {now}). Other choices: {others}.", "on")

@@ -239,7 +239,7 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
     for token in range(piece.first, piece.after):
         token_place = trace.place(token)
         if token_place.refused:
-            yield "drafted here and refused:"
+            yield "refused drafts in this place:"
             yield from (f"  {_refused(trace, token, draft)}" for draft in token_place.refused)
             return
     yield _why_no_draft(place)
@@ -249,15 +249,16 @@ def _step(trace: Trace, place: TokenPlace) -> str:
     if not place.step:
         return "first token: it comes from reading the prompt, so nothing was drafted"
     text = "".join(trace.texts(place.first, trace.tokens[place.first : place.after]))
-    drafted = f", of {place.drafted} drafted" if place.drafted else ""
-    return f"step {place.step} gave {counted(place.after - place.first, 'token')}{drafted}: {visible(text)}"
+    gave = f"gave {counted(place.after - place.first, 'token')}: {visible(text)}"
+    return f"step {place.step} drafted {place.drafted} and {gave}" if place.drafted else f"step {place.step} {gave}"
 
 
 def _refused(trace: Trace, token: int, refused: RefusedDraft) -> str:
     text = "".join(trace.texts(token, refused.tokens))
     names = ", ".join(dict.fromkeys(map(source_name, refused.sources)))
     more = refused.drafted - len(refused.tokens)
-    return f"{visible(text)}  {names}" + (f", and {counted(more, 'token')} on other branches" if more else "")
+    words = f"{visible(text)}  {names}"
+    return f"{words}, with {counted(more, 'token')} on other branches" if more else words
 
 
 def _why_no_draft(place: TokenPlace) -> str:
@@ -286,4 +287,4 @@ def step_by_step(trace: Trace) -> Iterator[str]:
         tokens = (token for piece in members for token in range(piece.first, piece.after))
         refused = [_refused(trace, token, draft) for token in tokens for draft in trace.place(token).refused]
         steps = str(step) if step == last else f"{step} to {last}"
-        yield f"{steps}: {line}" + (f"; refused: {'; '.join(refused)}" if refused else "")
+        yield f"{steps}: {line}" + (f"; refused drafts: {'; '.join(refused)}" if refused else "")

@@ -410,7 +410,7 @@ def precisions_of(settings: Settings, device: Device) -> list[Precision]:
             "--exact out."
         )
     if quantize not in ("auto", "none", *device.packings):
-        missing = device.missing.get(quantize, "its kernels are missing")
+        missing = device.missing.get(quantize, "localspec has no kernels for it there")
         raise UsageMistake(
             f"--quantize {quantize} does not work on {device.name}: {missing}; use "
             f"{', '.join((*device.packings, 'none'))} or auto."

@@ -120,7 +120,7 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     known = [drafter.kind for drafter in every if drafter.source is not None or drafter.kind in kinds("draft model")]
     hint = f"; `localspec train {kind} -m {card.name}` makes one" if published and kind in accepted else ""
     offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
-    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}: {offered}{hint}.")
+    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}; {offered}{hint}.")
 
 
 def to_make(card: TargetCard) -> str | None:

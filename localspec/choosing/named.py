@@ -86,7 +86,7 @@ def _merged(name: str, card: TargetCard) -> DrafterSpec:
         if kind == "auto" or (kind in kinds() and kind != "phrases" and not can_be_merged(kind_of(kind))):
             possible = [name for name in accepted_kinds(card) if can_be_merged(kind_of(name))]
             raise UsageMistake(
-                f"'{piece}' cannot be combined with other drafters; combine only {', '.join(possible)}, and phrases."
+                f"'{piece}' cannot be combined with other drafters; these can: {', '.join([*possible, 'phrases'])}."
             )
         spec = named_drafter(piece, card)
         if spec.drafter in drafters:

@@ -133,7 +133,7 @@ def as_computed(device: Device, model: Model) -> Device:
     if not dense or device.engine != "torch":
         return device
     has = "recurrent layers" if model.shape.recurrent else "experts"
-    why = f"a model with {has} is computed with dense weights only"
+    why = f"PyTorch computes models with {has} with dense weights only"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
 
 
@@ -499,11 +499,13 @@ def disk_words(plan: RunPlan) -> str:
     """Return a clause about experts that are read from the disk, or "" if there are none."""
     if not plan.on_disk:
         return ""
-    slower = ""
-    if plan.slowed >= 1.05:  # below that it would be shown as 1.0
-        slower = f", so a token takes about {plan.slowed:.1f} times as long"
-        slower += "" if plan.disk_measured else f" if the disk reads {cost.DISK / 1e9} GB/s, as assumed"
-    return f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk{slower}"
+    held = f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk"
+    if plan.slowed < 1.05:  # it would be shown as 1.0
+        return held
+    if plan.disk_measured:
+        return f"{held}, so a token takes about {plan.slowed:.1f} times as long"
+    assumed = f"if the disk reads {cost.DISK / 1e9} GB/s, as assumed"
+    return f"{held}, so a token takes about {plan.slowed:.1f} times as long {assumed}"
 
 
 def _pace(plan: RunPlan) -> str:
@@ -519,12 +521,13 @@ def _others(plan: RunPlan, ranked: Sequence[RunPlan]) -> str:
     if not others or _complexity(plan)[0] == 2:
         return ""
     other = max(others, key=lambda option: worth(option, plan.rule))
-    where = "" if other.candidate.here else ", which is not here," if other.candidate.obtainable else ", once made,"
+    where = "" if other.candidate.here else " (not here yet)" if other.candidate.obtainable else " (once trained)"
     if not pays(other, ranked, plan.rule):
         relative = worth(other, plan.rule) / worth(plain_of(plan, ranked), plan.rule)
         figure = "M" if plan.rule == "memory" else "speed"
         return (
-            f"; {other.candidate.name}{where} would have {relative:.2f} of plain decoding's {figure}, so it is left out"
+            f"; drafting with {other.candidate.name}{where} would reach only {relative:.2f} times the {figure} of "
+            "plain decoding, so it is not used"
         )
     room = "" if other.fits else f", and takes {other.bytes / 2**30:.1f} GiB"
     return f"; {other.candidate.name}{where} would reach {_pace(other)}, M {other.cost_effectiveness:.2f}{room}"

@@ -321,10 +321,10 @@ def mixture_words(chosen: Recommendation, every: Sequence[Recommendation], prefe
     slow = [option for option in fitting if prefer == "speed" or (prefer is None and option.comfort < chosen.comfort)]
     others = [option for option in fitting if option not in slow]
     sentences = []
-    for listed, rest in ((slow, ", passed over because answers take longer"), (others, " that should run here, too")):
+    titles = "Better but slower mixtures of experts", "Better mixtures of experts that should also run here"
+    for listed, title in zip((slow, others), titles, strict=True):
         if listed:
-            title = "Better mixtures of experts" if len(listed) > 1 else "A better mixture of experts"
-            sentences.append(f"{title}{rest}: {', '.join(map(_name_with_speed, listed))}.")
+            sentences.append(f"{title}: {', '.join(map(_name_with_speed, listed))}.")
     large = sorted(
         (option for option in better if not option.fits), key=lambda option: option.plan.bytes if option.plan else 0
     )

@@ -166,7 +166,7 @@ def _tell(report: dict[str, Any], page: str, as_json: bool) -> None:
 
 def _draw(svg: str, file: Path) -> None:
     plot.write(svg, file)
-    tell(f"localspec: drawn in {file}.")
+    tell(f"localspec: the chart is in {file}.")
 
 
 def _combinations(drafters: str, nodes: str) -> list[tuple[str, Size]]:

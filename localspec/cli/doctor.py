@@ -311,7 +311,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
         cores = f"{survey.others:.1f} of {survey.machine.cores} cores"
         yield f"Other programs used {cores}; this machine is faster when idle."
         if not all(device.bandwidth for device in survey.machine.devices):
-            yield "They disturb a measurement of the memory's speed, so it is assumed."
+            yield "The speed of the memory is assumed, because other programs would disturb its measurement."
     if trouble := torch_trouble():
         yield trouble
     if survey.packed:
@@ -321,8 +321,7 @@ def _machine(survey: _Survey) -> Iterator[str]:
         path = shlex.quote(str(model.path))
         yield f"{model.program} has {model.name}, {size(model.bytes)}. Use it: localspec import {path}"
     if (rest := len(survey.other_models) - MOST_FOUND) > 0:
-        sentence = "There is 1 more such model" if rest == 1 else f"There are {rest} more such models"
-        yield f"{sentence}; --json lists all."
+        yield f"{counted(rest, 'more model')} of other programs can be imported; --json lists all of them."
 
 
 def _download(pair: Recommendation) -> str:

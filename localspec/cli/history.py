@@ -166,8 +166,8 @@ def rm(
         removed = store.history.remove([info.id for info in infos], everything)
         drafts = store.drafts.remove_orphaned() if drafts else 0
         # The copied text may come from any conversation, so it is deleted as well.
-        addition = ", and the text that was copied last" if remove_copied(copied) else ""
-        typer.echo(f"Deleted {_counts(removed, drafts)}{addition}.")
+        deleted = f"Deleted {_counts(removed, drafts)}"
+        typer.echo(f"{deleted}, and the text that was copied last." if remove_copied(copied) else f"{deleted}.")
         if store.unfinished:
             tell(f"localspec: {store.unfinished}")
         if store.phrases.any_phrase():

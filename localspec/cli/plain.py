@@ -363,7 +363,7 @@ class _Talk:
     def _recall(self) -> None:
         turns = self.conversation.turns
         if turns:
-            tell(f"Continuing after {counted(len(turns), 'turn')}; the last one was:")
+            tell(f"Continuing a conversation of {counted(len(turns), 'turn')}; the last one was:")
             for name in saved_prompt(turns[-1]).files:
                 tell(one_line(f"+ {name}"))
             tell(safe(f"> {turns[-1].typed}"))

@@ -206,7 +206,7 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
         here = "  here" if download.here else ""
         credit = f"by {download.publisher or 'unknown'}, license {download.license or 'unknown'}"
         yield f"{download.source}, {credit}{gated}, {_about_bytes(download.bytes)}{here}"
-    yield from (f"  other form: {form_in_words(form)}" for form in announced.forms)
+    yield from (f"  also available: {form_in_words(form)}" for form in announced.forms)
     yield f"{_about_bytes(announced.fetch_bytes)} to fetch; {_free(announced.disk_free)}"
     yield from _about(announced)
     if announced.to_make:

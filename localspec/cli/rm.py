@@ -211,7 +211,8 @@ def _packed_line(file: Path) -> str:
     origin = other_source(file, [])
     if header := _registration(file):
         return f"The configuration and tokenizer of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
-    return f"Packed{f', of {origin}' if origin else ''}, {size(file.stat().st_size)}, in {file}"
+    held = size(file.stat().st_size)
+    return f"The packed model of {origin}, {held}, in {file}" if origin else f"The packed model, {held}, in {file}"
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:
@@ -293,7 +294,7 @@ class _DerivedData:
                 "another form."
             )
         for drafter in sorted(self.drafters):
-            yield f"A drafter trained for the model stays: {drafter}."
+            yield f"A drafter that was trained for the model is not deleted: {drafter}."
 
     def delete(self, yes: bool, phrases: bool) -> None:
         """Delete the answers that the model wrote for trainings, and its phrases if the user agrees; print what stays.

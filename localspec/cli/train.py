@@ -283,7 +283,8 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
                 progress.notice(f"at the present speed there will be about {expected:,} tokens of answers.")
             progress.show(
                 f"{100 * state.done:.0f} %  {counted(state.replies, 'answer')} so far "
-                f"({counted(state.tokens, 'token')})" + (f"; time for about {state.more} more" if state.more else "")
+                f"({counted(state.tokens, 'token')})"
+                + (f"; there is time for about {state.more} more" if state.more else "")
             )
         if (job := course.train()) is not None:
             if not _run(job, interrupt, progress):
@@ -326,7 +327,7 @@ def _verdict(verdict: "Verdict", directory: str) -> str:
         f"on {counted(verdict.prompts, 'new prompt')} {verdict.drafter} was {_than(verdict.speedup)} plain decoding"
     )
     if verdict.without != "none":
-        result += f" and {_than(verdict.against)} {verdict.without}, which `auto` uses otherwise"
+        result = f"{result} and {_than(verdict.against)} {verdict.without}, which `auto` would use otherwise"
     if verdict.kept:
         return f"Kept: {result}. `auto` may use it from now on."
     return f"Not kept: {result}. To use it anyway: --drafter {shlex.quote(directory)}"
@@ -403,8 +404,8 @@ def _summary(report: dict[str, Any]) -> str:
     if report["changes_target"]:
         before, after = report["perplexity"]
         lines.append(
-            f"a changed target, made from {report['model']}: perplexity on held-out text {after:.3f}, and {before:.3f} "
-            "before"
+            f"training changed the target, made from {report['model']}: its perplexity on held-out text was "
+            f"{before:.3f} before and is {after:.3f} now"
         )
     return "\n".join(lines)
 

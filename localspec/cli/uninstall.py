@@ -142,8 +142,8 @@ def uninstall(
         raise LocalspecError(f"{'; '.join(failures)}. {rest}; correct that and try again.")
     typer.echo(f"Deleted; {size(total + (models if delete_fetched else 0))} freed.")
     for root in filter(Path.is_dir, dict.fromkeys(entry.root for entry in entries)):
-        reason = "because the directory has files that localspec did not write" if os.listdir(root) else "and is empty"
-        typer.echo(one_line(f"{root} stays, {reason}."))
+        reason = "because it has files that localspec did not write"
+        typer.echo(one_line(f"{root} stays, {reason}." if os.listdir(root) else f"{root} stays, but is empty now."))
     if removals and not delete_fetched:
         typer.echo(
             f"{size(models)} of fetched models stay in the Hugging Face cache, where other tools can use or delete "
@@ -160,7 +160,7 @@ def _listing(entries: Sequence[FoundPlace], removals: Sequence[Removal | CachedG
             link = f"; it is a link to {entry.place.stays}, which stays" if entry.place.stays else ""
             yield f"  {entry.size:>10}  {one_line(f'{entry.place.path.name}: {entry.place.description}{link}')}"
             for file in entry.foreign:
-                yield f"              {one_line(str(file))} stays: localspec did not write it"
+                yield f"              {one_line(str(file))} stays, because localspec did not write it"
     if removals:
         yield "In the Hugging Face cache, which other programs use too, fetched by `localspec pull`:"
     for removal in removals:

@@ -51,7 +51,7 @@ class DFlashOptions:
 
     def __post_init__(self) -> None:
         checks = (
-            ("states", are_places(self.states), "indices like 2,14,25"),
+            ("states", are_places(self.states), "numbers with commas between them, such as 2,14,25"),
             ("mask", 0 <= self.mask < 2**31, "the id of a token"),
             ("block", 2 <= self.block <= MOST_BLOCK, f"2 to {MOST_BLOCK}"),
             ("causal", self.causal in CAUSAL, f"one of {', '.join(CAUSAL)}"),

@@ -238,7 +238,7 @@ class DraftModel:
             self.forwards[self._rows[-1]] += 1
             self._pace += (len(step.committed) - self._pace) / REMEMBERED
             if not step.hidden.finite():
-                raise LocalspecError("The draft model computes NaN.")
+                raise LocalspecError("The draft model computed NaN; fetch it again, or use another drafter.")
             self._propose(step, step.path, step.committed, sampling)
             return
         self.inner.rewind(self._cache.length)

@@ -60,7 +60,11 @@ class Eagle3Options:
             ("depth", 1 <= self.depth <= 16, "1 to 16"),
             ("vocabulary", self.vocabulary >= -1, "0 for all tokens, -1 for automatic, or a number"),
             ("decay", 0 < self.decay <= 1, "above 0 and at most 1"),
-            ("states", not self.states or are_places(self.states), f"up to {MOST_PLACES} indices like 2,14,25"),
+            (
+                "states",
+                not self.states or are_places(self.states),
+                f"up to {MOST_PLACES} numbers with commas between them, such as 2,14,25",
+            ),
             ("norms", self.norms in NORMS, f"one of {', '.join(NORMS)}"),
         )
         check_options("eagle3", self, checks)

@@ -37,9 +37,9 @@ def check_tensors(
     Floating-point weights may have any precision that localspec computes in. The message ends in `what_to_do`.
     """
     if missing := sorted(expected.keys() - stored.keys()):
-        raise LocalspecError(f"{_named(missing)} missing; {what_to_do}.")
+        raise LocalspecError(f"The drafter lacks {_named(missing)}; {what_to_do}.")
     if extra := sorted(stored.keys() - expected.keys()):
-        raise LocalspecError(f"{_named(extra)} not a part of the drafter; {what_to_do}.")
+        raise LocalspecError(f"The drafter must not have {_named(extra)}; {what_to_do}.")
     for name, tensor in stored.items():
         spec = expected[name]
         if tensor.shape != spec.shape:
@@ -49,8 +49,8 @@ def check_tensors(
 
 
 def _named(names: list[str]) -> str:
-    """Return the subject and the verb of a sentence: `'a' is`, or `'a' and 2 more are`."""
-    return f"'{names[0]}'" + (" is" if len(names) == 1 else f" and {len(names) - 1} more are")
+    """Return the names of tensors in short: `'a'`, or `'a' and 2 more`."""
+    return f"'{names[0]}'" if len(names) == 1 else f"'{names[0]}' and {len(names) - 1} more"
 
 
 class StoredTensors(LazyTensors):

@@ -144,7 +144,7 @@ def tuning(
         drafting = drafter.inner if isinstance(drafter, WithPhrases) else drafter
         if not isinstance(drafting, DraftModel):
             raise LocalspecError(
-                f"The file of '{choice.drafter}' builds no DraftModel; let its function `build` return one."
+                f"The function `build` in the file of '{choice.drafter}' returns no DraftModel; let it return one."
             )
         return drafter, drafting
 

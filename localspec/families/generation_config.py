@@ -128,5 +128,5 @@ def _family_sampling(name: str, think: bool | None) -> DefaultSampling | None:
             values = row.temperature, row.top_p, row.top_k
             if row.answering and (think is False or "instruct" in spelled):
                 values = row.answering
-            return DefaultSampling(*values, source=f"known for {row.known}")
+            return DefaultSampling(*values, source=f"usual for {row.known}")
     return None

@@ -81,7 +81,7 @@ def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
 
 def _choose(source: Source, there: dict[str, list[ExpectedFile]]) -> str:
     if not there:
-        return "no file name states a type."
+        return "no file name states a type such as Q4_K_M, so none can be chosen."
     read = {name: files for name, files in there.items() if not _UNREAD.fullmatch(name)}
     others = ", ".join(name for name in there if name not in read)
     if not read:

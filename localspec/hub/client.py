@@ -131,7 +131,7 @@ def _unusable_network_settings(error: Exception) -> str:
         f"{name}={without_password(value)}"
         for name, value in network_variables("" if isinstance(error, OSError) else "_proxy").items()
     )
-    why = "SOCKS needs the Python package socksio" if isinstance(error, ImportError) else _first_line(error)
+    why = "a SOCKS proxy needs the Python package socksio" if isinstance(error, ImportError) else _first_line(error)
     return (
         f"The network settings of this shell cannot be used ({without_password(why)}): {shown}; correct or unset them."
     )

@@ -152,7 +152,7 @@ class _Fetching:
                 for path in left:
                     path.unlink(missing_ok=True)
                 if left:
-                    self.notices.append(f"Removed {freed:,} bytes of {file.name}, left by a pull that was killed.")
+                    self.notices.append(f"Removed {freed:,} bytes of {file.name} that an interrupted pull had left.")
 
     def _bar(self, file: ExpectedFile) -> type:
         """Return a class that replaces tqdm's bar.
@@ -181,7 +181,7 @@ class _Fetching:
                     in_vain = 0 if state.of_coming > most + file.bytes // 10 else in_vain + 1
                     most = max(most, state.of_coming)
                     if in_vain >= _IN_VAIN:
-                        raise LocalspecError(broke_off(file.name, f"again and again, after {most:,} bytes at most"))
+                        raise LocalspecError(broke_off(file.name, f"repeatedly, and never beyond {most:,} bytes"))
                 state.of_coming += int(count or 0)
                 if state.of_coming > file.bytes:
                     raise LocalspecError(

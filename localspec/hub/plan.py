@@ -245,7 +245,7 @@ def _read(source: Source, commit: str, file: ExpectedFile) -> dict[str, Any]:
     """Return the object in a small JSON file of a repository. Read the cache if it has the file, otherwise the
     server."""
     if not is_valid(file) or file.bytes > _READ_FIRST:
-        raise ValueError(f"an impossible length of {file.name}")
+        raise ValueError(f"{file.name} has an impossible length")
     content = b""
     if (here := cached(source, commit, file)) and not damage(here, file):
         content = read_bytes(here)

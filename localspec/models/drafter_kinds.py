@@ -308,21 +308,21 @@ TABLE = [
         lambda cost, nodes: min(nodes, DRAFT_TOKENS) / 2 * cost.forward(1), with_experts=False,
     ),
     DrafterKind(
-        "eagle3", "a layer on states of three of the target's layers, token after token", "weights",
+        "eagle3", "a layer that reads states of three of the target's layers, token after token", "weights",
         _eagle3_seconds, size=_layer_bytes, parameters=_eagle3_parameters, states_in="fc.weight",
         on_chains=True,
     ),
     DrafterKind(
-        "medusa", "heads on the target's last state, one per depth", "weights", _medusa_seconds, size=_size_with_head,
-        on_chains=True,
+        "medusa", "heads that read the target's last state, one per depth", "weights", _medusa_seconds,
+        size=_size_with_head, on_chains=True,
     ),
     DrafterKind(
-        "parallelspec", "a layer or a small model with mask tokens, all depths in one forward", "weights",
+        "parallelspec", "a layer or a small model that drafts all depths in one forward, from mask tokens", "weights",
         _parallelspec_seconds, size=_parallelspec_size, parameters=lambda shape: shape.layer, mask_key="pard_token",
         on_chains=True, with_experts=False,
     ),
     DrafterKind(
-        "s3d", "the target's outer layers with mask tokens, all depths in one forward", "weights",
+        "s3d", "the target's outer layers, which draft all depths in one forward, from mask tokens", "weights",
         lambda cost, nodes: _s3d_proposal(cost.shape)[0] * cost.forward(DRAFT_TOKENS),  # the share β of the target
         size=lambda size: size.parameters * size.other_bytes + size.head_rows, predicted=_s3d_predicted,
         with_experts=False,

@@ -162,25 +162,25 @@ def read_entries(file: Path) -> Iterator[Entry]:
     for name, entry in read_toml(file).items():
         if not isinstance(entry, dict):
             raise UsageMistake(f"{name!r} in {file} is not a table; write [{name}] and a path below it.")
-        owner = f"model {name!r} in {file}"
+        owner, subject = f"model {name!r} in {file}", f"Model {name!r} in {file}"
         _check(entry, _ENTRY, owner)
         if ("path" in entry) == ("repo" in entry):
             raise UsageMistake(
-                f"M{owner[1:]} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
+                f"{subject} has {'both a path and a repo' if 'path' in entry else 'no path'}; give it "
                 'path = "the model\'s directory", or repo = "org/name" of the hub.'
             )
         if {"sha256", "fingerprints"} & entry.keys() and "repo" not in entry:
             raise UsageMistake(
-                f"M{owner[1:]} has both a path and sha256, which identifies an imported file; remove sha256, or "
+                f"{subject} has both a path and sha256, which identifies an imported file; remove sha256, or "
                 "replace the path by a repo."
             )
         if ("gguf" in entry or "bytes" in entry) and not {"gguf", "bytes", "repo"} <= entry.keys():
             raise UsageMistake(
-                f"M{owner[1:]} describes GGUF files only if it has repo, gguf and bytes; give all three, or leave "
+                f"{subject} describes GGUF files only if it has repo, gguf and bytes; give all three, or leave "
                 "out gguf and bytes."
             )
         if "forms" in entry and "repo" not in entry:
-            raise UsageMistake(f"M{owner[1:]} has forms but no repo; add a repo, or remove the forms.")
+            raise UsageMistake(f"{subject} has forms but no repo; add a repo, or remove the forms.")
         path, draft, shape = None, entry.get("draft", ""), entry.get("shape")
         if "path" in entry:
             path = file.parent / os.path.expanduser(entry["path"])
@@ -231,10 +231,14 @@ def _source(table: Mapping[str, Any], owner: str) -> Source | None:
         ) from None
 
 
+def _capitalised(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 def _shape(table: Mapping[str, Any], architecture: str | None, owner: str) -> Shape:
     _check(table, _SHAPE, owner)
     if missing := [name for name in TABLE_KEYS if name not in table and name != "tied"]:
-        raise UsageMistake(f"{owner[0].upper()}{owner[1:]} lacks {missing[0]}; add it.")
+        raise UsageMistake(f"{_capitalised(owner)} lacks {missing[0]}; add it.")
     uniform = Shape(**{TABLE_KEYS[name]: value for name, value in table.items() if name != "config"})
     if "config" not in table:
         return uniform
@@ -252,7 +256,7 @@ def _form(table: Mapping[str, Any], owner: str) -> Form:
     _check(table, _FORM, owner)
     source = _source(table, owner)
     if source is None:
-        raise UsageMistake(f"{owner[0].upper()}{owner[1:]} has no repo; add the repository that it is in.")
+        raise UsageMistake(f"{_capitalised(owner)} has no repo; add the repository that it is in.")
     return Form(source, **{key: table[key] for key in ("publisher", "license", "bytes") if key in table})
 
 

@@ -41,8 +41,10 @@ def full_name(name: str) -> str:
         return here[0]
     if matches:
         first, *others = (card.name for card in matches)
-        also = f" (as would {', '.join(others[:LISTED])})" if others else ""
-        raise NotHere(f"No model here begins with {name!r}; `localspec pull {first}` fetches one{also}.")
+        if others:
+            listed = ", ".join([first, *others[:LISTED]])
+            raise NotHere(f"No model here begins with {name!r}; `localspec pull NAME` fetches one of {listed}.")
+        raise NotHere(f"No model here begins with {name!r}; `localspec pull {first}` fetches one.")
     return name
 
 

@@ -191,7 +191,7 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
     parts = [
         f"Acceptance rates by depth: {_list(predicted)} by the paper's constants, {_list(measured.by_depth)} on "
         "held-out text",
-        f"a chain with these rates gives {length:.2f} and {measured_length:.2f} tokens per iteration",
+        f"a chain of drafts with these rates gives {length:.2f} and {measured_length:.2f} tokens per iteration",
     ]
     if generated is not None:
         parts.append(f"the verified tree brought {generated:.2f} tokens per iteration in replies of the model")

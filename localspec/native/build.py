@@ -80,7 +80,7 @@ def wanted_target() -> Platform | None:
 def why_none() -> str:
     """Return the reason why `wanted_target` returns None."""
     if os.environ.get("BUILD_NATIVE_FOR") == "none":
-        return "BUILD_NATIVE_FOR is none."
+        return "BUILD_NATIVE_FOR is none, which asks for no library."
     return f"the library is not made for {this_machine()}, only for {', '.join(TARGETS)}."
 
 

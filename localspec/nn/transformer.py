@@ -189,7 +189,7 @@ class Transformer(nn.Module):
         parts = [state for place in places if (state := states[place]) is not None]
         if len(parts) < len(places):
             missing = next(place for place in places if states[place] is None)
-            raise LocalspecError(f"There are no states at {missing}; give 0 to {len(self.layers)}.")
+            raise LocalspecError(f"The model has no state {missing}; give a number from 0 to {len(self.layers)}.")
         return torch.cat(parts, -1)
 
     def _additive_mask(

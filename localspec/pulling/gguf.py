@@ -86,7 +86,7 @@ def memory(part: Part, settings: Settings, machine: Machine, shape: Shape | None
     """
     others = ", ".join(device.name for device in machine.devices if device.type != "cpu")
     experts = has_experts(part.config.get("architecture"), shape)
-    instead = f"; {others} computes it in bf16{'' if experts else ' or int8'}" if others else ""
+    instead = f"; on {others} it runs in {'bf16' if experts else 'bf16 or int8'}" if others else ""
     bits = float(_bits(part.source.gguf))
     bits += 0 if bits > 8 else 0.5 if bits == 8 else 1.5  # an upper bound: some parts of a file have types of more bits
     weights = int(part.weights * 8 / bits)
@@ -125,9 +125,12 @@ def second_copy(weights: int, settings: Settings) -> str:
     one_disk = disk_of(where).stat().st_dev == disk_of(cache).stat().st_dev
     needed, free = (2 if one_disk else 1) * weights, free_disk(where)
     shown, left = distinct(size, weights, free)
-    both = " for both files" if one_disk else ""
-    lacking = f", where only {left} are free{both}" if needed > free else ""
-    return f"; before its first reply on a CPU it is copied once to a file of about {shown} in {where}{lacking}"
+    copied = f"; before its first reply on a CPU it is copied once to a file of about {shown} in {where}"
+    if needed <= free:
+        return copied
+    if one_disk:
+        return f"{copied}, but the disk of both files has only {left} free"
+    return f"{copied}, but that disk has only {left} free"
 
 
 def register(

@@ -50,7 +50,7 @@ def convert_heads(
     for part in (part for part in plan.parts if not part.heads):
         directory, source = snapshot(part.source, part.commit), part.source
         if part.whole or _has_medusa_heads(directory):
-            progress(f"making a drafter of {source}")
+            progress(f"making a drafter from {source}")
             from localspec.training.medusa_files import split  # torch: a second
             from localspec.training.published_files import convert
 
@@ -72,7 +72,7 @@ def convert_heads(
         if model is None or path is None:
             yield NotConverted(part.source, model)
             continue
-        progress(f"making a drafter of {part.source}")
+        progress(f"making a drafter from {part.source}")
         from localspec.training.published_files import convert  # torch: a second
 
         private_directory(Paths(home()).drafters)

@@ -80,7 +80,9 @@ def chat_request(body: object) -> ClientRequest:
     think = fields.take("reasoning_effort", _effort)
     template = fields.take("chat_template_kwargs", _template_switch)
     if think is not None and template is not None and think != template:
-        raise RequestRefused("'reasoning_effort' and 'chat_template_kwargs' contradict each other.", "reasoning_effort")
+        raise RequestRefused(
+            "'reasoning_effort' and 'chat_template_kwargs' contradict each other; give one of them.", "reasoning_effort"
+        )
     whole = fields.take("truncation", _truncation, True)
     longest = fields.take("max_completion_tokens", _count)
     for name in ("tools", "functions"):
@@ -282,7 +284,9 @@ def _message(place: str, value: object) -> Message:
     if role not in ("system", "developer", "user", "assistant"):
         raise RequestRefused(f"'{place}.role' must be system, developer, user or assistant, not {shown(role)}.", place)
     content = fields.take("content", lambda _, parts: _content(place, parts))
-    fields.only("name", why="models see roles, but no names", instead="leave it out, or say it in 'content'")
+    fields.only(
+        "name", why="models are not shown the names of speakers", instead="leave it out, or say it in 'content'"
+    )
     fields.only("refusal", why="replies have no refusals")
     fields.only("tool_calls", [], why="models cannot call tools here")
     fields.only("annotations", [], why="models do not see web pages")
@@ -290,7 +294,7 @@ def _message(place: str, value: object) -> Message:
     if role == "assistant" and (reasoning := fields.take("reasoning_content", _text)):
         message["reasoning_content"] = reasoning
     if content is None:
-        raise RequestRefused(f"'{place}.content' is missing.", place)
+        raise RequestRefused(f"'{place}.content' is missing; give the text of the message.", place)
     fields.refuse_others()
     return {**message, "content": content}
 

@@ -65,8 +65,9 @@ class Guard:
         if not trusted and (
             self._key is None or len(keys) != 1 or not hmac.compare_digest(_bearer(keys[0]), self._key)
         ):
-            problem = "is missing" if not keys else "is wrong"
-            return 401, f"The key {problem}; send 'Authorization: Bearer KEY'.", "authentication_error"
+            if not keys:
+                return 401, "The key is missing; send 'Authorization: Bearer KEY'.", "authentication_error"
+            return 401, "The key is wrong; send 'Authorization: Bearer KEY'.", "authentication_error"
         lengths = headers.get(b"content-length", [])
         if any(_length(length) > LONGEST_BODY for length in lengths):
             return 413, TOO_LONG, "invalid_request_error"

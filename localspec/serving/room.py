@@ -236,7 +236,7 @@ class EngineRoom(threading.Thread):
     def _give_up(self, error: BaseException) -> None:
         """Answer all waiting requests with an error, and end the server."""
         description = one_line(f"{type(error).__name__}: {first_line(error)}")[:LONGEST_FAILURE]
-        self.failure = f"The engines cannot continue ({description}), so the server stops; start it again."
+        self.failure = f"The server cannot continue ({description}), so it stops; start it again."
         waiting = self._turns.close()
         for ticket in ([self._under_way] if self._under_way else []) + waiting:
             ticket.deliver(LocalspecError(self.failure))

@@ -241,7 +241,7 @@ class SocketEngine:
                         self._stop(answer, received, started)
                         return
                     if not started and (ahead or time.monotonic() - began > NOTICE_SECONDS):
-                        notice = f"localspec serve answers {counted(ahead, 'other request')} first"
+                        notice = f"waiting while localspec serve answers {counted(ahead, 'other request')}"
                         self._reporter.progress(notice if ahead else SILENT)
                     continue
                 raise_what_is_wrong(line)

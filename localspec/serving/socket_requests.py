@@ -88,11 +88,11 @@ class OpenRequest:
         other = [name for name in LOADED_BY if getattr(self.settings, name) != getattr(server_settings, name)]
         for name in other:
             if name not in _CHOSEN or getattr(server_settings, name) != _CHOSEN[name]:
-                raise Differs(f"The server was started with another {name}.")
+                raise Differs(f"The server was started with another value of {name}.")
         choice = models.choice_of(self.model, self.path) if other else None
         for name in other:
             if choice is not None and not choice.agrees(name, self.settings):
-                raise Differs(f"The server uses another {name}.")
+                raise Differs(f"The server uses another value of {name}.")
 
 
 # The values that a server chooses itself if its settings have these.

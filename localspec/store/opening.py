@@ -124,10 +124,16 @@ def replace(
         raise
     advice = f"To get text back, run `sqlite3 {shlex.quote(os.fspath(aside))} .dump`, or `.recover` if that fails."
     if unfit.suffix == "newer":
-        log = f", and {aside.name}-wal to {path.name}-wal" if size_of(Path(f"{aside}-wal")) else ""
-        advice = f"To use it again, update localspec and rename {aside.name} to {path.name}{log}."
-    addition = f" with everything that could be read: {copied}" if copied else ""
-    return aside, f"{path} {unfit} and was set aside as {aside.name}; a new file was begun{addition}. {advice}"
+        advice = f"To use it again, update localspec and rename {aside.name} to {path.name}."
+        if size_of(Path(f"{aside}-wal")):
+            advice = (
+                f"To use it again, update localspec, and rename {aside.name} to {path.name} and {aside.name}-wal to "
+                f"{path.name}-wal."
+            )
+    moved = f"{path} {unfit} and was set aside as {aside.name}"
+    if copied:
+        return aside, f"{moved}; a new file was begun with everything that could be read: {copied}. {advice}"
+    return aside, f"{moved}; a new file was begun. {advice}"
 
 
 def _copy_readable(path: Path, fresh: sqlite3.Connection, notice: Notice, schema: Schema) -> str:

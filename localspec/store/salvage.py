@@ -69,7 +69,7 @@ def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool,
     if not (conversations or lost or phrases or measurements):
         return ""
     at_least = "at least " if gaps and unknown else ""
-    part = f" ({len(lost & conversations):,} in part)" if lost & conversations else ""
+    part = f" ({len(lost & conversations):,} of them incomplete)" if lost & conversations else ""
     copied = "" if phrase_count is None else f"{phrases:,} of "
     return (
         f"{len(conversations):,} of {at_least}{counted(len(conversations | lost), 'conversation')}{part}, "

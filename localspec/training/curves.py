@@ -47,7 +47,7 @@ def figure(lines: Sequence[dict[str, Any]], title: str) -> str:
         *_panel(TOP, "loss (mean of neighbouring steps)", [("", _thinned(losses))], last_step),
         *_panel(
             TOP + HIGH + GAP,
-            "first guess correct on held-out text, %",
+            "correct first guesses on held-out text, %",
             [(f"depth {depth}", [(x, 100 * y) for x, y in line]) for depth, line in enumerate(chances, start=1)],
             last_step,
             100.0,

@@ -81,7 +81,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of the directory's files, without the name prefixes of the layouts."""
-    file = first_file(path, FILES, "no EAGLE-3 head")
+    file = first_file(path, FILES, "EAGLE-3 head")
     tensors = read_tensors(file, lambda names: {name: _PREFIX.sub("", name) for name in names})
     check_numbers(tensors, path, ("d2t", "t2d"))
     if "mask_hidden" in tensors:

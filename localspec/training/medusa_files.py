@@ -96,7 +96,7 @@ def read_published(path: Path, target: Target, stored: Stored) -> ConvertedDraft
     NotHere if there are no heads, and LocalspecError for heads of another model, for a truncated vocabulary, and for
     damaged files.
     """
-    file = first_file(path, FILES, "no Medusa head")
+    file = first_file(path, FILES, "Medusa head")
     tensors, vocabulary = read_tensors(file, partial(_head_names, file=file)), stored(HEAD)
     check_numbers(tensors, file, (_TOKEN_MAP,))
     blocks = _blocks(tensors, file)

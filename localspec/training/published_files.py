@@ -76,14 +76,14 @@ def stored_matrix(model: Path, names: Sequence[str]) -> torch.Tensor:
     return next(matrices[name] for name in names if name in matrices)
 
 
-def first_file(path: Path, names: Sequence[str], lacks: str) -> Path:
+def first_file(path: Path, names: Sequence[str], what: str) -> Path:
     """Return the first of these files in a directory, or `path` itself if it is a file.
 
-    Raises NotHere if there is none; `lacks` says what is missing, as in "no Medusa head".
+    Raises NotHere if there is none; `what` says what is missing, as in "Medusa head".
     """
     file = next((path / name for name in names if (path / name).is_file()), path)
     if not file.is_file():
-        raise NotHere(f"There is {lacks} in {path}; give a directory that has {names[0]}.")
+        raise NotHere(f"There is no {what} in {path}; give a directory that has {names[0]}.")
     return file
 
 

@@ -64,7 +64,7 @@ USED: Mapping[str, Callable[[Any], bool]] = {
 _EXPERTS = (
     "only models with experts use the key; it is checked in their family or in OFF_WITH_EXPERTS, or tensors show it"
 )
-_RMS = "every norm of these architectures divides by the root of the mean square"
+_RMS = "these architectures have only RMS norms, which the key does not change"
 _CLASSES = "only models that return embeddings or classes instead of text use the key"
 # Keys that are ignored, and the reason.
 NEUTRAL: Mapping[str, str] = {
@@ -76,7 +76,7 @@ NEUTRAL: Mapping[str, str] = {
     "pooling_type": _CLASSES,
     "classifier.output_labels": _CLASSES,
     "classifier.pooling_type": _CLASSES,
-    "decoder_start_token_id": "nothing is encoded first",
+    "decoder_start_token_id": "these models have no encoder",
     "expert_used_count": _EXPERTS,
     "expert_feed_forward_length": _EXPERTS,
     "expert_shared_feed_forward_length": _EXPERTS,

@@ -18,10 +18,10 @@ def test_a_reply_step_by_step():
     assert first.startswith("9 tokens in 4 steps, 2.0 tokens/step: the model 5 (56%), ")
     assert steps == [
         '0: "Snow" the model',
-        '1: " falls" past replies, " on" this chat, " the" the model; refused: " in town"  Medusa; " a roof"  past replies',
+        '1: " falls" past replies, " on" this chat, " the" the model; refused drafts: " in town"  Medusa; " a roof"  past replies',
         '2: " hill" the model',
-        '3: ":" Medusa and past replies, " é⏎" the model; refused: "␛[2J"  Medusa',
-        '4: "␛]0;evil␇" the model; refused: " a"  this chat',
+        '3: ":" Medusa and past replies, " é⏎" the model; refused drafts: "␛[2J"  Medusa',
+        '4: "␛]0;evil␇" the model; refused drafts: " a"  this chat',
     ]
 
 

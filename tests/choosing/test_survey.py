@@ -174,8 +174,8 @@ def test_each_machine_runs_what_an_expert_would_run_there(name: str) -> None:
     "gib, free, gigabytes, taken, passed_over",
     [
         (12, 8, 40, "qwen3-4b-2507", r"gpt-oss-20b, a better mixture of experts, does not fit: it needs .* with half of its experts on the disk, and 6\.8 GiB may be used"),
-        (16, 10.7, 45, "qwen3-4b-2507", r"^A better mixture of experts, passed over because answers take longer: gpt-oss-20b \(\d\.\d tokens/s with 2\.\d GiB of its experts on the disk; it thinks before it answers\)\."),
-        (32, 22, 60, "qwen3-30b-a3b-2507", r"^Better mixtures of experts, passed over because answers take longer: gemma-4-26b-a4b-it \(\d\d\.\d tokens/s; it thinks"),
+        (16, 10.7, 45, "qwen3-4b-2507", r"^Better but slower mixtures of experts: gpt-oss-20b \(\d\.\d tokens/s with 2\.\d GiB of its experts on the disk; it thinks before it answers\)\."),
+        (32, 22, 60, "qwen3-30b-a3b-2507", r"^Better but slower mixtures of experts: gemma-4-26b-a4b-it \(\d\d\.\d tokens/s; it thinks"),
         (64, 42, 80, "qwen3.5-35b-a3b", ""),
     ],
 )  # fmt: skip
@@ -226,8 +226,8 @@ def test_a_sentence_about_a_better_mixture_says_whether_speed_decided(prefer, de
     found = preferred(every, prefer)
     assert found is not None
     words = survey.mixture_words(found, every, prefer)
-    assert "tokens/s" in words and ("passed over because answers take longer" in words) is decides
-    assert ("that should run here, too" in words) is not decides
+    assert "tokens/s" in words and ("Better but slower" in words) is decides
+    assert ("that should also run here" in words) is not decides
 
 
 @each("size, rest", [(10**9, True), (None, False)])
@@ -243,7 +243,7 @@ def test_speed_does_not_decide_between_two_comfortable_models() -> None:
     found = next(one for one in every if one.fits and one.comfort == 1)
     better = replace(next(one for one in every if one.fits and one.plan.active), quality=99, pace=900.0)
     assert survey.mixture_words(found, [found, better]).startswith(
-        "A better mixture of experts that should run here, too:"
+        "Better mixtures of experts that should also run here:"
     )
 
 

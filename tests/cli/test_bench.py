@@ -111,7 +111,7 @@ def test_json_is_one_line_and_the_table_goes_to_standard_error(bench, noise, pro
 def test_only_the_table(bench, words, prompts, tmp_path):
     asked = ["-m", words, "--nodes", 4, "--prompts", prompts, "--limit", 2, "--repeat", 2, "-n", 24]
     code, out, errors = bench(*asked, "--plot", tmp_path / "drawn.svg", "--details")
-    assert code == 0 and errors == f"localspec: drawn in {tmp_path / 'drawn.svg'}.\n"
+    assert code == 0 and errors == f"localspec: the chart is in {tmp_path / 'drawn.svg'}.\n"
     assert "phrases, 4 nodes" in (tmp_path / "drawn.svg").read_text("utf-8")
     assert wording("faster_than_plain_decoding") in out
     rows = [line.split() for line in out.splitlines() if line.startswith(("none ", "phrases  "))]

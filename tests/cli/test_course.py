@@ -513,7 +513,9 @@ def test_what_should_not_pay_is_asked_about_before_anything_is_answered(
 
     def proposed(self: Job, target: object = None, seconds: float = 0.0) -> Proposed:
         measured.append(seconds)
-        return Proposed({"kept": "0", "depth": 2}, "No number of layers is expected to pay here.", pays=False)
+        return Proposed(
+            {"kept": "0", "depth": 2}, "No number of layers is expected to make replies faster here.", pays=False
+        )
 
     monkeypatch.setattr(Job, "proposed", proposed)
     answers_, asked = [False], []

@@ -141,8 +141,8 @@ def test_thoughts_are_announced_switched_and_shown_on_request(talk, home, tmp_pa
     )
     thinks, answers = "The model thinks before it answers", "The model answers without thinking"
     assert lines == [
-        "(figures)", "so it is.", f"{thinks} (/think auto). Also possible: /think on and /think off.",
-        f"{answers} (/think off). Also possible: /think on and /think auto.", "(figures)", "so it is.",
+        "(figures)", "so it is.", f"{thinks} (/think auto). Other choices: /think on and /think off.",
+        f"{answers} (/think off). Other choices: /think on and /think auto.", "(figures)", "so it is.",
     ]  # fmt: skip
     assert [turn.reasoning for turn in kept(home)[0].turns] == ["so it is.", ""]
     again = talk("/think perhaps", arguments=["-c"], model=model.path)
@@ -533,7 +533,7 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     with Store.open(Paths(home).database, pytest.fail) as store:
         store._database.save(lambda connection: connection.execute("UPDATE pool SET model = './hello'"))
     lines = told(talk("/phrases", "/phrases nowhere"), hello)
-    assert all(" → " in line and "(used once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
+    assert all(" → " in line and "(used once, last seen in “one”)" in line for line in lines[:-1]) and len(lines) > 1
     assert lines[-1] == wording("no_phrase_holds_that")
 
 

@@ -67,7 +67,10 @@ def test_a_drafter_that_the_user_trained_elsewhere_stays_and_is_named(home: Path
     trained = [(home / "elsewhere", {"kept": False}), (rm.SHIPPED / "one", {})]
     monkeypatch.setattr(rm, "drafter_directories", lambda card: trained)
     result = called(home, "rm", "gone")  # named before the question, which nobody answers
-    assert result.returncode == 2 and f"A drafter trained for the model stays: {home / 'elsewhere'}." in result.stdout
+    assert (
+        result.returncode == 2
+        and f"A drafter that was trained for the model is not deleted: {home / 'elsewhere'}." in result.stdout
+    )
     assert result.stdout.count("A drafter trained") == 1
     result = called(home, "rm", "gone", "--yes")
     assert result.returncode == 0 and result.stdout.count("A drafter trained") == 1

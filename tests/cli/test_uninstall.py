@@ -108,7 +108,7 @@ def test_files_of_others_stay_in_the_directories_of_packed_models(home: Path) ->
     called(home, "use", "here")
     result = called(home, "uninstall", "--yes")
     assert result.returncode == 0 and all(file.read_text() == "mine" for file in mine)
-    assert f"\n              {mine[0]} stays: localspec did not write it" in result.stdout
+    assert f"\n              {mine[0]} stays, because localspec did not write it" in result.stdout
     assert files(home) == {*mine, home / "here.gguf", *files(home / "model")}
 
 

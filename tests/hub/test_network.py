@@ -202,7 +202,11 @@ def test_a_token_with_a_blank_inside_is_not_shown(hub: Hub, monkeypatch):
 @each(
     "name, value, said",
     [
-        ("ALL_PROXY", "socks5://me:hunter2@127.0.0.1:9", r"SOCKS needs .* ALL_PROXY=socks5://127\.0\.0\.1:9; correct"),
+        (
+            "ALL_PROXY",
+            "socks5://me:hunter2@127.0.0.1:9",
+            r"SOCKS proxy needs .* ALL_PROXY=socks5://127\.0\.0\.1:9; correct",
+        ),
         ("HTTP_PROXY", "ftp://me:hunter2@proxy", r"HTTP_PROXY=ftp://proxy; correct"),
         (
             "HTTP_PROXY",

@@ -305,7 +305,7 @@ def test_several_drafters_are_found_in_any_order(paths, model, monkeypatch):
         ("auto+phrases", matching("auto_phrases_leaves_nothing")),
         (
             "auto+medusa",
-            "'auto' cannot be combined with other drafters; combine only layers, eagle3, medusa, .*, and phrases",
+            "'auto' cannot be combined with other drafters; these can: layers, eagle3, medusa, .*, phrases",
         ),
         ("medusa+none", matching("none_cannot_be_merged")),
         ("lookahead+medusa", matching("lookahead_cannot_be_merged")),

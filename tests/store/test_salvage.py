@@ -86,7 +86,7 @@ def test_one_page_costs_its_turns_only(path: Path, whole: Path, notices: list[st
         lost = {*range(1, CONVERSATIONS + 1)} - {7} - there
         assert 1 <= len(lost) <= 3 and store.path == path
         carried = len(store.history.conversations())
-        part = f" ({carried - len(there)} in part)" if carried > len(there) else ""
+        part = f" ({carried - len(there)} of them incomplete)" if carried > len(there) else ""
         assert notices == [
             wording(
                 "is_broken_and_was_set_aside",

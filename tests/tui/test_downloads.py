@@ -240,7 +240,7 @@ async def test_packing_is_announced_and_can_be_given_up_too(chat, hub, home, mon
     talk, gate = chat(), threading.Event()
 
     def made(plan, progress, registered):
-        progress("making a drafter of org/name")
+        progress("making a drafter from org/name")
         assert gate.wait(PATIENCE)
         progress("making another one")
         yield from ()
@@ -248,7 +248,7 @@ async def test_packing_is_announced_and_can_be_given_up_too(chat, hub, home, mon
     monkeypatch.setattr("localspec.pulling.pull.convert_heads", made)
     async with talk.playing(SIZE) as pilot:
         await begin(talk, pilot)
-        await until(pilot, lambda: "↓ mine · making a drafter of org/name …" in words(talk))
+        await until(pilot, lambda: "↓ mine · making a drafter from org/name …" in words(talk))
         await pilot.press("ctrl+o")
         await until(pilot, lambda: "Stop the download" in words(talk))
         await pilot.press("ctrl+x", "escape")

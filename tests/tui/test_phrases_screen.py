@@ -56,7 +56,7 @@ async def test_they_show_their_figures_and_are_searched(kept):
         page = kept.screen_text()
         assert wording("scripted_3_phrases_past_replies") in page
         assert "the⏎ →  straße" in page and wording("said_once_guessed_right_1_reply") in page
-        assert " quick brown →  fox␛[2J" in page and "used once, last in “A [fox]?”" in page
+        assert " quick brown →  fox␛[2J" in page and "used once, last seen in “A [fox]?”" in page
         assert len(screen._found) == 3
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(kept.app.screen, ChatScreen))
@@ -138,7 +138,7 @@ async def test_what_was_looked_for_last_counts(kept, monkeypatch):
 
 def offered(talk):
     """Return the keys for deleting that are offered."""
-    return [key for key in ("^d Delete", "f7 Delete this chat's", "f8 Delete all") if key in talk.screen_text()]
+    return [key for key in ("^d Delete", "f7 Delete this chat's phrases", "f8 Delete all") if key in talk.screen_text()]
 
 
 async def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):

@@ -106,7 +106,7 @@ async def test_thinking_is_switched_by_command_and_palette(chat):
     async with talk.playing(NARROW) as pilot:
         await talked(talk, pilot, "one")
         await say(pilot, "/think")
-        await until(pilot, lambda: "The model answers without thinking (/think off). Also possible:" in toasts(talk))
+        await until(pilot, lambda: "The model answers without thinking (/think off). Other choices:" in toasts(talk))
         talk.app.clear_notifications()
         await pilot.pause()
         assert "scripted · no thinking · " in talk.screen_text().splitlines()[0]

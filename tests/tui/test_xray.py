@@ -91,7 +91,7 @@ async def test_the_cursor_shows_a_token_its_step_and_refused_drafts(chat):
         await until(pilot, lambda: "token 3" in told(talk))
         assert told(talk) == (
             '" on"  token 3 of 9, by this chat\nstep 1 gave 3 tokens, of 6 drafted: " falls on the"\n'
-            'drafted here and refused:\n  " in town"  Medusa'
+            'refused drafts in this place:\n  " in town"  Medusa'
         )
         await pilot.press("right")
         await until(pilot, lambda: "token 4" in told(talk))

@@ -274,7 +274,7 @@ class BlockView(LaidOutOnce, Widget):
 
     def action_link(self, href: str) -> None:
         """Show the address of a link, without opening it: a model could have put private text into the address."""
-        self.notify(one_line(unquote(href)), title="The link points to", markup=False, timeout=10)
+        self.notify(one_line(unquote(href)), title="Address of the link", markup=False, timeout=10)
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Explain the word "copy" above code while the pointer is on it."""

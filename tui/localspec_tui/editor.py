@@ -49,8 +49,9 @@ def edited(text: str, command: str | None, leaving: Callable[[], bool]) -> str:
                 f"The editor {name!r} cannot be started ({error.strerror}); set VISUAL or EDITOR to one that can."
             ) from None
         if code and not leaving():
-            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            raise LocalspecError(f"The editor {name!r} {how}, so the prompt is unchanged.")
+            if code < 0:
+                raise LocalspecError(f"The editor {name!r} was ended by signal {-code}, so the prompt is unchanged.")
+            raise LocalspecError(f"The editor {name!r} ended with exit code {code}, so the prompt is unchanged.")
         try:
             return read_bytes(file, LONGEST).decode("utf-8", "replace").removesuffix("\n")
         except OSError as error:

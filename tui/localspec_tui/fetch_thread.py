@@ -91,9 +91,10 @@ class FetchThread(threading.Thread):
                     case Fetched(notices):
                         for sentence in notices:
                             self._post(messages.Noticed(sentence))
+                    case NotConverted(heads, None):
+                        self._post(messages.Noticed(f"The heads of {heads} do not name the model that they draft for."))
                     case NotConverted(heads, model):
-                        which = f"{model}, which is not here" if model else "a model that the heads do not name"
-                        self._post(messages.Noticed(f"The heads of {heads} are for {which}."))
+                        self._post(messages.Noticed(f"The heads of {heads} draft only for {model}, which is not here."))
                 self._go_on()
         return f"{self.model} is here: /model {self.model} lets it answer."
 

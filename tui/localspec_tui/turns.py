@@ -247,8 +247,9 @@ class Turns:
     def notify_stop(self) -> None:
         """Notify the user that the current reply, if any, is stopped for another request."""
         if self._chat.outbox.under_way is not None:
-            stays = " Its text so far stays." if self._chat.view.growing else ""
-            self._chat.notify(f"The reply was stopped.{stays}", markup=False)
+            begun = self._chat.view.growing
+            stopped = "The reply was stopped; its text so far stays." if begun else "The reply was stopped."
+            self._chat.notify(stopped, markup=False)
 
     async def end(self, ended: messages.ReplyEnded) -> None:
         """Show the whole reply, or give the prompt back if it got no reply. Then send the next prompt."""

@@ -357,7 +357,7 @@ class Trainable(TrainableDrafter):
         rows, best = fastest(layers)
         rows, chosen = (rows, best) if best.speedup > 1 else fastest(max(1, layers // 2))
         listed, constants = _listed(chosen.layers), priced[rows]
-        hopeless = "" if best.speedup > 1 else "No number of layers is expected to pay here. "
+        hopeless = "" if best.speedup > 1 else "No number of layers is expected to make replies faster here. "
         sentence = (
             f"{hopeless}Drafting {chosen.gamma} tokens at a time with {len(chosen.layers)} of {layers} layers "
             f"({listed}) and verifying {rows} rows should reach {chosen.speedup:.2f} times the speed of plain "

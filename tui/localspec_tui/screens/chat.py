@@ -57,15 +57,15 @@ KEYS: list[BindingType] = [
     Binding("f3", "sampling", "Sampling", tooltip="Change how replies are sampled", id="chat.sampling"),
     Binding("f9", "race", "Race", tooltip="Race the model against itself without drafts", id="chat.race", show=False),
     Binding("f8", "phrases", "Phrases", tooltip="Show the saved phrases", id="chat.phrases", show=False),
-    Binding("alt+up", "walk(-1)", "To the message above", id="chat.above", show=False),
-    Binding("alt+down", "walk(1)", "To the message below", id="chat.below", show=False),
+    Binding("alt+up", "walk(-1)", "Go to the message above", id="chat.above", show=False),
+    Binding("alt+down", "walk(1)", "Go to the message below", id="chat.below", show=False),
     Binding("alt+c", "code", "Code", tooltip="Copy only the code of a reply", id="chat.code", show=False),
     Binding(
         "alt+t", "thoughts", "Thoughts", tooltip="Show or fold the model's thoughts", id="chat.thoughts", show=False
     ),
     Binding("ctrl+g", "editor", "Editor", tooltip="Write in your own editor", id="chat.editor", show=False),
     Binding("pageup", "page(-1)", "Scroll up", id="chat.page_up", show=False),
-    Binding("end,ctrl+end", "end", "To the end of the conversation", id="chat.end", show=False),
+    Binding("end,ctrl+end", "end", "Go to the end of the conversation", id="chat.end", show=False),
     Binding("pagedown", "page(1)", "Scroll down", id="chat.page_down", show=False),
 ]
 

@@ -140,7 +140,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
             self.query_one("#which", Static).update(UNTOLD if chosen.untold else NOTHING_YET)
             return
         number = f"reply {replies.index(chosen) + 1} of {len(replies)}, " if len(replies) > 1 else ""
-        going = "" if chosen.ended else ", and it continues"
+        going = "" if chosen.ended else " so far"
         line = f"{number}{overview(chosen)}{going}"
         prompt = cut(one_line(chosen.prompt), max(self.size.width - cell_len(line) - 6, 0))
         self.query_one("#which", Static).update(Content.assemble((line, "bold"), "  ", (prompt, "dim")))

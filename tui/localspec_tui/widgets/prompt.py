@@ -46,9 +46,9 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     OWN: ClassVar[list[Binding]] = [
         Binding("enter", "send", "Send", id="prompt.send"),
         Binding("ctrl+j,alt+enter,shift+enter", "break_line", "Break the line", id="prompt.newline", show=False),
-        Binding("up", "up", "Line up, or earlier prompt", id="prompt.earlier", show=False),
-        Binding("down", "down", "Line down, or later prompt", id="prompt.later", show=False),
-        Binding("end", "end", "End of the line, then of the conversation", id="prompt.to_end", show=False),
+        Binding("up", "up", "Go up a line, or to an earlier prompt", id="prompt.earlier", show=False),
+        Binding("down", "down", "Go down a line, or to a later prompt", id="prompt.later", show=False),
+        Binding("end", "end", "Go to the end of the line, then of the conversation", id="prompt.to_end", show=False),
         Binding("tab", "complete", "Complete the command or the path", id="prompt.complete", show=False),
         Binding("escape", "close_list", "Close the list of commands", id="prompt.close", show=False),
         Binding("ctrl+d", "delete_or_quit", "Quit, on an empty prompt", id="prompt.end", show=False),
