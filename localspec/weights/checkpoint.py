@@ -109,9 +109,9 @@ def inspect(path: Path) -> Checkpoint:
 
 def text_name(name: str) -> str:
     """Return the name that a multimodal model's tensor would have in a text-only model."""
-    for prefix, ours in _LANGUAGE_MODEL.items():
+    for prefix, replacement in _LANGUAGE_MODEL.items():
         if name.startswith(prefix):
-            return ours + name.removeprefix(prefix)
+            return replacement + name.removeprefix(prefix)
     return name
 
 
@@ -135,9 +135,9 @@ def originals(path: Path) -> Checkpoint:
 
 def only_packed(path: Path) -> NotHere:
     """Return the error for a command that needs original weights or another packing, but has only this packed file."""
-    found, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
-    header = found.header
-    if missing := found.missing:
+    packed, packings = packed_file.read(path), " and ".join(sorted(packed_file.forms(path)))
+    header = packed.header
+    if missing := packed.missing:
         return NotHere(moved(header, missing))
     if header.registered:
         return NotHere(
@@ -162,20 +162,20 @@ def packings(path: Path) -> tuple[str, ...]:
     A model in GGUF files can be loaded in every packing. Raises NotHere if these files are missing and the model was
     never packed, or if other files have replaced them.
     """
-    here, given = packed_file.forms(path), packed_file.read(path)
-    if replaced := given.replaced:
-        raise NotHere(moved(given.header, replaced))
-    if packed_file.BLOCKS not in here:
-        return (*here,)
-    found = packed_file.read(here[packed_file.BLOCKS])
-    header = found.header
+    files, packed = packed_file.forms(path), packed_file.read(path)
+    if replaced := packed.replaced:
+        raise NotHere(moved(packed.header, replaced))
+    if packed_file.BLOCKS not in files:
+        return (*files,)
+    registration = packed_file.read(files[packed_file.BLOCKS])
+    header = registration.header
     if not header.registered:
-        return (*here,)
-    del here[packed_file.BLOCKS]
-    if missing := found.missing:
-        if not here:
+        return (*files,)
+    del files[packed_file.BLOCKS]
+    if missing := registration.missing:
+        if not files:
             raise NotHere(moved(header, missing))
-        return (*here,)
+        return (*files,)
     in_blocks = (packed_file.BLOCKS,) if header.weight_bytes else ()
     return (*dict.fromkeys((header.default_packing, *in_blocks, *CAN_BE_PACKED)),)
 
@@ -208,40 +208,48 @@ def moved(header: packed_file.Header, missing: Path) -> str:
     """Return the error text for a registered model whose GGUF file is missing or has changed."""
     origin = header.origin
     if missing.is_file():
-        what, back = "has changed since it was imported", again(origin)
+        state, remedy = "has changed since it was imported", again(origin)
         if not origin.repo:  # an import is a model by another name
-            back = (
+            remedy = (
                 f"restore the earlier file, or delete {origin.name} with `localspec rm {origin.name}`; "
                 f"`localspec import {shlex.quote(str(missing))}` imports the file that is there now"
             )
     else:
-        what, back = "is not there", "put the file back, or run `localspec import` with its new path"
-        back = again(origin) if origin.repo else back
-    return f"{origin.name} is read from {missing}, which {what}; {back}."
+        state, remedy = "is not there", "put the file back, or run `localspec import` with its new path"
+        remedy = again(origin) if origin.repo else remedy
+    return f"{origin.name} is read from {missing}, which {state}; {remedy}."
 
 
-def _inspect_packed(found: packed_file.PackedFile) -> Checkpoint:
+def _inspect_packed(packed: packed_file.PackedFile) -> Checkpoint:
     try:
-        config = parse_json(found.text("config.json"))
+        config = parse_json(packed.text("config.json"))
     except (KeyError, ValueError):
         config = None
     if not isinstance(config, dict):
         raise LocalspecError(
-            f"{found.path} has no config.json that can be read; delete that packed file, and localspec makes it again."
+            f"{packed.path} has no config.json that can be read; delete that packed file, and localspec makes it again."
         )
-    header, packing, weight_bytes = found.header, found.header.packing, found.path.stat().st_size
+    header, packing, weight_bytes = packed.header, packed.header.packing, packed.path.stat().st_size
     if header.registered:
-        packing = packings(found.path)[0]
+        packing = packings(packed.path)[0]
         weight_bytes = header.weight_bytes or sum(count for count, _ in header.origin.files.values())
-        if packing != packed_file.BLOCKS and (packed := packed_file.forms(found.path).get(packing)):
-            weight_bytes = packed.stat().st_size
+        if packing != packed_file.BLOCKS and (form := packed_file.forms(packed.path).get(packing)):
+            weight_bytes = form.stat().st_size
     table, parts = header.tensors.get("embed_tokens"), header.blocks.get("embed_tokens", ())
     table = table or header.tensors.get("embed_tokens 0")
     embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
     embedding += sum(math.prod(part.shape) for part in parts)
-    architecture = _architecture(config, found.path)
+    architecture = _architecture(config, packed.path)
     return Checkpoint(
-        found.path, config, architecture, (), header.parameters, weight_bytes, embedding, packing, header.stored_weights
+        packed.path,
+        config,
+        architecture,
+        (),
+        header.parameters,
+        weight_bytes,
+        embedding,
+        packing,
+        header.stored_weights,
     )
 
 
@@ -254,11 +262,11 @@ def _architecture(config: Mapping[str, Any], path: Path) -> str:
             f"{path} has a drafter ({kind}), which is not a model by itself; fetch the drafter with `localspec pull`, "
             "and its model can use it."
         )
-    named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
+    names = config.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
     if architecture not in ARCHITECTURES:
-        what = f"The architecture {architecture} in {path}" if architecture else f"The unnamed architecture in {path}"
-        raise LocalspecError(f"{what} is not supported; {supported(architecture)}")
+        name = f"The architecture {architecture} in {path}" if architecture else f"The unnamed architecture in {path}"
+        raise LocalspecError(f"{name} is not supported; {supported(architecture)}")
     if config.get("model_type") != ARCHITECTURES[architecture]:
         raise LocalspecError(
             f"{path / 'config.json'} says model_type {config.get('model_type')!r}, but {architecture} has model_type "
@@ -343,7 +351,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
     try:
         content: object = parse_json(_bytes(file, JSON_LIMIT).decode())
     except ValueError as error:
-        what = (
+        reason = (
             error.msg
             if isinstance(error, json.JSONDecodeError)
             else "not UTF-8 text"
@@ -351,7 +359,7 @@ def read_json(file: Path, remedy: str = FETCH) -> object:
             else str(error)
         )
         line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise LocalspecError(f"{file}{line}: this is not JSON ({what}); {remedy}.") from None
+        raise LocalspecError(f"{file}{line}: this is not JSON ({reason}); {remedy}.") from None
     return content
 
 
@@ -430,10 +438,10 @@ def license_of(path: Path) -> str | None:
     except OSError:
         front = None
     lines = re.findall(r"^(license|license_name):[ \t]*[\"']?([^\"'\r\n#]+)", front[1] if front else "", re.MULTILINE)
-    said: dict[str, str] = dict(lines)
-    chosen = said.get("license", "").strip()
+    fields: dict[str, str] = dict(lines)
+    chosen = fields.get("license", "").strip()
     if chosen == "other":
-        chosen = said.get("license_name", chosen).strip()
+        chosen = fields.get("license_name", chosen).strip()
     if chosen:
         return chosen[:LONGEST_LICENSE]
     try:

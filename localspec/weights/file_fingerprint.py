@@ -27,35 +27,35 @@ def file_fingerprint(file: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        found = file.stat()
-        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for a writer
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
             raise LocalspecError(f"{file} cannot be read, because it is not a regular file; give a file of weights.")
-        if not found.st_size:
+        if not status.st_size:
             raise LocalspecError(f"{file} is empty; fetch it again.")
-        before, known = _known.get(file, ([], ""))
-        if before == stamp(found):
-            return known
+        known_stamp, fingerprint = _known.get(file, ([], ""))
+        if known_stamp == stamp(status):
+            return fingerprint
         with file.open("rb", buffering=0) as stream:
-            digest.update(f"file {found.st_size}\n".encode())
-            start = _header_bytes(stream, found.st_size)
+            digest.update(f"file {status.st_size}\n".encode())
+            start = _header_bytes(stream, status.st_size)
             digest.update(read_at(stream, 0, start, file))
-            rest = found.st_size - start
+            rest = status.st_size - start
             if rest <= SAMPLES * SAMPLE_BYTES:
                 digest.update(read_at(stream, start, rest, file))
             else:
                 for sample in range(SAMPLES):
-                    at = start + (rest - SAMPLE_BYTES) * sample // (SAMPLES - 1)
-                    digest.update(read_at(stream, at, SAMPLE_BYTES, file))
+                    position = start + (rest - SAMPLE_BYTES) * sample // (SAMPLES - 1)
+                    digest.update(read_at(stream, position, SAMPLE_BYTES, file))
     except OSError as error:
         raise cannot_read(file, error) from None
-    if settled(stamp(found)):
-        _known[file] = stamp(found), digest.hexdigest()[:DIGITS]
+    if settled(stamp(status)):
+        _known[file] = stamp(status), digest.hexdigest()[:DIGITS]
     return digest.hexdigest()[:DIGITS]
 
 
-def stamp(found: os.stat_result) -> Stamp:
+def stamp(status: os.stat_result) -> Stamp:
     """Return a file's size, times and inode, which differ after nearly every change of its content."""
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def settled(stamp: Stamp) -> bool:

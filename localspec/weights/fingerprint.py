@@ -47,13 +47,13 @@ def weight_digests(
 
     Raises LocalspecError for a file that cannot be read.
     """
-    known, now = _remembered(paths), stamps(files)
-    found = _without_reading(files, known, now)
-    unread = [file for file in files if file not in found]
-    found |= _read(unread, threads, progress)
-    read = {os.path.realpath(file): (now[file.name], found[file], "") for file in files}
-    _remember({place: one for place, one in read.items() if known.get(place, ())[:2] != one[:2]}, paths)
-    return {file.name: found[file] for file in files}
+    records, now = _remembered(paths), stamps(files)
+    digests = _without_reading(files, records, now)
+    unread = [file for file in files if file not in digests]
+    digests |= _read(unread, threads, progress)
+    new = {os.path.realpath(file): (now[file.name], digests[file], "") for file in files}
+    _remember({path: record for path, record in new.items() if records.get(path, ())[:2] != record[:2]}, paths)
+    return {file.name: digests[file] for file in files}
 
 
 def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
@@ -62,24 +62,24 @@ def known_digests(files: Sequence[Path], paths: Paths) -> dict[str, str]:
     A digest is known from an earlier reading of the same content, or from a file name in the Hugging Face cache. Raises
     LocalspecError for a missing file.
     """
-    known, now = _remembered(paths), stamps(files)
-    found = _without_reading(files, known, now)
-    named = {os.path.realpath(file): (now[file.name], digest, "") for file, digest in found.items()}
-    _remember({place: one for place, one in named.items() if place not in known}, paths)
-    return {file.name: digest for file, digest in found.items()}
+    records, now = _remembered(paths), stamps(files)
+    digests = _without_reading(files, records, now)
+    new = {os.path.realpath(file): (now[file.name], digest, "") for file, digest in digests.items()}
+    _remember({path: record for path, record in new.items() if path not in records}, paths)
+    return {file.name: digest for file, digest in digests.items()}
 
 
-def _without_reading(files: Sequence[Path], known: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
+def _without_reading(files: Sequence[Path], records: Mapping[str, Known], now: Mapping[str, Stamp]) -> dict[Path, str]:
     """Return the digests that need no reading: names in the Hugging Face cache, and remembered digests of unchanged
     files."""
-    found = {}
+    digests = {}
     for file in files:
-        before = known.get(os.path.realpath(file))
-        if before is None and (named := _named(file)):
-            found[file] = named
-        elif before is not None and before[0] == now[file.name]:
-            found[file] = before[1]
-    return found
+        record = records.get(os.path.realpath(file))
+        if record is None and (digest := _named(file)):
+            digests[file] = digest
+        elif record is not None and record[0] == now[file.name]:
+            digests[file] = record[1]
+    return digests
 
 
 @dataclass(frozen=True)
@@ -104,35 +104,35 @@ def reread(
     files without a hidden change are saved. For the other files the earlier digest is kept until `forget` is called.
     Raises LocalspecError for a file that cannot be read.
     """
-    known, now, found = _remembered(paths), stamps(files), {}
+    records, now, readings = _remembered(paths), stamps(files), {}
     learned: dict[str, Known] = {}
     for file, digest in _read(files, 1, progress).items():
-        place, mark = os.path.realpath(file), fingerprints[file.name]
-        noted = [known[one] for one in (place, mark) if one in known]
-        same = [then for stamp, then, former in noted if stamp == now[file.name] or former == mark]
-        others = [one for one in same if one not in ("", digest)]
+        path, mark = os.path.realpath(file), fingerprints[file.name]
+        noted = [records[key] for key in (path, mark) if key in records]
+        same = [saved for stamp, saved, saved_mark in noted if stamp == now[file.name] or saved_mark == mark]
+        others = [other for other in same if other not in ("", digest)]
         before, hidden = others[0] if others else noted[0][1] if noted else "", bool(others)
-        found[file.name] = FileReading(digest, before, hidden)
+        readings[file.name] = FileReading(digest, before, hidden)
         if not hidden:
-            learned |= {place: (now[file.name], digest, mark), mark: ([], digest, mark)}
+            learned |= {path: (now[file.name], digest, mark), mark: ([], digest, mark)}
     _remember(learned, paths)
-    return found
+    return readings
 
 
 def changed_since_read(files: Sequence[Path], paths: Paths) -> list[Path]:
     """Return the files whose size, times or inode changed since their SHA-256 was computed."""
-    known, now = _remembered(paths), stamps(files)
+    records, now = _remembered(paths), stamps(files)
     return [
-        file for file in files if (before := known.get(os.path.realpath(file), ([],))[0]) and before != now[file.name]
+        file for file in files if (saved := records.get(os.path.realpath(file), ([],))[0]) and saved != now[file.name]
     ]
 
 
 def forget(files: Iterable[Path], fingerprints: Iterable[str], paths: Paths) -> None:
     """Forget the records of these files, and of all files with these fingerprints."""
-    gone, known = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
-    if gone & known.keys():
+    stale, records = {*map(os.path.realpath, files), *fingerprints}, _remembered(paths)
+    if stale & records.keys():
         with suppress(OSError):
-            write_anew(_file(paths), json.dumps({one: known[one] for one in known if one not in gone}).encode())
+            write_anew(_file(paths), json.dumps({key: records[key] for key in records if key not in stale}).encode())
 
 
 def digest_of(fingerprint: str, paths: Paths) -> str:
@@ -143,10 +143,10 @@ def digest_of(fingerprint: str, paths: Paths) -> str:
 def stamps(files: Sequence[Path]) -> dict[str, Stamp]:
     """Return the stamps of files, by name. Raises LocalspecError for a missing file."""
     try:
-        found = {file.name: file.stat() for file in files}
+        statuses = {file.name: file.stat() for file in files}
     except OSError as error:
         raise _unreadable(error) from None
-    return {name: stamp(one) for name, one in found.items()}
+    return {name: stamp(status) for name, status in statuses.items()}
 
 
 def _named(file: Path) -> str:
@@ -159,7 +159,7 @@ def _named(file: Path) -> str:
 
 
 def _read(files: Sequence[Path], threads: int, progress: Progress) -> dict[Path, str]:
-    total, done, lock, stop = sum(one[0] for one in stamps(files).values()), 0, Lock(), Event()
+    total, done, lock, stop = sum(entry[0] for entry in stamps(files).values()), 0, Lock(), Event()
 
     def read(file: Path) -> str:
         nonlocal done
@@ -196,7 +196,7 @@ def _remembered(paths: Paths) -> dict[str, Known]:
     """Return the records of files, by path and by fingerprint. An unreadable record counts as missing."""
     try:
         content = parse_json(read_bytes(_file(paths))) if _file(paths).is_file() else {}
-        return {str(place): (list(said[0]), str(said[1]), "".join(said[2:])) for place, said in content.items()}
+        return {str(path): (list(record[0]), str(record[1]), "".join(record[2:])) for path, record in content.items()}
     except (OSError, ValueError, TypeError, AttributeError, LookupError):
         return {}
 
@@ -207,14 +207,14 @@ def _remember(learned: Mapping[str, Known], paths: Paths) -> None:
     For a file that changed recently, only digest and fingerprint are saved, because another change might leave the
     file's times as they are.
     """
-    new = {place: one if settled(one[0]) else ([], one[1], one[2]) for place, one in learned.items()}
-    learned = {place: one for place, one in new.items() if one[0] or one[2]}
+    new = {path: record if settled(record[0]) else ([], record[1], record[2]) for path, record in learned.items()}
+    learned = {path: record for path, record in new.items() if record[0] or record[2]}
     if not learned:
         return
     with suppress(OSError):  # with two processes at once, the records of one are lost and its files read again
-        every = {**_remembered(paths), **learned}
+        records = {**_remembered(paths), **learned}
         private_directory(paths.packed)
-        here = {place: one for place, one in every.items() if place == one[2] or os.path.exists(place)}
+        here = {path: record for path, record in records.items() if path == record[2] or os.path.exists(path)}
         write_anew(_file(paths), json.dumps(here).encode())
 
 
@@ -234,10 +234,10 @@ def identified(files: Sequence[Path], paths: Paths) -> dict[str, tuple[int, str]
 
     All files have the SHA-256 if every one is known without reading, otherwise all have the fingerprint.
     """
-    known = known_digests(files, paths)
-    if len(known) < len(files):
+    digests = known_digests(files, paths)
+    if len(digests) < len(files):
         return fingerprints(files)
-    return {file.name: (file.stat().st_size, known[file.name]) for file in files}
+    return {file.name: (file.stat().st_size, digests[file.name]) for file in files}
 
 
 def recognised(
@@ -254,10 +254,10 @@ def recognised(
     sizes = [file.stat().st_size for file in files if file.is_file()]
     if sorted(sizes) != sorted(size for size, _ in listed.values()):
         return False
-    wanted = sorted(digest for _, digest in listed.values())
-    if all(len(digest) == DIGITS for digest in wanted):
-        return sorted(map(file_fingerprint, files)) == wanted
-    return sorted(weight_digests(files, paths, progress=progress).values()) == wanted
+    expected = sorted(digest for _, digest in listed.values())
+    if all(len(digest) == DIGITS for digest in expected):
+        return sorted(map(file_fingerprint, files)) == expected
+    return sorted(weight_digests(files, paths, progress=progress).values()) == expected
 
 
 class Identity:
@@ -292,13 +292,15 @@ def weights_fingerprint(path: Path) -> str:
     if is_packed(path):
         origin = read(path).header.origin
         others = () if origin.weights else forms(path).values()
-        found = (read(other).header.origin.weights for other in others)
-        return origin.weights or next(filter(None, found), origin.revision)
+        saved = (read(other).header.origin.weights for other in others)
+        return origin.weights or next(filter(None, saved), origin.revision)
     entries: dict[str, tuple[Path, dict[str, Any]]] = {}
     starts: dict[Path, int] = {}
     for file in weight_files(path):
         starts[file] = tensor_start(file)
-        entries |= {text_name(name): (file, one) for name, one in tensor_headers(file).items() if is_of_language(name)}
+        entries |= {
+            text_name(name): (file, entry) for name, entry in tensor_headers(file).items() if is_of_language(name)
+        }
     with ExitStack() as stack:
         try:
             streams = {file: stack.enter_context(file.open("rb", buffering=0)) for file in starts}
@@ -309,9 +311,9 @@ def weights_fingerprint(path: Path) -> str:
             file, entry = entries[name]
             first, end = entry["data_offsets"]
             item = (end - first) // prod(entry["shape"])
-            places = (starts[file] + first + at * item for at in firsts)
+            positions = (starts[file] + first + index * item for index in firsts)
             try:
-                stored = b"".join(read_at(streams[file], place, count * item, file) for place in places)
+                stored = b"".join(read_at(streams[file], position, count * item, file) for position in positions)
             except OSError as error:
                 raise cannot_read(file, error) from None
             return _floats(stored, entry["dtype"])
@@ -326,16 +328,16 @@ def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> st
     not all files store it.
     """
     digest, table = hashlib.sha256(b"weights\n"), (shapes.get(_TABLE), b"")
-    for name, shape in sorted(shapes.items(), key=lambda one: (one[0] != _TABLE, one[0])):
+    for name, shape in sorted(shapes.items(), key=lambda item: (item[0] != _TABLE, item[0])):
         if not prod(shape):
             continue
         columns = shape[-1] if shape else 1
-        found = values(name, _firsts(prod(shape), columns), min(RUN, columns))
+        samples = values(name, _firsts(prod(shape), columns), min(RUN, columns))
         if name == _TABLE:
-            table = shape, found
-        elif name == _HEAD and (shape, found) == table:
+            table = shape, samples
+        elif name == _HEAD and (shape, samples) == table:
             continue
-        digest.update(f"{name} {list(shape)}\n".encode() + found)
+        digest.update(f"{name} {list(shape)}\n".encode() + samples)
     return digest.hexdigest()[:DIGITS]
 
 
@@ -349,9 +351,9 @@ def _firsts(weights: int, columns: int) -> list[int]:
 def _floats(stored: bytes, dtype: str) -> bytes:
     """Return numbers of a safetensors type as fp32. Rare types stay as they are stored."""
     if dtype == "BF16":
-        found = bytearray(2 * len(stored))
-        found[2::4], found[3::4] = stored[::2], stored[1::2]
-        return bytes(found)
+        numbers = bytearray(2 * len(stored))
+        numbers[2::4], numbers[3::4] = stored[::2], stored[1::2]
+        return bytes(numbers)
     if dtype == "F16":
         count = len(stored) // 2
         return struct.pack(f"<{count}f", *struct.unpack(f"<{count}e", stored))

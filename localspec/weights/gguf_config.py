@@ -20,21 +20,21 @@ _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 def architecture(metadata: Metadata) -> Gguf:
     """Return the GGUF description of the model's family. Raises LocalspecError for an unsupported family."""
-    found = _family(metadata).gguf
-    assert found is not None
-    return found
+    description = _family(metadata).gguf
+    assert description is not None
+    return description
 
 
 def _family(metadata: Metadata) -> Family:
-    named = metadata.text("general.architecture") or ""
-    if named not in OF_GGUF:
-        if drafter := why_not_in_gguf(named):
+    name = metadata.text("general.architecture") or ""
+    if name not in OF_GGUF:
+        if drafter := why_not_in_gguf(name):
             raise LocalspecError(f"The {metadata.file} {drafter}.")
-        what = f"is of the architecture {named[:80]!r}" if named else "names no architecture"
+        problem = f"is of the architecture {name[:80]!r}" if name else "names no architecture"
         raise LocalspecError(
-            f"The {metadata.file} {what}, which localspec does not read from GGUF; it reads {', '.join(OF_GGUF)}."
+            f"The {metadata.file} {problem}, which localspec does not read from GGUF; it reads {', '.join(OF_GGUF)}."
         )
-    return OF_GGUF[named]
+    return OF_GGUF[name]
 
 
 def config(
@@ -46,9 +46,9 @@ def config(
     values; its message is a clause. Raises LocalspecError for anything that localspec does not support.
     """
     family, form = _family(metadata), architecture(metadata)
-    named = form.architecture
+    name = form.architecture
     file = GgufFile(
-        shapes, lambda key: metadata.number(f"{named}.{key}"), lambda key: metadata.by_layer(f"{named}.{key}"), factors
+        shapes, lambda key: metadata.number(f"{name}.{key}"), lambda key: metadata.by_layer(f"{name}.{key}"), factors
     )
     check(metadata, form.architecture, form.keys)
 
@@ -59,7 +59,7 @@ def config(
     if window and context and window >= context:
         window = None
     if window and not form.windows:  # the converter writes it for no other family, and llama.cpp ignores it
-        windowed = ", ".join(name for name, one in OF_GGUF.items() if one.gguf and one.gguf.windows)
+        windowed = ", ".join(name for name, other in OF_GGUF.items() if other.gguf and other.gguf.windows)
         raise LocalspecError(
             f"The {metadata.file} sets {form.architecture}.attention.sliding_window = {window}, which localspec "
             f"computes only for {windowed}; choose another."
@@ -116,7 +116,7 @@ def _rotation(
     rotated = number("rope.dimension_count") or head_dim
     if rotated != head_dim:
         if not family.partial_rotary:
-            partial = ", ".join(name for name, one in OF_GGUF.items() if one.partial_rotary)
+            partial = ", ".join(name for name, other in OF_GGUF.items() if other.partial_rotary)
             raise LocalspecError(
                 f"The {metadata.file} rotates {rotated} of the {head_dim} channels of a head, which localspec "
                 f"computes only for {partial}; choose another."
@@ -144,12 +144,12 @@ def _rotation(
         return rope if scaling == 1 else {**rope, "attention_factor": growth * scaling}
 
     def divided(name: str) -> list[float]:
-        return [each * factor for each in file.factors(name)]
+        return [value * factor for value in file.factors(name)]
 
     rope |= {"attention_factor": scaling} if by_channel or scaling != 1 else {}
     if "rope_freqs.weight" in shapes:  # llama3's frequencies, channel by channel
-        each = divided("rope_freqs.weight")
-        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
+        factors = divided("rope_freqs.weight")
+        return {**rope, "rope_type": "longrope", "short_factor": factors, "long_factor": factors,
                 "original_max_position_embeddings": context}  # fmt: skip
     if len(by_channel) == len(_LONG_AND_SHORT):
         return {
@@ -159,8 +159,8 @@ def _rotation(
     if by_channel:
         raise ValueError(f"the file has {by_channel[0]!r} but lacks the counterpart of this tensor")
     if scaling != 1:
-        each = [factor] * (rotated // 2)
-        return {**rope, "rope_type": "longrope", "short_factor": each, "long_factor": each,
+        factors = [factor] * (rotated // 2)
+        return {**rope, "rope_type": "longrope", "short_factor": factors, "long_factor": factors,
                 "original_max_position_embeddings": context}  # fmt: skip
     return rope if factor == 1 else {**rope, "rope_type": "linear", "factor": factor}
 
@@ -174,13 +174,13 @@ def _check_yarn(form: Gguf, metadata: Metadata, growth: float) -> None:
                         "log_multiplier": (0,)}.items():  # fmt: skip
         key = f"{form.architecture}.rope.scaling.yarn_{name}"
         value = None if f"rope.scaling.yarn_{name}" in form.left_to_config else metadata.number(key)
-        if value is not None and not any(math.isclose(value, one, rel_tol=1e-4) for one in usual):
+        if value is not None and not any(math.isclose(value, number, rel_tol=1e-4) for number in usual):
             raise LocalspecError(
                 f"The {metadata.file} sets {key} = {in_short(value)}, which localspec does not compute; choose another."
             )
 
 
-def differences(one: ModelConfig, other: ModelConfig) -> str:
+def differences(first: ModelConfig, second: ModelConfig) -> str:
     """Return a clause that names a difference between the configurations of two models; empty if they may be one model.
 
     Differences in contexts, in tokenizer settings or by fp32 rounding do not count.
@@ -189,28 +189,30 @@ def differences(one: ModelConfig, other: ModelConfig) -> str:
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
         "head_dim", "rms_norm_eps",
     )  # fmt: skip
-    pairs: list[tuple[str, Any, Any]] = [(name, getattr(one, name), getattr(other, name)) for name in names]
-    pairs += [("rope_theta", one.rope_parameters["rope_theta"], other.rope_parameters["rope_theta"])]
-    if one.model_type != other.model_type and not _same_in_gguf(one, other):
-        return f"{one.model_type} and {other.model_type}"
+    pairs: list[tuple[str, Any, Any]] = [(name, getattr(first, name), getattr(second, name)) for name in names]
+    pairs += [("rope_theta", first.rope_parameters["rope_theta"], second.rope_parameters["rope_theta"])]
+    if first.model_type != second.model_type and not _same_in_gguf(first, second):
+        return f"{first.model_type} and {second.model_type}"
     different = (f"{name} = {a} and {b}" for name, a, b in pairs if not math.isclose(a, b, rel_tol=1e-5))
     return next(different, "")
 
 
-def _same_in_gguf(one: ModelConfig, other: ModelConfig) -> bool:
+def _same_in_gguf(first: ModelConfig, second: ModelConfig) -> bool:
     """Return whether two models' families share one description of GGUF files, or are text parts of the same multimodal
     family."""
-    first, second = (FAMILIES[config.model_type] for config in (one, other))
-    larger = ({*family.classes.values(), *family.inside} for family in (first, second))
-    return (first.gguf is not None and first.gguf is second.gguf) or bool(set.intersection(*larger))
+    first_family, second_family = (FAMILIES[config.model_type] for config in (first, second))
+    larger = ({*family.classes.values(), *family.inside} for family in (first_family, second_family))
+    return (first_family.gguf is not None and first_family.gguf is second_family.gguf) or bool(
+        set.intersection(*larger)
+    )
 
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:
     """Return the content of a generation_config.json: the tokens that end a reply, and the recommended sampling."""
-    said = {theirs: _sampled(metadata, name) for name, theirs in _SAMPLING.items()}
+    sampling = {key: _sampled(metadata, name) for name, key in _SAMPLING.items()}
     named = {NAME: " ".join(filter(None, map(metadata.label, ("general.basename", "general.name")))) or None}
-    known = {name: value for name, value in {**said, **named}.items() if value is not None}
-    return {"eos_token_id": ends(metadata), **known}
+    values = {name: value for name, value in {**sampling, **named}.items() if value is not None}
+    return {"eos_token_id": ends(metadata), **values}
 
 
 def _sampled(metadata: Metadata, name: str) -> Any:

@@ -139,8 +139,8 @@ def read(path: Path) -> GgufFile:
         raise damaged(path, str(error)[:200]) from None
 
 
-def damaged(path: Path, what: str) -> LocalspecError:
-    return LocalspecError(f"{path} cannot be read as a GGUF file ({what}); fetch it again, or choose another.")
+def damaged(path: Path, reason: str) -> LocalspecError:
+    return LocalspecError(f"{path} cannot be read as a GGUF file ({reason}); fetch it again, or choose another.")
 
 
 class _Reader:
@@ -172,23 +172,23 @@ class _Reader:
             if key in metadata:
                 raise ValueError(f"the key {key!r} occurs twice")
             metadata[key] = self._value()
-        found: dict[str, tuple[int, tuple[int, ...], BlockType]] = {}
+        entries: dict[str, tuple[int, tuple[int, ...], BlockType]] = {}
         for _ in range(count):
             name = self._text(_LONGEST_NAME)
-            if name in found:
+            if name in entries:
                 raise ValueError(f"the tensor {name!r} occurs twice")
-            found[name] = self._tensor(name)
-        return GgufFile(self._path, metadata, self._placed(found, metadata), self._size)
+            entries[name] = self._tensor(name)
+        return GgufFile(self._path, metadata, self._placed(entries, metadata), self._size)
 
     def _placed(
-        self, found: dict[str, tuple[int, tuple[int, ...], BlockType]], metadata: dict[str, Value]
+        self, entries: dict[str, tuple[int, tuple[int, ...], BlockType]], metadata: dict[str, Value]
     ) -> dict[str, TensorPlace]:
         """Return the places of tensors by name. Raises ValueError for gaps between tensors, or another order."""
         step = metadata.get("general.alignment", 32)
         if type(step) is not int or not 8 <= step <= 2**20 or step & (step - 1):
             raise ValueError(f"general.alignment is {str(step)[:40]} instead of a power of two from 8 to 1,048,576")
         start = -(-self._at // step) * step
-        places = {name: TensorPlace(start + offset, shape, block) for name, (offset, shape, block) in found.items()}
+        places = {name: TensorPlace(start + offset, shape, block) for name, (offset, shape, block) in entries.items()}
         end = start
         for name, place in places.items():
             if place.start != end:
@@ -233,14 +233,14 @@ class _Reader:
 
     def _texts(self, count: int) -> Texts:
         content, start, ends = self._content, self._at, array("I")
-        length_at, size, here, at = _LENGTH.unpack_from, _LENGTH.size, len(content), start
+        length_at, size, available, at = _LENGTH.unpack_from, _LENGTH.size, len(content), start
         for _ in range(count):  # 300,000 in common files
-            if at + size > here:
-                here = self._fetch(at, size)
+            if at + size > available:
+                available = self._fetch(at, size)
             length = length_at(content, at)[0]
             at += size
-            if at + length > here:
-                here = self._fetch(at, length)
+            if at + length > available:
+                available = self._fetch(at, length)
             at += length
             ends.append(at - start)
         self._at = at

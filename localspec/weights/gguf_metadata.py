@@ -222,24 +222,24 @@ class Metadata:
 
     def text(self, key: str) -> str | None:
         """Return the text stored under a key. Raises ValueError if the text is not UTF-8."""
-        found: str | None = self._of(key, (str,))
-        if found is not None and not is_utf8(found):
+        text: str | None = self._of(key, (str,))
+        if text is not None and not is_utf8(text):
             raise ValueError(f"{key} is not UTF-8")
-        return found
+        return text
 
     def label(self, key: str) -> str | None:
         """Return a text to display, with U+FFFD for bytes that are not UTF-8; None for another type."""
-        found = self.values.get(key)
-        return shown(found) if isinstance(found, str) else None
+        text = self.values.get(key)
+        return shown(text) if isinstance(text, str) else None
 
     def number(self, key: str) -> Any:
         """Return the number stored under a key. All numbers of an array, one per layer, must be equal."""
         value: Any = self.values.get(key)
         if isinstance(value, np.ndarray):
-            several = set(value[:_MOST_LAYERS].tolist())
-            if len(several) != 1:
+            values = set(value[:_MOST_LAYERS].tolist())
+            if len(values) != 1:
                 raise ValueError(f"{key} differs from layer to layer")
-            value = several.pop()
+            value = values.pop()
         if isinstance(value, bool):
             raise ValueError(f"{key} = {value} is not a number")
         return self._of(key, (int, float), value)
@@ -253,13 +253,13 @@ class Metadata:
 
     def flag(self, key: str) -> bool | None:
         """Return the Boolean stored under a key."""
-        found: bool | None = self._of(key, (bool,))
-        return found
+        flag: bool | None = self._of(key, (bool,))
+        return flag
 
     def texts(self, key: str) -> Sequence[str] | None:
         """Return an array of texts. All callers share one list."""
-        found: Texts | list[str] | None = self._of(key, (Texts, list))
-        return found.tolist() if isinstance(found, Texts) else found
+        texts: Texts | list[str] | None = self._of(key, (Texts, list))
+        return texts.tolist() if isinstance(texts, Texts) else texts
 
     def count(self, key: str) -> int:
         """Return the number of texts in an array; 0 if there is no array."""
@@ -272,10 +272,10 @@ class Metadata:
 
     def numbers(self, key: str) -> list[Any] | None:
         """Return an array of numbers as a list."""
-        found: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
-        if found is not None and len(found) > _MOST_NUMBERS:
-            raise ValueError(f"{key} has {len(found):,} numbers, which is too many")
-        return None if found is None else found.tolist()
+        numbers: np.ndarray[Any, Any] | None = self._of(key, (np.ndarray,))
+        if numbers is not None and len(numbers) > _MOST_NUMBERS:
+            raise ValueError(f"{key} has {len(numbers):,} numbers, which is too many")
+        return None if numbers is None else numbers.tolist()
 
     def _of(self, key: str, kinds: tuple[type, ...], *replacement: Any) -> Any:
         """Return `replacement` if given, else the value of `key`. Raises ValueError for a type not in `kinds`."""
@@ -295,9 +295,9 @@ def check(
     used, experts = {**USED, **(family_keys or {})}, metadata.values.get(f"{architecture}.expert_count")
     off = {**OFF, **(OFF_WITH_EXPERTS if experts is not None and any(_by_layer(experts)) else {})}
 
-    def refuse(key: str, what: str) -> LocalspecError:
+    def refuse(key: str, reason: str) -> LocalspecError:
         return LocalspecError(
-            f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}: {what}."
+            f"The {metadata.file} sets {one_line(shown(key))} = {in_short(metadata.values[key])}: {reason}."
         )
 
     for key, value in metadata.values.items():
@@ -310,11 +310,11 @@ def check(
         if name in used:
             if not all(map(used[name], values)):
                 integer = isinstance(value, float) and value.is_integer() and used[name](int(value))
-                what = "it must be an integer, not a float" if integer else "that value is impossible"
-                raise refuse(key, f"{what}; fetch the model again, or choose another")
+                problem = "it must be an integer, not a float" if integer else "that value is impossible"
+                raise refuse(key, f"{problem}; fetch the model again, or choose another")
         elif name in off or name in SAME:
             if name in off:
-                computed = all(one is not None and one in off[name] for one in values)
+                computed = all(item is not None and item in off[name] for item in values)
             else:
                 others = _by_layer(metadata.values.get(f"{architecture}.{SAME[name]}"))
                 computed = None not in values and (values == others or len({*values, *others}) == 1)

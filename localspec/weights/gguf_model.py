@@ -76,17 +76,17 @@ class GgufTensor(StoredTensor):
         """Return `count` weights of whole rows from `first` on, in the order of the Hugging Face layout."""
         columns = prod(self.shape[1:])
         row, end = first // columns, (first + count) // columns
-        found = np.empty((end - row, columns), np.float32)
+        numbers = np.empty((end - row, columns), np.float32)
         step, filled = self.head_rows or max(1, _PIECE // columns), 0
         while row < end:
             start = row // step * step if self.head_rows else row
             rows = self._rows(start, min(start + step, self.shape[0]), columns)
             if self.head_rows:
                 rows = rows.reshape(-1, 2, columns).swapaxes(0, 1).reshape(-1, columns)
-            taken = rows[row - start : end - start]
-            found[filled : filled + len(taken)] = taken
-            filled, row = filled + len(taken), row + len(taken)
-        return found.reshape(-1)
+            piece = rows[row - start : end - start]
+            numbers[filled : filled + len(piece)] = piece
+            filled, row = filled + len(piece), row + len(piece)
+        return numbers.reshape(-1)
 
     def samples(self, firsts: Sequence[int], count: int) -> bytes:
         """Return samples of `count` weights, one from each index in `firsts` on, as the bytes of fp32 numbers.
@@ -101,12 +101,12 @@ class GgufTensor(StoredTensor):
         within = []
         for index, first in enumerate(firsts):
             row, column = divmod(first, columns)
-            at = self._stored_row(row) * columns + column
-            within.append(at % block.weights)
-            self.read(stored[index].data, at // block.weights * block.bytes)
+            position = self._stored_row(row) * columns + column
+            within.append(position % block.weights)
+            self.read(stored[index].data, position // block.weights * block.bytes)
         unpacked = floats(block, stored.data).reshape(len(firsts), -1)
-        found = [weights[start : start + count] for weights, start in zip(unpacked, within, strict=True)]
-        return np.concatenate(found).astype("<f4", copy=False).tobytes()
+        samples = [weights[start : start + count] for weights, start in zip(unpacked, within, strict=True)]
+        return np.concatenate(samples).astype("<f4", copy=False).tobytes()
 
     def _stored_row(self, row: int) -> int:
         """Return the row in the file that stores this row of the Hugging Face layout."""
@@ -120,13 +120,13 @@ class GgufTensor(StoredTensor):
         size = columns // self.block.weights * self.block.bytes
         stored = np.empty((end - start) * size, np.uint8)
         self.read(stored.data, start * size)
-        found = floats(self.block, stored.data).reshape(-1, columns)
+        numbers = floats(self.block, stored.data).reshape(-1, columns)
         if self.change == "plus one":
-            return found - np.float32(1)
+            return numbers - np.float32(1)
         if self.change == "-exp":
             with np.errstate(all="ignore"):  # a hostile file may have positive ones
-                return np.log(-found)
-        return found
+                return np.log(-numbers)
+        return numbers
 
 
 def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> bytes:
@@ -135,25 +135,25 @@ def _samples(parts: Sequence[GgufTensor], firsts: Sequence[int], count: int) -> 
     `firsts` are the indices of each sample's first weight in the whole stack, ascending.
     """
     ends = [*accumulate(prod(part.shape) for part in parts)]
-    found = []
-    for at, some in groupby(firsts, lambda first: bisect_right(ends, first)):
-        before = ends[at] - prod(parts[at].shape)
-        found.append(parts[at].samples([first - before for first in some], count))
-    return b"".join(found)
+    pieces = []
+    for index, group in groupby(firsts, lambda first: bisect_right(ends, first)):
+        start = ends[index] - prod(parts[index].shape)
+        pieces.append(parts[index].samples([first - start for first in group], count))
+    return b"".join(pieces)
 
 
 @dataclass(frozen=True)
 class GgufModel:
     """A model in one or more GGUF files. The first file has the metadata.
 
-    `given` are the publisher's text files of the model. They replace the files made from the metadata.
+    `publisher_texts` are the publisher's text files of the model. They replace the files made from the metadata.
     """
 
     parts: tuple[GgufFile, ...]
-    given: Mapping[str, bytes] | None = None
+    publisher_texts: Mapping[str, bytes] | None = None
 
     @classmethod
-    def open(cls, path: Path, given: Mapping[str, bytes] | None = None) -> "GgufModel":
+    def open(cls, path: Path, publisher_texts: Mapping[str, bytes] | None = None) -> "GgufModel":
         """Read the headers of a file and of its other parts. Raises LocalspecError, and NotHere for a missing part."""
         files = parts_of(path)
         if missing := next((file for file in files if not file.is_file()), None):
@@ -162,12 +162,12 @@ class GgufModel:
         count = parts[0].metadata.get("split.count", 1)
         if type(count) is not int or count not in (0, len(parts)):
             raise damaged(path, f"the file is one of {in_short(count)} parts, but its name does not say which")
-        found, tensors = cls(parts, given), parts[0].metadata.get("split.tensors.count")
-        if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(found.places)):
-            raise damaged(path, f"the parts have {len(found.places)} tensors instead of {in_short(tensors)}")
-        if len(found.places) != sum(len(part.tensors) for part in parts):
+        model, tensors = cls(parts, publisher_texts), parts[0].metadata.get("split.tensors.count")
+        if len(parts) > 1 and tensors is not None and in_short(tensors) != str(len(model.places)):
+            raise damaged(path, f"the parts have {len(model.places)} tensors instead of {in_short(tensors)}")
+        if len(model.places) != sum(len(part.tensors) for part in parts):
             raise damaged(path, "two parts of the model have the same tensor")
-        return found
+        return model
 
     @property
     def path(self) -> Path:
@@ -190,11 +190,11 @@ class GgufModel:
     @cached_property
     def _ahead(self) -> frozenset[str]:
         """The names of the tensors of MTP layers. Their layer numbers follow those of the model's layers."""
-        named = self.metadata.text("general.architecture")
-        layers = (self.metadata.number(f"{named}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
-        first = next(layers) - next(layers)
-        found = ((name, re.match(r"blk\.(\d{1,9})\.", name)) for name in self.places)
-        return frozenset(name for name, layer in found if layer and int(layer[1]) >= first)
+        prefix = self.metadata.text("general.architecture")
+        counts = (self.metadata.number(f"{prefix}.{key}") or 0 for key in ("block_count", "nextn_predict_layers"))
+        first = next(counts) - next(counts)
+        matches = ((name, re.match(r"blk\.(\d{1,9})\.", name)) for name in self.places)
+        return frozenset(name for name, match in matches if match and int(match[1]) >= first)
 
     def _repeats_embedding(self) -> bool:
         """Return whether the head has the same numbers as the embedding, except for rounding.
@@ -207,7 +207,7 @@ class GgufModel:
         rows, columns = shapes[0]
         firsts = [rows * sample // _SAMPLES * columns for sample in range(_SAMPLES)]
         stored = (self._tensor(name, shapes[0]).samples(firsts, min(32, columns)) for name in (_TABLE, _HEAD))
-        table, head = (np.frombuffer(one, np.float32) for one in stored)
+        table, head = (np.frombuffer(weights, np.float32) for weights in stored)
         return bool(table @ head > _ALIKE * np.linalg.norm(table) * np.linalg.norm(head))
 
     @property
@@ -224,35 +224,35 @@ class GgufModel:
     def texts(self) -> dict[str, bytes]:
         """The text files of the equivalent Hugging Face directory, by name.
 
-        Raises LocalspecError for an unsupported model, for impossible metadata, and for given texts of another model.
+        Raises LocalspecError for an unsupported model, impossible metadata, and publisher's texts of another model.
         """
         shapes = {name: place.shape for name, (_, place) in self.places.items()}
         try:
             content = config(self.metadata, shapes, self._factors)
-            if self.given is not None:
-                return self._publisher_texts(self.given, content)
+            if self.publisher_texts is not None:
+                return self._adapted_texts(self.publisher_texts, content)
             tokenizer = tokenizer_files(self.metadata, content["vocab_size"])
             generation = generation_config(self.metadata)
             files = {"config.json": content, "generation_config.json": generation, **tokenizer}
         except ValueError as error:
             raise damaged(self.path, str(error)[:200]) from None
         return {
-            name: (one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)).encode()
-            for name, one in files.items()
+            name: (file if isinstance(file, str) else json.dumps(file, ensure_ascii=False)).encode()
+            for name, file in files.items()
         }
 
-    def _publisher_texts(self, texts: Mapping[str, bytes], from_metadata: Mapping[str, Any]) -> dict[str, bytes]:
+    def _adapted_texts(self, texts: Mapping[str, bytes], from_metadata: Mapping[str, Any]) -> dict[str, bytes]:
         """Return the publisher's text files, with facts about this GGUF file added to config.json.
 
         `from_metadata` is the config made from the GGUF file. Raises ValueError if the texts belong to another model.
         """
         content, tied = parse_json(texts["config.json"]), from_metadata["tie_word_embeddings"]
-        theirs = ModelConfig.of(content)
-        if other := differences(ModelConfig.of(from_metadata), theirs):
-            raise ValueError(f"the file comes from another model than the publisher's texts: {other}")
+        published = ModelConfig.of(content)
+        if difference := differences(ModelConfig.of(from_metadata), published):
+            raise ValueError(f"the file comes from another model than the publisher's texts: {difference}")
         # Private entries describe how this file stores weights.
         stored = {name: value for name, value in from_metadata.items() if name.startswith("_")}
-        if theirs.tie_word_embeddings == tied and not stored:
+        if published.tie_word_embeddings == tied and not stored:
             return {**texts}
         return {**texts, "config.json": json.dumps({**content, "tie_word_embeddings": tied, **stored}).encode()}
 
@@ -270,17 +270,17 @@ class GgufModel:
         `added` has each added token, with True if the token comes before the prompt, and False if after the prompt.
         Raises the errors of `texts`.
         """
-        if self.given is not None:
+        if self.publisher_texts is not None:
             return []
-        found = ignored_sampling(self.metadata)
-        found += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
-        found += ends_at_words(self.metadata)
-        found += [
+        notices = ignored_sampling(self.metadata)
+        notices += impossible_roles(self.metadata, len(self.metadata.texts("tokenizer.ggml.tokens") or []))
+        notices += ends_at_words(self.metadata)
+        notices += [
             f"{self.path.name} wants {mark} {'before' if first else 'after'} each prompt, but its chat template "
             "leaves it out; localspec adds it, as llama-server does."
             for mark, first in added
         ]
-        return found
+        return notices
 
     def license(self) -> str | None:
         name = self.metadata.label("general.license")
@@ -295,16 +295,16 @@ class GgufModel:
         sizes = TransformerConfig.of(self.config)
         stored, shapes = self.tensors(sizes), {}
         places: dict[str, tuple[str, int]] = {}  # our parameter and the first weight of each tensor
-        for ours, parts in weight_map(sizes).items():
-            columns, row = in_features(ours, sizes), 0
+        for parameter, parts in weight_map(sizes).items():
+            columns, row = in_features(parameter, sizes), 0
             for name, rows in parts:
-                shapes[name] = stored_shape(ours, rows, columns)
-                places[name] = ours, row * (columns or 1)
+                shapes[name] = stored_shape(parameter, rows, columns)
+                places[name] = parameter, row * (columns or 1)
                 row += rows
 
         def values(name: str, firsts: Sequence[int], count: int) -> bytes:
-            ours, start = places[name]
-            return _samples(stored[ours], [start + first for first in firsts], count)
+            parameter, start = places[name]
+            return _samples(stored[parameter], [start + first for first in firsts], count)
 
         return sampled_weights(shapes, values)
 
@@ -314,14 +314,14 @@ class GgufModel:
         Raises LocalspecError for a tensor that is missing, has an unexpected shape, or is not supported.
         """
         parts = gguf_map(sizes)
-        found = {ours: self._parts(ours, some, in_features(ours, sizes), sizes) for ours, some in parts.items()}
-        taken = {*_CONFIGURATION, *self._ahead, *unread(sizes), *self._names(parts)}
-        if unknown := sorted(self.places.keys() - taken):
+        tensors = {name: self._parts(name, group, in_features(name, sizes), sizes) for name, group in parts.items()}
+        expected = {*_CONFIGURATION, *self._ahead, *unread(sizes), *self._names(parts)}
+        if unknown := sorted(self.places.keys() - expected):
             raise LocalspecError(
                 f"{self.path} has a tensor {unknown[0]!r}, which localspec does not expect in a {sizes.family} model; "
                 "choose another."
             )
-        return found
+        return tensors
 
     def ahead(self, sizes: TransformerConfig) -> dict[str, list[GgufTensor]]:
         """Return the tensors of the MTP layer, by localspec's names of its parameters; empty without such a layer.
@@ -333,7 +333,9 @@ class GgufModel:
         parts, layer_sizes = ahead_gguf_map(sizes), ahead_config(sizes)
         if self._ahead != self._names(parts):
             return {}
-        return {ours: self._parts(ours, some, ahead_features(ours, sizes), layer_sizes) for ours, some in parts.items()}
+        return {
+            name: self._parts(name, group, ahead_features(name, sizes), layer_sizes) for name, group in parts.items()
+        }
 
     def _name(self, part: str) -> str:
         """Return the name of the stored tensor that has the tensor `part`: experts' gate and up may share a tensor."""
@@ -341,27 +343,27 @@ class GgufModel:
         return fused if part not in self.places and fused in self.places else part
 
     def _names(self, parts: Mapping[str, Sequence[tuple[str, int]]]) -> set[str]:
-        return {self._name(part) for some in parts.values() for part, _ in some}
+        return {self._name(part) for group in parts.values() for part, _ in group}
 
     def _parts(
-        self, ours: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
+        self, parameter: str, parts: Sequence[tuple[str, int]], columns: int | None, sizes: TransformerConfig
     ) -> list[GgufTensor]:
-        """Return the GGUF tensors to stack for the parameter `ours`; `parts` has the name and rows of each tensor."""
-        found = []
+        """Return the GGUF tensors to stack for `parameter`; `parts` has the name and rows of each tensor."""
+        tensors = []
         for part, rows in parts:
             if (name := self._name(part)) != part:
-                found.append(self._half(name, rows, columns, "ffn_up_exps" in part, sizes))
+                tensors.append(self._half(name, rows, columns, "ffn_up_exps" in part, sizes))
                 continue
             shape = (rows,) if columns is None else (rows, columns)
-            found.append(self._tensor(name, shape, sizes, *self._form(name, ours, sizes)))
-        return found
+            tensors.append(self._tensor(name, shape, sizes, *self._form(name, parameter, sizes)))
+        return tensors
 
-    def _form(self, name: str, ours: str, sizes: TransformerConfig) -> tuple[int, str]:
+    def _form(self, name: str, parameter: str, sizes: TransformerConfig) -> tuple[int, str]:
         """Return the form in which a tensor is stored: `head_rows` and `change` of GgufTensor."""
         changes = architecture(self.metadata).changes
         change = changes.get(re.sub(r"^blk\.\d+\.|\.(weight|bias)$", "", name), "")
         if change == "pairs":
-            return sizes.sizes_of(int(ours.split(".")[1])).head_dim, ""
+            return sizes.sizes_of(int(parameter.split(".")[1])).head_dim, ""
         return 0, change
 
     def _half(self, name: str, rows: int, columns: int | None, second: bool, sizes: TransformerConfig) -> GgufTensor:

@@ -86,12 +86,12 @@ def around(metadata: Metadata, tokens: Sequence[str], begins: bool) -> tuple[lis
     added: list[list[int]] = []
     for role, default in (("bos", begins), ("eos", False)):
         key = f"tokenizer.ggml.add_{role}_token"
-        wanted, index = metadata.flag(key), token_of(metadata, role, len(tokens))
-        if wanted and index is None:
+        flag, index = metadata.flag(key), token_of(metadata, role, len(tokens))
+        if flag and index is None:
             raise LocalspecError(
                 f"The {metadata.file} sets {key} = true but names no such token; fetch it again, or choose another."
             )
-        added.append([index] if index is not None and (default if wanted is None else wanted) else [])
+        added.append([index] if index is not None and (default if flag is None else flag) else [])
     return added[0], added[1]
 
 
@@ -103,15 +103,15 @@ def ends(metadata: Metadata) -> list[int]:
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
     count = len(tokens) or 2**32 - 1  # any id is possible in a file without a list of tokens
-    found = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
-    known = set(_ENDS)
+    candidates = [token_of(metadata, role, count) for role in ("eos", "eot", "eom", *_FILL_ENDS)]
+    marks = set(_ENDS)
     for role, spellings in _FILL_ENDS.items():
         if token_of(metadata, role, count) is None:
-            known |= {*spellings}
-    spelled = [index for index, token in enumerate(tokens) if token in known]
+            marks |= {*spellings}
+    spelled = [index for index, token in enumerate(tokens) if token in marks]
     words = ordinary(metadata, tokens, types, spelled)
-    found += [index for index in spelled if index not in words]
-    ids = list(dict.fromkeys(index for index in found if index is not None))
+    candidates += [index for index in spelled if index not in words]
+    ids = list(dict.fromkeys(index for index in candidates if index is not None))
     spelling = {index: tokens[index] for index in ids if index < len(tokens)}
     spellings_found = {spelling.get(index) for index in ids}
     within_replies = {mark for mark, others in _NO_END if others <= spellings_found}
@@ -148,7 +148,7 @@ def ordinary(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], id
     return {
         index
         for token, index in normal.items()
-        if len(token) == 1 or any(token[:at] in pieces and token[at:] in pieces for at in range(1, len(token)))
+        if len(token) == 1 or any(token[:cut] in pieces and token[cut:] in pieces for cut in range(1, len(token)))
     }
 
 
@@ -190,7 +190,7 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
     types = metadata.numbers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise ValueError(f"the tokenizer has {len(tokens)} tokens, but types for {len(types)}")
-    used = [token for token, of in zip(tokens, types, strict=True) if token and of != _UNUSED]
+    used = [token for token, token_type in zip(tokens, types, strict=True) if token and token_type != _UNUSED]
     if len(set(used)) < len(used):
         twice = next(token for token, count in Counter(used).items() if count > 1)
         raise ValueError(f"the tokenizer has the token {twice[:80]!r} twice")
@@ -200,10 +200,10 @@ def tokenizer_files(metadata: Metadata, vocab_size: int) -> dict[str, Any]:
             "llama and gemma4; choose another."
         )
     split = _split(metadata) if kind in _MERGING else None
-    ids = {ours: token_of(metadata, ours, len(tokens)) for ours in _ROLES}
+    ids = {role: token_of(metadata, role, len(tokens)) for role in _ROLES}
     # A word with a role ends a reply or pads it; as a special token it would be removed from every text.
     words = ordinary(metadata, tokens, types, [index for index in ids.values() if index is not None])
-    roles = {_ROLES[ours]: tokens[index] for ours, index in ids.items() if index is not None and index not in words}
+    roles = {_ROLES[role]: tokens[index] for role, index in ids.items() if index is not None and index not in words}
     steps = _pieces(metadata, tokens, types, roles) if split is None else _merging(metadata, tokens, types, split)
     marks = around(metadata, tokens, split is None or split.begins)
     config = {**roles, "clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
@@ -256,13 +256,15 @@ def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str])
         )
         return [*before, {"Sequence": {"id": part, "type_id": number}}, *after]
 
-    named = {tokens[at]: {"id": tokens[at], "ids": [at], "tokens": [tokens[at]]} for at in (*begin, *end)}
+    special = {
+        tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in (*begin, *end)
+    }
     first = processed("A", 0)
     return {
         "type": "TemplateProcessing",
         "single": first,
         "pair": [*first, *processed("B", 1)],
-        "special_tokens": named,
+        "special_tokens": special,
     }
 
 
@@ -285,16 +287,16 @@ def _split(metadata: Metadata) -> Split:
 
 def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], split: Split) -> dict[str, Any]:
     """Return the BPE model, which merges bytes, as in GPT-2, or characters, as in Gemma 4."""
-    one = {token: token for token in tokens}  # each spelling only once in memory
+    interned = {token: token for token in tokens}  # each spelling only once in memory
     made_by: dict[tuple[str, str], str] = {}  # of equal pairs, the first counts
     for merge in metadata.texts("tokenizer.ggml.merges") or []:
-        at = merge.find(" ", 1)  # the first token may begin with a space
-        left, right = merge[:at], merge[at + 1 :]
+        space = merge.find(" ", 1)  # the first token may begin with a space
+        left, right = merge[:space], merge[space + 1 :]
         try:
-            made_by[one[left], one[right]] = one[left + right]
+            made_by[interned[left], interned[right]] = interned[left + right]
         except KeyError:
-            what = f"the tokenizer merges {shown(merge)[:80]!r}, which is not a pair that makes a token"
-            raise ValueError(what) from None
+            problem = f"the tokenizer merges {shown(merge)[:80]!r}, which is not a pair that makes a token"
+            raise ValueError(problem) from None
     vocabulary = _vocabulary(tokens, types)
     unused = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _UNUSED}
     if not unused.keys().isdisjoint(chain(made_by.values(), chain.from_iterable(made_by))):
@@ -302,26 +304,26 @@ def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], sp
             for token in (*pair, result):  # llama.cpp merges tokens into an unused one, too
                 if token in unused:
                     vocabulary.setdefault(token, unused[token])
-    words = {token for token, of in zip(tokens, types, strict=True) if of == _NORMAL and len(token) > 1}
-    made = words.intersection(made_by.values())
-    if len(made) < _MERGED * len(words):
+    words = {token for token, kind in zip(tokens, types, strict=True) if kind == _NORMAL and len(token) > 1}
+    merged = words.intersection(made_by.values())
+    if len(merged) < _MERGED * len(words):
         raise ValueError(
-            f"tokenizer.ggml.merges yields only {len(made)} of the {len(words)} tokens, so texts would be split into "
+            f"tokenizer.ggml.merges yields only {len(merged)} of the {len(words)} tokens, so texts would be split into "
             "smaller parts"
         )
     if split.raw:
         return {
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            "pre_tokenizer": _one_by_one([_isolating(one) for one in split.expressions]),
+            "pre_tokenizer": _one_by_one([_isolating(expression) for expression in split.expressions]),
             "decoder": {"type": "Sequence", "decoders": _STEPS[:3]},
             "model": _bpe(vocabulary, [*made_by], byte_fallback=True),
         }
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     *others, last = split.expressions
-    before = [_isolating(one) for one in (others if last == GPT2 else split.expressions)]
+    steps = [_isolating(expression) for expression in (others if last == GPT2 else split.expressions)]
     return {
         "normalizer": {"type": "NFC"} if split.composed else None,
-        "pre_tokenizer": _one_by_one([*before, {**byte_level, "use_regex": last == GPT2}]),
+        "pre_tokenizer": _one_by_one([*steps, {**byte_level, "use_regex": last == GPT2}]),
         "decoder": {**byte_level, "use_regex": True},
         "model": _bpe(vocabulary, [*made_by], ignore_merges=split.whole_words),
     }
@@ -380,23 +382,23 @@ def _merges(file: str, tokens: Sequence[str], types: Sequence[int], scores: Sequ
         )
     costs = -np.array(scores, np.float64)[normal]
     order = np.argsort(costs, kind="stable")
-    costs, pieces = costs[order], [tokens[normal[at]] for at in order.tolist()]
+    costs, pieces = costs[order], [tokens[normal[index]] for index in order.tolist()]
     encoded = [piece.encode() for piece in pieces]
     lengths, cuts = int32([*map(len, encoded)]), np.zeros(len(pieces), np.int32)
     if (ways := int(np.square(lengths, dtype=np.int64).sum())) > _MOST_WAYS:
         raise ValueError(f"the pieces of the tokenizer are too long: their squared lengths add up to {ways:,}")
     if compiled.library() is None:
-        known = dict(zip(encoded, costs.tolist(), strict=True))
-        cuts[:] = [_cut(piece, known) for piece in pieces]
+        cost_of = dict(zip(encoded, costs.tolist(), strict=True))
+        cuts[:] = [_cut(piece, cost_of) for piece in pieces]
     else:
-        seed, at = secrets.randbits(64), (address(lengths), address(costs), len(pieces))
-        check(library().ls_piece_cuts(b"".join(encoded), *at, seed, address(cuts)))
+        seed, arguments = secrets.randbits(64), (address(lengths), address(costs), len(pieces))
+        check(library().ls_piece_cuts(b"".join(encoded), *arguments, seed, address(cuts)))
     merged = np.flatnonzero(cuts)
     same = merged[1:][costs[merged[1:]] == costs[merged[:-1]]]
     if len(same):  # the earlier of the two in a text is merged, so their order depends on it
-        before = merged[np.searchsorted(merged, same[0]) - 1]
+        earlier = merged[np.searchsorted(merged, same[0]) - 1]
         raise LocalspecError(
-            f"The tokenizer of the {file} gives the pieces {pieces[before][:40]!r} and {pieces[same[0]][:40]!r} the "
+            f"The tokenizer of the {file} gives the pieces {pieces[earlier][:40]!r} and {pieces[same[0]][:40]!r} the "
             "same score, so the order of merges depends on the text, which localspec does not support; choose "
             "another file."
         )
@@ -411,14 +413,14 @@ def _cut(piece: str, costs: Mapping[bytes, float]) -> int:
         ways = [costs.get(left + right, math.inf) for left, right in pairwise(parts)]
         if (best := min(ways)) == math.inf:
             return 0
-        at = ways.index(best)
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        index = ways.index(best)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return len(parts[0]) if len(parts) == 2 and costs.keys() >= {*parts} else 0
 
 
-def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **unlike: Any) -> dict[str, Any]:
-    usual = {
+def _bpe(vocabulary: Mapping[str, int], merges: Sequence[tuple[str, str]], **settings: Any) -> dict[str, Any]:
+    defaults = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
     }  # fmt: skip
-    return {**usual, **unlike, "vocab": dict(vocabulary), "merges": merges}
+    return {**defaults, **settings, "vocab": dict(vocabulary), "merges": merges}

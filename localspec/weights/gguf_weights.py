@@ -70,22 +70,22 @@ def _source(
     texts: Mapping[str, bytes],
     parameters: int,
 ) -> PackingSource:
-    every = {name: [*parts] for name, parts in made_of.items()}
-    every.setdefault("lm_head.weight", every["embed_tokens"])
+    tensors = {name: [*parts] for name, parts in made_of.items()}
+    tensors.setdefault("lm_head.weight", tensors["embed_tokens"])
     architecture, size = str(config.content["architectures"][0]), sum(file.stat().st_size for file in files)
     checkpoint = Checkpoint(files[0], config.content, architecture, (*files,), parameters, size)
-    return PackingSource(checkpoint, config, sizes, every, texts)
+    return PackingSource(checkpoint, config, sizes, tensors, texts)
 
 
 def registration(source: PackingSource, origin: Origin, default_packing: str = IN_BLOCKS) -> Header:
     """Return the header of a registration: a packed file with a model's texts and the places of its weights."""
     numbers = {file: number for number, file in enumerate(source.checkpoint.weight_files)}
     names = weight_map(source.sizes)  # without a head that repeats the embedding
-    blocks = {name: tuple(_part(one, numbers) for one in source.made_of[name]) for name in names}
+    blocks = {name: tuple(_part(part, numbers) for part in source.made_of[name]) for name in names}
     in_memory = source.header(origin, gguf_recipe(source, IN_BLOCKS)).block_bytes
     texts = {name: len(text) for name, text in source.texts.items()}
     plan = Header.plan(origin, IN_BLOCKS, source.checkpoint.parameters, {}, texts)
-    ahead = {name: tuple(_part(one, numbers) for one in parts) for name, parts in source.ahead.items()}
+    ahead = {name: tuple(_part(part, numbers) for part in parts) for name, parts in source.ahead.items()}
     return replace(plan, blocks=blocks, weight_bytes=in_memory, default_packing=default_packing, ahead=ahead)
 
 
@@ -95,14 +95,14 @@ def _part(tensor: StoredTensor, numbers: Mapping[Path, int]) -> BlockPart:
     return BlockPart(numbers[tensor.file], tensor.start, tensor.bytes, tensor.block.name, tensor.shape, *form)
 
 
-def files_of(found: PackedFile) -> list[Path]:
+def files_of(packed: PackedFile) -> list[Path]:
     """Return the GGUF files that a packed file refers to. Raises NotHere for a missing or changed GGUF file."""
-    header = found.header
-    known = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
-    gone = found.missing or next((file for file, mark in known.items() if file_fingerprint(file) != mark), None)
-    if gone:
-        raise NotHere(moved(header, gone))
-    return [*known]
+    header = packed.header
+    marks = {Path(name): mark for name, (_, mark) in header.origin.files.items()}
+    changed = packed.missing or next((file for file, mark in marks.items() if file_fingerprint(file) != mark), None)
+    if changed:
+        raise NotHere(moved(header, changed))
+    return [*marks]
 
 
 def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequence[Path]) -> PackingSource:
@@ -110,22 +110,22 @@ def registered_source(header: Header, texts: Mapping[str, bytes], files: Sequenc
 
     Raises LocalspecError for a bad header.
     """
-    name = header.origin.name
+    model = header.origin.name
     try:
         config = ModelConfig.of(parse_json(texts["config.json"]))
         sizes = TransformerConfig.of(config)
-        made_of = {ours: [_tensor(part, files) for part in parts] for ours, parts in header.blocks.items()}
+        made_of = {name: [_tensor(part, files) for part in parts] for name, parts in header.blocks.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LocalspecError(
-            f"The registration of {name} cannot be used ({first_line(error)}); {again(header.origin)}."
+            f"The registration of {model} cannot be used ({first_line(error)}); {again(header.origin)}."
         ) from None
-    wanted = {
-        ours: [(rows,) if (columns := in_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
-        for ours, parts in gguf_map(sizes).items()
+    expected = {
+        name: [(rows,) if (columns := in_features(name, sizes)) is None else (rows, columns) for _, rows in parts]
+        for name, parts in gguf_map(sizes).items()
     }
-    if wanted != {ours: [part.shape for part in parts] for ours, parts in made_of.items()}:
+    if expected != {name: [part.shape for part in parts] for name, parts in made_of.items()}:
         raise LocalspecError(
-            f"The registration of {name} has weights that do not fit its config.json; {again(header.origin)}."
+            f"The registration of {model} has weights that do not fit its config.json; {again(header.origin)}."
         )
     return _source(config, sizes, made_of, files, texts, header.parameters)
 
@@ -151,18 +151,18 @@ def registered_ahead(path: Path, sizes: TransformerConfig) -> dict[str, list[Ggu
 
     Raises NotHere if the model has no MTP layer or a file is missing, and LocalspecError for an impossible layer.
     """
-    found = read(path)
-    header, files = found.header, files_of(found)
-    wanted = {
-        ours: [(rows,) if (columns := ahead_features(ours, sizes)) is None else (rows, columns) for _, rows in parts]
-        for ours, parts in ahead_gguf_map(sizes).items()
+    packed = read(path)
+    header, files = packed.header, files_of(packed)
+    expected = {
+        name: [(rows,) if (columns := ahead_features(name, sizes)) is None else (rows, columns) for _, rows in parts]
+        for name, parts in ahead_gguf_map(sizes).items()
     }
-    if wanted != {ours: [part.shape for part in parts] for ours, parts in header.ahead.items()}:
+    if expected != {name: [part.shape for part in parts] for name, parts in header.ahead.items()}:
         raise LocalspecError(
             f"The registration of {header.origin.name} has an MTP layer of another model; {again(header.origin)}."
         )
     try:
-        return {ours: [_tensor(part, files) for part in parts] for ours, parts in header.ahead.items()}
+        return {name: [_tensor(part, files) for part in parts] for name, parts in header.ahead.items()}
     except (ValueError, KeyError) as error:
         raise LocalspecError(
             f"The registration of {header.origin.name} cannot be used ({first_line(error)}); {again(header.origin)}."

@@ -59,8 +59,8 @@ class PackedMatrix:
         out, inputs = weights.shape
         packed = cls.empty(out, inputs, format, group)
         source = FORMATS[SOURCES[weights.dtype]]
-        given = address(weights), source, out, inputs, FORMATS[format], group, interleave, None
-        check(library().ls_pack(Packing(*given), address(packed.data), 0, -(-out // PANEL)))
+        arguments = address(weights), source, out, inputs, FORMATS[format], group, interleave, None
+        check(library().ls_pack(Packing(*arguments), address(packed.data), 0, -(-out // PANEL)))
         return packed
 
     @classmethod

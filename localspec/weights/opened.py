@@ -36,7 +36,7 @@ def write(file: Path, header: Header, fill: Fill, threads: int, progress: Progre
     """
     partial = partial_of(file)
     start, lock, of_thread = len(header.encoded()), threading.Lock(), threading.local()
-    largest = max((min(one.piece, one.bytes) for one in header.sections.values()), default=0)
+    largest = max((min(section.piece, section.bytes) for section in header.sections.values()), default=0)
     try:
         with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "r+b", buffering=0) as stream:
             os.chmod(partial, 0o600)  # a umask may have removed the permission to read it back
@@ -88,7 +88,7 @@ def _each_piece(
             name: [pool.submit(work, name, section, *piece) for piece in section.pieces]
             for name, section in header.sections.items()
         }
-        everything = [job for found in jobs.values() for job in found]
+        everything = [job for group in jobs.values() for job in group]
         try:
             ended, _ = wait(everything, return_when=FIRST_EXCEPTION)
             for job in ended:
@@ -96,7 +96,7 @@ def _each_piece(
         finally:
             for job in everything:
                 job.cancel()
-    return {name: joined(job.result() for job in found) for name, found in jobs.items()}
+    return {name: joined(job.result() for job in group) for name, group in jobs.items()}
 
 
 def _flush_directory(directory: Path) -> None:
@@ -122,10 +122,10 @@ class PackedModel:
     @classmethod
     def open(cls, file: Path) -> "PackedModel":
         """Map a packed file; processes that map it share its memory. Raises the errors of `packed_file.read`."""
-        found = read(file)
+        packed = read(file)
         with file.open("rb") as stream:
             content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            return cls(found.header, content, found.start, file=file)
+            return cls(packed.header, content, packed.start, file=file)
 
     @classmethod
     def in_memory(cls, header: Header, fill: Fill, threads: int, progress: Progress) -> "PackedModel":
@@ -155,15 +155,15 @@ class PackedModel:
         Raises LocalspecError for a config.json that cannot be used, or that does not fit the weights.
         """
         sizes = replace(TransformerConfig.of(self.config), tied=False)
-        there, wanted = self._parts, weight_map(sizes)
-        if "embed_tokens" not in there:
-            del wanted["embed_tokens"]  # it is stored once, as the head
+        stored, expected = self._parts, weight_map(sizes)
+        if "embed_tokens" not in stored:
+            del expected["embed_tokens"]  # it is stored once, as the head
         if self.head_rows:
-            del wanted["lm_head.weight"]
-        for name, parts in wanted.items():
-            if not _fits(there.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
+            del expected["lm_head.weight"]
+        for name, parts in expected.items():
+            if not _fits(stored.get(name, []), name, sum(rows for _, rows in parts), in_features(name, sizes)):
                 raise self._unusable(f"the file has no {name}, although its config.json declares it")
-        if unknown := next((name for name in there if name not in wanted), None):
+        if unknown := next((name for name in stored if name not in expected), None):
             raise self._unusable(f"the file has a tensor {unknown!r} that its config.json does not mention")
         return sizes
 
@@ -176,12 +176,12 @@ class PackedModel:
     @cached_property
     def _parts(self) -> dict[str, list[tuple[str, Tensor]]]:
         """The sections of each parameter: (name of the section, form). Only a matrix in blocks may have several."""
-        found: dict[str, list[tuple[str, Tensor]]] = {}
+        parts: dict[str, list[tuple[str, Tensor]]] = {}
         for name, section in self.header.tensors.items():
             assert section.tensor is not None
             blocks = section.tensor.layout == BLOCKS
-            found.setdefault(name.rpartition(" ")[0] if blocks else name, []).append((name, section.tensor))
-        return found
+            parts.setdefault(name.rpartition(" ")[0] if blocks else name, []).append((name, section.tensor))
+        return parts
 
     @cached_property
     def tensors(self) -> dict[str, PackedMatrix | BlockStack | npt.NDArray[Any]]:
@@ -190,15 +190,15 @@ class PackedModel:
 
         bf16 numbers are uint16. If the file has only a head, the embedding is the same object.
         """
-        found = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
-        if "embed_tokens" not in found and "lm_head.weight" in found:
-            found["embed_tokens"] = found["lm_head.weight"]
-        return found
+        tensors = {name: self._tensor(name, parts) for name, parts in self._parts.items()}
+        if "embed_tokens" not in tensors and "lm_head.weight" in tensors:
+            tensors["embed_tokens"] = tensors["lm_head.weight"]
+        return tensors
 
     def _tensor(self, name: str, parts: list[tuple[str, Tensor]]) -> PackedMatrix | BlockStack | npt.NDArray[Any]:
         if parts[0][1].layout == BLOCKS:
-            every = [(self._content(part), one.out, one.inputs, one.format) for part, one in parts]
-            return BlockStack(tuple(BlockMatrix(*one) for one in every))
+            blocks = [(self._content(part), tensor.out, tensor.inputs, tensor.format) for part, tensor in parts]
+            return BlockStack(tuple(BlockMatrix(*fields) for fields in blocks))
         (_, tensor), content = parts[0], self._content(name)
         if tensor.layout == "panels":
             return PackedMatrix(content, tensor.out, tensor.inputs, tensor.format, tensor.group)
@@ -236,13 +236,13 @@ def _fits(parts: list[tuple[str, Tensor]], name: str, out: int, inputs: int | No
         return False
     tensor = parts[0][1]
     if inputs is None:
-        return [one for _, one in parts] == [Tensor("rows", "fp32", 1, out)]
+        return [stored for _, stored in parts] == [Tensor("rows", "fp32", 1, out)]
     if tensor.layout == BLOCKS:
-        rows, halves = [one.out for _, one in parts], "gate_up_proj" in name
+        rows, halves = [stored.out for _, stored in parts], "gate_up_proj" in name
         return (
             [part for part, _ in parts] == [f"{name} {number}" for number in range(len(parts))]
             and (rows == [out // 2] * 2 if halves else len(parts) <= MOST_PARTS and sum(rows) == out)
-            and all((one.layout, one.inputs) == (BLOCKS, inputs) for _, one in parts)
+            and all((stored.layout, stored.inputs) == (BLOCKS, inputs) for _, stored in parts)
             and not name.endswith(".conv")
         )
     if len(parts) > 1:

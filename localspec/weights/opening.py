@@ -102,15 +102,15 @@ def _opened(file: Path) -> PackedModel:
     return model
 
 
-def _opened_or_again(made: Callable[[], Path], reporter: Reporter) -> PackedModel:
-    """Map the packed file that `made` returns. If the file's texts are damaged, delete it and call `made` again."""
-    file = made()
+def _opened_or_again(get_file: Callable[[], Path], reporter: Reporter) -> PackedModel:
+    """Map the packed file that `get_file` returns. If its texts are damaged, delete it and call `get_file` again."""
+    file = get_file()
     try:
         return _opened(file)
     except DamagedFile as error:
         reporter.notice(str(error))
         file.unlink(missing_ok=True)
-    return _opened(made())
+    return _opened(get_file())
 
 
 def _without_originals(
@@ -120,13 +120,13 @@ def _without_originals(
 
     Raises NotHere if the packing is not on this machine and cannot be made.
     """
-    here, registered = forms(path), _registration(path)
+    files, registered = forms(path), _registration(path)
     missing = registered.missing if registered else None
     if registered and (not missing or missing.is_file()):
         files_of(registered)  # raises NotHere if another file is in the place of the GGUF file, whatever was packed
-    if registered and missing and {*here.values()} != {registered.path}:
+    if registered and missing and {*files.values()} != {registered.path}:
         reporter.notice(f"{moved(registered.header, missing)} Until then the earlier packed form is used.")
-    file = here.get(packing)
+    file = files.get(packing)
     if registered and file == registered.path:
         file = None
     if file:
@@ -156,7 +156,7 @@ def _without_originals(
 
 def _registration(path: Path) -> PackedFile | None:
     """Return the packed file that refers to the GGUF files of a model; None if it is not read from GGUF files."""
-    return next((one for one in map(read, {path, *forms(path).values()}) if one.header.registered), None)
+    return next((packed for packed in map(read, {path, *forms(path).values()}) if packed.header.registered), None)
 
 
 def _source(registered: PackedFile) -> PackingSource:
@@ -195,9 +195,9 @@ def register(header: Header, texts: Mapping[str, bytes], reporter: Reporter, pat
         for name, section in header.texts.items()
     }
 
-    def same(known: Header) -> bool:  # another process may have registered the file under another name just now
-        origin = replace(header.origin, name=known.origin.name)
-        return known == replace(header.with_digests(digests), origin=origin)
+    def same(existing: Header) -> bool:  # another process may have registered the file under another name just now
+        origin = replace(header.origin, name=existing.origin.name)
+        return existing == replace(header.with_digests(digests), origin=origin)
 
     def make(file: Path) -> None:
         write_with_room(file, header, fill, 1, lambda done, total: None)
@@ -221,19 +221,19 @@ def pack_gguf(
     `once`, and LocalspecError if the GGUF files change meanwhile.
     """
     files = source.checkpoint.weight_files
-    before, header = stamps(files), source.header(origin, gguf_recipe(source, packing))
+    initial, header = stamps(files), source.header(origin, gguf_recipe(source, packing))
 
     def make(file: Path) -> None:
         write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
-        if stamps(files) != before:
+        if stamps(files) != initial:
             file.unlink(missing_ok=True)
             raise LocalspecError(f"{files[0]} changed while it was read; try again.")
 
-    def serves(found: Header) -> bool:
-        return packing != BLOCKS or _tensors(found) == _tensors(header)
+    def serves(existing: Header) -> bool:
+        return packing != BLOCKS or _tensors(existing) == _tensors(header)
 
-    known = in_all_formats(origin, ROUNDED if packing == BLOCKS else packing, paths)
-    return once([*known, *others], make, reporter, serves)
+    candidates = in_all_formats(origin, ROUNDED if packing == BLOCKS else packing, paths)
+    return once([*candidates, *others], make, reporter, serves)
 
 
 def _tensors(header: Header) -> dict[str, Tensor | None]:
@@ -261,7 +261,7 @@ def make(
     cache. Raises CannotWrite, DoesNotFit if the disk has no room, and LocalspecError for a model that cannot be packed.
     """
 
-    paths, before = paths or Paths(home()), stamps(weight_files(path))
+    paths, initial = paths or Paths(home()), stamps(weight_files(path))
     origin = with_files(origin, path, paths, reporter)
 
     def serves(header: Header) -> bool:
@@ -274,7 +274,7 @@ def make(
         made_of = replace(origin, license=license_of(path), weights=weights_fingerprint(path))
         header = source.header(made_of, Recipe(packing))
         write_with_room(file, header, source.filler({}), threads, report_packing(origin.name, packing, reporter))
-        if stamps(weight_files(path)) != before:
+        if stamps(weight_files(path)) != initial:
             file.unlink(missing_ok=True)
             raise LocalspecError(f"The weights of {origin.name} in {path} changed while they were packed; try again.")
         with suppress(OSError):
@@ -290,34 +290,34 @@ def with_files(origin: Origin, path: Path, paths: Paths, reporter: Reporter | No
     If a packed file has the same weights, perhaps from another directory, the list is copied from its header.
     """
     files, show = weight_files(path), _shown(f"reading the weights of {origin.name}", reporter or Reporter())
-    for one in packed_files(paths):
-        before = one.header.origin
-        if before.revision == origin.revision and recognised(files, before.files, paths, show):
-            return replace(origin, files=before.files)
+    for packed in packed_files(paths):
+        former = packed.header.origin
+        if former.revision == origin.revision and recognised(files, former.files, paths, show):
+            return replace(origin, files=former.files)
     return replace(origin, files=identified(files, paths))
 
 
 def once(
-    known: Sequence[Path],
+    candidates: Sequence[Path],
     make_it: Callable[[Path], None],
     reporter: Reporter,
     serves: Callable[[Header], bool] = lambda header: True,
 ) -> Path:
-    """Return the first file out of `known` that can be read and for whose header `serves` returns true. Otherwise
-    make `known[0]`.
+    """Return the first file out of `candidates` that can be read and for whose header `serves` returns true. Otherwise
+    make `candidates[0]`.
 
     Only one process makes the file; others wait. A notice says why a file is made again. Raises CannotWrite,
     DoesNotFit, and the errors of `make_it`.
     """
-    file = known[0]
+    file = candidates[0]
     try:
-        if found := _first_usable(known, reporter, serves):
-            return found
+        if existing := _first_usable(candidates, reporter, serves):
+            return existing
         private_directory(file.parent)
         remove_abandoned(file.parent)
         with locked(file, reporter, f"writes {file.name}"):
-            if found := _first_usable(known, Reporter(), serves):  # another process has made it meanwhile
-                return found
+            if existing := _first_usable(candidates, Reporter(), serves):  # another process has made it meanwhile
+                return existing
             make_it(file)
     except Stalled as error:
         raise CannotWrite(f"{str(error.strerror)[:1].upper()}{str(error.strerror)[1:]}.") from None
@@ -339,11 +339,11 @@ def once(
     return file
 
 
-def _first_usable(known: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
-    for file in known:
+def _first_usable(candidates: Sequence[Path], reporter: Reporter, serves: Callable[[Header], bool]) -> Path | None:
+    for file in candidates:
         try:
-            if file.exists() and serves((found := read(file)).header):
-                return found.path
+            if file.exists() and serves((packed := read(file)).header):
+                return packed.path
         except LocalspecError as error:
             reporter.notice(str(error))
     return None
@@ -380,9 +380,9 @@ def _in_memory(
         raise no_file
     if no_file:
         reporter.notice(f"{no_file} Until then the model is packed again each time it is loaded.")
-    before = stamps(files)
-    what = f"packing {origin.name} in {packing}" if packing in FILED else f"reading {origin.name}"
-    progress = _shown(what, reporter)
+    initial = stamps(files)
+    task = f"packing {origin.name} in {packing}" if packing in FILED else f"reading {origin.name}"
+    progress = _shown(task, reporter)
     try:
         model = PackedModel.in_memory(header, source.filler({}), threads, progress)
         np.empty(_ROOM, np.uint8)  # a check, released at once: later failures would end the process
@@ -391,28 +391,28 @@ def _in_memory(
             f"{origin.name} takes {size(header.section_bytes)} of memory in {packing}, but less is free; choose a "
             "smaller model."
         ) from error
-    if stamps(files) != before:
+    if stamps(files) != initial:
         raise LocalspecError(f"{files[0]} changed while it was read; try again.")
     return replace(model, head_rows=source.head_rows(recipe))
 
 
 def report_packing(name: str, packing: str, reporter: Reporter) -> Progress:
     """Report that a model is being packed. Return a function that reports progress."""
-    what = f"packing {name} in {packing}, once"
+    task = f"packing {name} in {packing}, once"
     if packing == BLOCKS:
-        what = f"writing the weights of {name} to a file, once"
-    reporter.progress(what)
-    return _shown(what, reporter)
+        task = f"writing the weights of {name} to a file, once"
+    reporter.progress(task)
+    return _shown(task, reporter)
 
 
-def _shown(what: str, reporter: Reporter) -> Progress:
-    """Return a function that reports progress as `what` with a percentage, at most once in PAUSE seconds."""
+def _shown(task: str, reporter: Reporter) -> Progress:
+    """Return a function that reports progress as `task` with a percentage, at most once in PAUSE seconds."""
     last = monotonic()
 
     def show(done: int, total: int) -> None:
         nonlocal last
         if monotonic() - last >= PAUSE:
             last = monotonic()
-            reporter.progress(f"{what}: {done / max(total, 1):.0%}")
+            reporter.progress(f"{task}: {done / max(total, 1):.0%}")
 
     return show

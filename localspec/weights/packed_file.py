@@ -187,12 +187,12 @@ class Header:
     ) -> "Header":
         """Lay out the sections. `texts` has the length of each text in bytes. The digests are zeros until the file is
         written."""
-        at, placed = 0, {}
+        offset, placed = 0, {}
         for name, tensor in [*tensors.items(), *((name, None) for name in texts)]:
             size = texts[name] if tensor is None else tensor.bytes
             piece = TEXT_PIECE if tensor is None else max(1, PIECE // tensor.panel_bytes) * tensor.panel_bytes
-            placed[name] = Section(at, size, piece, "0" * 64, tensor)
-            at = aligned(at + size)
+            placed[name] = Section(offset, size, piece, "0" * 64, tensor)
+            offset = aligned(offset + size)
         parts = [{name: placed[name] for name in names} for names in (tensors, texts)]
         return cls(origin, packing, parameters, parts[0], parts[1])
 
@@ -222,25 +222,25 @@ class Header:
 
     def encoded(self) -> bytes:
         """Return the bytes of the file before the first section. Their number does not depend on the digests."""
-        said = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
-        said["weights"] = said["origin"].pop("weights")  # earlier versions refuse an origin with this field
-        for part in (part for parts in (*said["blocks"].values(), *said["ahead"].values()) for part in parts):
+        content = {_STORED_NAMES.get(name, name): value for name, value in asdict(self).items()}
+        content["weights"] = content["origin"].pop("weights")  # earlier versions refuse an origin with this field
+        for part in (part for parts in (*content["blocks"].values(), *content["ahead"].values()) for part in parts):
             for key in ("change", "every"):
                 if not part[key]:
                     del part[key]  # likewise
         if not self.ahead:
-            del said["ahead"]  # likewise
+            del content["ahead"]  # likewise
         if not self.registered:
-            del said["blocks"], said["weight_bytes"], said["answers"]
-        text = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+            del content["blocks"], content["weight_bytes"], content["answers"]
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         start = _MAGIC + struct.pack("<Q", len(text)) + hashlib.sha256(text).digest() + text
         return start.ljust(aligned(len(start)), b"\0")
 
     def with_digests(self, digests: Mapping[str, str]) -> "Header":
-        def known(sections: Mapping[str, Section]) -> dict[str, Section]:
+        def updated(sections: Mapping[str, Section]) -> dict[str, Section]:
             return {name: replace(section, digest=digests[name]) for name, section in sections.items()}
 
-        return replace(self, tensors=known(self.tensors), texts=known(self.texts))
+        return replace(self, tensors=updated(self.tensors), texts=updated(self.texts))
 
 
 def block_inputs(type: str) -> int:  # noqa: A002
@@ -283,9 +283,9 @@ class PackedFile:
         header = self.header
         with suppress(LocalspecError, OSError):  # loading reports a file that cannot be read
             for name, (size, mark) in header.origin.files.items() if header.registered else ():
-                if not (file := Path(name)).is_file() or (found := file.stat()).st_size != size:
+                if not (file := Path(name)).is_file() or (status := file.stat()).st_size != size:
                     return file
-                newer = max(found.st_mtime_ns, found.st_ctime_ns) >= self.path.stat().st_mtime_ns
+                newer = max(status.st_mtime_ns, status.st_ctime_ns) >= self.path.stat().st_mtime_ns
                 if newer and file_fingerprint(file) != mark:
                     return file
         return None
@@ -321,10 +321,10 @@ class PackedFile:
         return problems
 
 
-def undamaged(content: bytes, section: Section, what: str) -> bytes:
+def undamaged(content: bytes, section: Section, label: str) -> bytes:
     """Return the content of a section. Raises DamagedFile if the content differs from its digest."""
     if joined(hashlib.sha256(content[start:end]).digest() for start, end in section.pieces) != section.digest:
-        raise DamagedFile(f"{what} is damaged; localspec must make the file again.")
+        raise DamagedFile(f"{label} is damaged; localspec must make the file again.")
     return content
 
 
@@ -338,10 +338,10 @@ def read(file: Path) -> PackedFile:
 
     Raises DamagedFile, UnreadableFormat, and CannotRead for a missing or unreadable file.
     """
-    found, size = peek(file)
-    if size != found.start + found.header.section_bytes:
-        raise _damaged(file, f"the file has {size} bytes instead of {found.start + found.header.section_bytes}")
-    return found
+    packed, size = peek(file)
+    if size != packed.start + packed.header.section_bytes:
+        raise _damaged(file, f"the file has {size} bytes instead of {packed.start + packed.header.section_bytes}")
+    return packed
 
 
 def peek(file: Path) -> tuple[PackedFile, int]:
@@ -377,15 +377,15 @@ def peek(file: Path) -> tuple[PackedFile, int]:
 
 def forms(file: Path) -> dict[str, Path]:
     """Return for each packing of a model one packed file on this machine: `file`, or another with the same weights."""
-    found = dict[str, Path]()
-    for one in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_preference):
-        found.setdefault(one.header.packing, one.path)
-    return found
+    files = dict[str, Path]()
+    for packed in sorted([peek(file)[0], *map(read, of_same_weights(file))], key=_preference):
+        files.setdefault(packed.header.packing, packed.path)
+    return files
 
 
-def _preference(one: PackedFile) -> tuple[bool, bool]:
+def _preference(packed: PackedFile) -> tuple[bool, bool]:
     """Return the key that sorts files of a packing: those that refer to GGUF files first, or last if one is missing."""
-    return one.missing is not None, not one.header.registered
+    return packed.missing is not None, not packed.header.registered
 
 
 def of_same_weights(file: Path) -> list[Path]:
@@ -394,24 +394,24 @@ def of_same_weights(file: Path) -> list[Path]:
     Search the file's directory. The cache and data directories of packed files are always searched together.
     """
     header, paths = peek(file)[0].header, Paths(home())
-    ours = (paths.imports, paths.packed)
-    found, places = [], ours if file.parent in ours else (file.parent,)
-    others = (sorted(place.glob(f"{header.origin.revision}-*{SUFFIX}"), reverse=True) for place in places)
-    for other in (one for place in others for one in place):
+    standard = (paths.imports, paths.packed)
+    same, folders = [], standard if file.parent in standard else (file.parent,)
+    listings = (sorted(folder.glob(f"{header.origin.revision}-*{SUFFIX}"), reverse=True) for folder in folders)
+    for other in (other for listing in listings for other in listing):
         with suppress(LocalspecError):
             if _same_weights(header, read(other).header):
-                found.append(other)
-    return found
+                same.append(other)
+    return same
 
 
-def _same_weights(one: Header, other: Header) -> bool:
+def _same_weights(first: Header, second: Header) -> bool:
     """Return whether two packed files have the same weights. GGUF files may move, so only their sizes are compared."""
-    if one.origin.revision != other.origin.revision:
+    if first.origin.revision != second.origin.revision:
         return False
-    if one.registered or other.registered:
-        sizes = [sorted(size for size, _ in header.origin.files.values()) for header in (one, other)]
+    if first.registered or second.registered:
+        sizes = [sorted(size for size, _ in header.origin.files.values()) for header in (first, second)]
         return sizes[0] == sizes[1]
-    return one.origin.files == other.origin.files
+    return first.origin.files == second.origin.files
 
 
 def _replaced(file: Path) -> CannotRead:
@@ -419,45 +419,49 @@ def _replaced(file: Path) -> CannotRead:
     return CannotRead(f"{file.name} cannot be read: another process has just replaced or deleted it; try again.")
 
 
-def _damaged(file: Path, what: str) -> DamagedFile:
-    return DamagedFile(f"The packed file {file} is damaged ({what}); localspec must make the file again.")
+def _damaged(file: Path, problem: str) -> DamagedFile:
+    return DamagedFile(f"The packed file {file} is damaged ({problem}); localspec must make the file again.")
 
 
 @lru_cache(maxsize=16)  # a list of models reads the same headers repeatedly
 def _parsed(text: bytes) -> Header:
     """Return the parsed header. Raises UnreadableFormat, or ValueError and similar errors for an impossible header."""
-    said: Any = parse_json(text)
-    first = 2 if said["packing"] == "int4" else 1  # int4 of format 1 lies in panels that no kernel computes
-    for name, known in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):
-        if _count(said[name]) not in known:
+    content: Any = parse_json(text)
+    first = 2 if content["packing"] == "int4" else 1  # int4 of format 1 lies in panels that no kernel computes
+    for name, supported in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):
+        if _count(content[name]) not in supported:
             raise UnreadableFormat(
-                f"of {name} {said[name]}, which this version of localspec cannot read; use the version that wrote it"
+                f"of {name} {content[name]}, which this version of localspec cannot read; use the version that wrote it"
             )
-    origin = dict(said["origin"])
+    origin = dict(content["origin"])
     origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
-    origin["weights"] = _text(said.get("weights", ""))
+    origin["weights"] = _text(content.get("weights", ""))
     texts = [_text(origin[name]) for name in ("name", "revision", "repo", "commit", "weights")]
     if not texts[0] or not all(map(_REVISION.fullmatch, (texts[1], texts[4] or texts[1]))):
         raise ValueError
     if origin["license"] is not None:
         _text(origin["license"])
     tensors, others = (
-        {_text(name): _section(entry) for name, entry in said[kind].items()} for kind in ("tensors", "texts")
+        {_text(name): _section(entry) for name, entry in content[kind].items()} for kind in ("tensors", "texts")
     )
     header = Header(
         Origin(**origin),
-        _text(said["packing"]),
-        _count(said["parameters"]),
+        _text(content["packing"]),
+        _count(content["parameters"]),
         tensors,
         others,
-        said["format"],
-        said["layout"],
-        **(_registered(said, [*origin["files"].values()]) if said["packing"] == BLOCKS and not tensors else {}),
+        content["format"],
+        content["layout"],
+        **(_registered(content, [*origin["files"].values()]) if content["packing"] == BLOCKS and not tensors else {}),
     )
-    blocks = header.registered or any(one.tensor and one.tensor.layout == BLOCKS for one in tensors.values())
+    blocks = header.registered or any(
+        section.tensor and section.tensor.layout == BLOCKS for section in tensors.values()
+    )
     if blocks and header.format == 1:
         raise ValueError
-    if any(one.tensor is None for one in tensors.values()) or any(one.tensor for one in others.values()):
+    if any(section.tensor is None for section in tensors.values()) or any(
+        section.tensor for section in others.values()
+    ):
         raise ValueError
     placed = sorted(header.sections.values(), key=lambda section: section.offset)
     if len(placed) != len(tensors) + len(others):
@@ -470,17 +474,17 @@ def _parsed(text: bytes) -> Header:
     return header
 
 
-def _registered(said: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
+def _registered(content: Any, files: list[tuple[int, str]]) -> dict[str, Any]:
     """Return the fields of a registration. Types and sizes are compared later, when the weights are read."""
-    blocks, ahead = (_block_parts(said.get(key, {}), files) for key in ("blocks", "ahead"))
-    if said["answers"] not in (BLOCKS, "int4", *_ITEM_BITS):
+    blocks, ahead = (_block_parts(content.get(key, {}), files) for key in ("blocks", "ahead"))
+    if content["answers"] not in (BLOCKS, "int4", *_ITEM_BITS):
         raise ValueError
-    sizes = {"weight_bytes": _count(said["weight_bytes"]), "default_packing": said["answers"]}
+    sizes = {"weight_bytes": _count(content["weight_bytes"]), "default_packing": content["answers"]}
     return {"blocks": blocks, "ahead": ahead, **sizes}
 
 
-def _block_parts(said: Any, files: list[tuple[int, str]]) -> dict[str, tuple[BlockPart, ...]]:
-    blocks = {_text(name): tuple(BlockPart(**part) for part in parts) for name, parts in said.items()}
+def _block_parts(entries: Any, files: list[tuple[int, str]]) -> dict[str, tuple[BlockPart, ...]]:
+    blocks = {_text(name): tuple(BlockPart(**part) for part in parts) for name, parts in entries.items()}
     for part in (part for parts in blocks.values() for part in parts):
         whole = [part.file, part.offset, part.bytes, part.head_rows, part.every, *part.shape]
         if not all(map(_is_count, whole)) or part.offset + part.bytes > files[part.file][0]:
@@ -493,10 +497,10 @@ def _block_parts(said: Any, files: list[tuple[int, str]]) -> dict[str, tuple[Blo
     return {name: tuple(replace(part, shape=tuple(part.shape)) for part in parts) for name, parts in blocks.items()}
 
 
-def _section(said: Any) -> Section:
+def _section(entry: Any) -> Section:
     tensor = None
-    if said["tensor"] is not None:
-        tensor = Tensor(**said["tensor"])
+    if entry["tensor"] is not None:
+        tensor = Tensor(**entry["tensor"])
         sizes = (_count(tensor.out), _count(tensor.inputs), _count(tensor.group))
         scaled = tensor.layout != BLOCKS and _ITEM_BITS[tensor.format] <= 8
         if (
@@ -505,13 +509,13 @@ def _section(said: Any) -> Section:
             or (tensor.layout == BLOCKS and tensor.inputs % block_inputs(tensor.format))
             or (tensor.group not in (32, 64, 128) if scaled else tensor.group != 0)
             or (scaled and tensor.layout == "rows")
-            or tensor.bytes != said["bytes"]
+            or tensor.bytes != entry["bytes"]
         ):
             raise ValueError
-    offset, count, piece = _count(said["offset"]), _count(said["bytes"]), _count(said["piece"])
-    if not _DIGEST.fullmatch(said["digest"]) or piece == 0 or count / piece > _MOST_PIECES:
+    offset, count, piece = _count(entry["offset"]), _count(entry["bytes"]), _count(entry["piece"])
+    if not _DIGEST.fullmatch(entry["digest"]) or piece == 0 or count / piece > _MOST_PIECES:
         raise ValueError
-    return Section(offset, count, piece, said["digest"], tensor)
+    return Section(offset, count, piece, entry["digest"], tensor)
 
 
 def _count(value: Any) -> int:

@@ -53,17 +53,17 @@ def in_all_formats(origin: Origin, packing: str, paths: Paths, *, only_copy: boo
     stem = f"{origin.revision}-{packing}-{weights}"
     places = (paths.imports, paths.packed) if only_copy else (paths.packed, paths.imports)
     formats = [FORMAT] if packing == BLOCKS else range(FORMAT, 0, -1)
-    return [place / f"{stem}-{written}{SUFFIX}" for place in places for written in formats]
+    return [place / f"{stem}-{version}{SUFFIX}" for place in places for version in formats]
 
 
 def packed_for_gpus(paths: Paths) -> list[tuple[str, str, Path]]:
     """Return the files packed for GPUs, each as (revision of the model, packing and precision such as nf4-bf16,
     path)."""
-    found = []
+    files = []
     for file in _files(paths.packed, f"*{GPU_SUFFIX}"):
         revision, _, rest = file.stem.partition("-")
-        found.append((revision, rest.rsplit("-", 2)[0], file))
-    return found
+        files.append((revision, rest.rsplit("-", 2)[0], file))
+    return files
 
 
 def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
@@ -75,56 +75,64 @@ def former_forms(origin: Origin, packing: str, paths: Paths) -> list[Path]:
     if origin.repo or not os.path.isabs(origin.name):
         return []
     same = [
-        one for one in packed_files(paths) if (one.header.origin.name, one.header.packing) == (origin.name, packing)
+        packed
+        for packed in packed_files(paths)
+        if (packed.header.origin.name, packed.header.packing) == (origin.name, packing)
     ]
-    return [one.path for one in same if not one.header.origin.repo and one.header.origin.files != origin.files]
+    return [
+        packed.path for packed in same if not packed.header.origin.repo and packed.header.origin.files != origin.files
+    ]
 
 
-def ranked(found: Iterable[PackedFile]) -> list[PackedFile]:
+def ranked(files: Iterable[PackedFile]) -> list[PackedFile]:
     """Return the packed files of a model, from the oldest to the newest, then the file that refers to its GGUF files.
 
     A file is left out if another process has deleted it since its header was read.
     """
     keys = {}
-    for one in found:
+    for file in files:
         with suppress(OSError):
-            keys[one.path] = (one.header.registered, one.path.stat().st_mtime), one
-    return [one for _, one in sorted(keys.values(), key=lambda each: each[0])]
+            keys[file.path] = (file.header.registered, file.path.stat().st_mtime), file
+    return [file for _, file in sorted(keys.values(), key=lambda item: item[0])]
 
 
-def files_in_use(paths: Paths, but: Collection[Path] = ()) -> dict[str, str]:
+def files_in_use(paths: Paths, excluding: Collection[Path] = ()) -> dict[str, str]:
     """Return the real paths of the GGUF files from which models are read, each with the name of such a model.
 
-    Models whose packed files are in `but` do not count.
+    Models whose packed files are in `excluding` do not count.
     """
-    found = [one for one in packed_files(paths) if one.header.registered and one.path not in but]
-    return {os.path.realpath(file): one.header.origin.name for one in found for file in one.header.origin.files}
+    registered = [packed for packed in packed_files(paths) if packed.header.registered and packed.path not in excluding]
+    return {
+        os.path.realpath(file): packed.header.origin.name
+        for packed in registered
+        for file in packed.header.origin.files
+    }
 
 
 def packed_files(paths: Paths) -> list[PackedFile]:
     """Return every packed model that can be read, sorted by name and packing."""
-    found = {one.path.name: one for place in _places(paths) for one in packed_in(place)}
-    return sorted(found.values(), key=lambda one: (one.header.origin.name, one.header.packing, one.path))
+    by_name = {packed.path.name: packed for place in _places(paths) for packed in packed_in(place)}
+    return sorted(by_name.values(), key=lambda packed: (packed.header.origin.name, packed.header.packing, packed.path))
 
 
 def packed_in(directory: Path) -> list[PackedFile]:
     """Return every packed model in one directory that can be read."""
-    found = []
+    packed = []
     for file in _files(directory, f"*{SUFFIX}"):
         with suppress(LocalspecError):
-            found.append(read(file))
-    return found
+            packed.append(read(file))
+    return packed
 
 
 def unreadable(paths: Paths) -> dict[Path, str]:
     """Return the packed files that cannot be read, each with the reason."""
-    found = {}
+    reasons = {}
     for file in (file for place in _places(paths) for file in _files(place, f"*{SUFFIX}")):
         try:
             read(file)
         except LocalspecError as error:
-            found[file] = str(error)
-    return found
+            reasons[file] = str(error)
+    return reasons
 
 
 def _places(paths: Paths) -> tuple[Path, Path]:
@@ -154,11 +162,11 @@ def packed_of(path: Path, source: str, paths: Paths) -> list[Path]:
 
     `source` is org/repo[@revision], or empty; the directory need not exist.
     """
-    found = [one.path for one in packed_files(paths) if source and one.header.origin.repo == source]
+    files = [packed.path for packed in packed_files(paths) if source and packed.header.origin.repo == source]
     with suppress(LocalspecError):
         pattern = f"{revision(path)}-*"
-        found += [file for place in _places(paths) for file in _files(place, pattern) if file.suffix != ".lock"]
-    return sorted(set(found))
+        files += [file for place in _places(paths) for file in _files(place, pattern) if file.suffix != ".lock"]
+    return sorted(set(files))
 
 
 def other_source(file: Path, sources: Collection[str]) -> str:
@@ -170,29 +178,29 @@ def other_source(file: Path, sources: Collection[str]) -> str:
 
 
 @contextmanager
-def locked(file: Path, reporter: Reporter, what: str) -> Iterator[None]:
-    """Hold the lock of a file. While waiting, report that another process "writes x.packed" (`what`).
+def locked(file: Path, reporter: Reporter, task: str) -> Iterator[None]:
+    """Hold the lock of a file. While waiting, report that another process "writes x.packed" (`task`).
 
     The lock file is deleted when the lock is released. A waiting process then makes a new lock file. Raises Stalled if
     the other process writes nothing for a while, and OSError.
     """
     from filelock import FileLock, Timeout
 
-    lock, partial, before, since = FileLock(lock_of(file), mode=0o600), partial_of(file), 0, monotonic()
+    lock, partial, last_change, since = FileLock(lock_of(file), mode=0o600), partial_of(file), 0, monotonic()
     while not lock.is_locked:
         try:
             lock.acquire(timeout=LOOK)
         except Timeout:
             with suppress(OSError):
-                if (written := partial.stat().st_mtime_ns) != before:
-                    before, since = written, monotonic()
+                if (change := partial.stat().st_mtime_ns) != last_change:
+                    last_change, since = change, monotonic()
             if monotonic() - since > STALLED:
                 who = _writer(partial)
                 raise Stalled(
                     errno.ETIMEDOUT,
-                    f"{who}, which {what}, has written nothing for {STALLED:.0f} s; wait longer, or end that process",
+                    f"{who}, which {task}, has written nothing for {STALLED:.0f} s; wait longer, or end that process",
                 ) from None
-            reporter.progress(f"waiting for {_writer(partial)}, which {what}")
+            reporter.progress(f"waiting for {_writer(partial)}, which {task}")
     try:
         yield
     finally:
@@ -224,8 +232,8 @@ def remove_abandoned(*directories: Path) -> int:
     from filelock import FileLock, Timeout
 
     freed = 0
-    every = (file for directory in directories for file in _files(directory, "*"))
-    for file in {one.with_suffix("").with_suffix(SUFFIX) for one in every if one.suffix in (PARTIAL, ".lock")}:
+    files = (file for directory in directories for file in _files(directory, "*"))
+    for file in {path.with_suffix("").with_suffix(SUFFIX) for path in files if path.suffix in (PARTIAL, ".lock")}:
         lock, partial = lock_of(file), partial_of(file)
         with suppress(OSError, Timeout), FileLock(lock, timeout=0, mode=0o600):  # otherwise a process is writing it
             if partial.is_file():
@@ -238,11 +246,11 @@ def remove_abandoned(*directories: Path) -> int:
 
 def packed_bytes(paths: Paths) -> int:
     """Return the bytes of all files in the directories of packed models."""
-    found = 0
+    total = 0
     for file in (file for place in _places(paths) for file in _files(place, "*")):
         with suppress(OSError):  # another process has deleted it
-            found += file.stat().st_size
-    return found
+            total += file.stat().st_size
+    return total
 
 
 def _files(directory: Path, pattern: str) -> list[Path]:
@@ -291,7 +299,7 @@ def made_from_gguf(files: Collection[str]) -> bool:
 def imports(paths: Paths) -> dict[str, PackedFile]:
     """Return the imported models by name. Of several packed files of a model return the file that refers to
     GGUF files, or else the newest."""
-    return {one.header.origin.name: one for one in ranked(_imported(paths))}
+    return {packed.header.origin.name: packed for packed in ranked(_imported(paths))}
 
 
 def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total: None) -> PackedFile | None:
@@ -302,28 +310,29 @@ def import_of(path: Path, paths: Paths, progress: Progress = lambda done, total:
     files = parts_of(path)
     if not all(file.is_file() for file in files):
         return None
-    every = _imported(paths)
-    origins = {tuple(sorted(one.header.origin.files.items())) for one in every}  # packings of one import share it
-    known = {origin for origin in origins if recognised(files, dict(origin), paths, progress)}
-    same = [one for one in every if tuple(sorted(one.header.origin.files.items())) in known]
+    imported = _imported(paths)
+    # Packings of one import share an origin's files.
+    origins = {tuple(sorted(packed.header.origin.files.items())) for packed in imported}
+    matching = {origin for origin in origins if recognised(files, dict(origin), paths, progress)}
+    same = [packed for packed in imported if tuple(sorted(packed.header.origin.files.items())) in matching]
     return next(reversed(ranked(same)), None)
 
 
-def new_name(path: Path, digest: str, taken: Collection[str], paths: Paths, called: str | None = None) -> str:
-    """Return the name of a model that is imported from a file: the name of the file, or `called`.
+def new_name(path: Path, digest: str, reserved: Collection[str], paths: Paths, name: str | None = None) -> str:
+    """Return the name of a model that is imported from a file: the name of the file, or `name`.
 
-    If another model has this name, the digest is added. `taken` are the names of models that were not imported. A file
-    that has changed since its import is another model: a packed file may be the only copy of the former model.
+    If another model has this name, the digest is added. `reserved` are the names of models that were not imported. A
+    file that has changed since its import is another model: a packed file may be the only copy of the former model.
     """
     numbered = _PART.fullmatch(path.name)
-    stem = numbered[1] if numbered else called or path.stem
+    stem = numbered[1] if numbered else name or path.stem
     plain = re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "model"
-    return plain if plain not in {*taken, *imports(paths)} else f"{plain}-{digest[:8]}"
+    return plain if plain not in {*reserved, *imports(paths)} else f"{plain}-{digest[:8]}"
 
 
 def _imported(paths: Paths) -> list[PackedFile]:
-    every = ((one, one.header.origin) for one in packed_files(paths))
-    return [one for one, origin in every if not origin.repo and made_from_gguf(origin.files)]
+    pairs = ((packed, packed.header.origin) for packed in packed_files(paths))
+    return [packed for packed, origin in pairs if not origin.repo and made_from_gguf(origin.files)]
 
 
 MOST_FILES = 10_000  # examined in one folder
@@ -349,8 +358,8 @@ def models_of_others() -> list[FoundModel]:
     if named := environment.ollama_models():
         ollama.insert(0, named)
     places = [("LM Studio", place) for place in lm_studio] + [("Ollama", place) for place in ollama]
-    found = {one.path: one for program, place in places for one in models_below(place, program)}
-    return sorted(found.values(), key=lambda one: one.name)
+    models = {model.path: model for program, place in places for model in models_below(place, program)}
+    return sorted(models.values(), key=lambda model: model.name)
 
 
 def models_below(folder: Path, program: str = "") -> list[FoundModel]:
@@ -359,13 +368,13 @@ def models_below(folder: Path, program: str = "") -> list[FoundModel]:
     Projectors of images (`mmproj-…`) are not models and are left out, as are models with missing parts. In Ollama's
     folder, files are named by digests, and models by manifests.
     """
-    found = {one.path: one for one in _ollama(folder, program or "Ollama")}
+    models = {model.path: model for model in _ollama(folder, program or "Ollama")}
     for path in _files_below(folder):
         first = parts_of(path)
         if first[0] == path and is_gguf(path) and not path.name.lower().startswith("mmproj"):
             with suppress(OSError):
-                found[path] = FoundModel(path, path.stem, program, sum(part.stat().st_size for part in first))
-    return sorted(found.values(), key=lambda one: one.name)
+                models[path] = FoundModel(path, path.stem, program, sum(part.stat().st_size for part in first))
+    return sorted(models.values(), key=lambda model: model.name)
 
 
 def incomplete_below(folder: Path) -> dict[Path, str]:
@@ -373,26 +382,26 @@ def incomplete_below(folder: Path) -> dict[Path, str]:
 
     For a model in several files, return the first file that is there.
     """
-    found: dict[Path, str] = {}
+    problems: dict[Path, str] = {}
     for path in _files_below(folder):
         if path.suffix.lower() != _SUFFIX:
             continue
         parts = parts_of(path)
-        here, lacking = ([one for one in parts if one.is_file() is there] for there in (True, False))
+        here, lacking = ([part for part in parts if part.is_file() is exists] for exists in (True, False))
         if not path.exists():
-            found[path] = (
+            problems[path] = (
                 f"the file is a link to {os.readlink(path)}, which is not there; restore that file, or delete the link."
             )
         elif lacking and path == here[0]:
-            found[path] = f"{lacking[0].name} is missing; put it into the same folder."
-    return found
+            problems[path] = f"{lacking[0].name} is missing; put it into the same folder."
+    return problems
 
 
 def ollama_name(file: Path) -> str | None:
     """Return Ollama's name for the model in a file, as NAME-TAG; None for any other file."""
     if not file.name.startswith("sha256-") or file.parent.name != "blobs":
         return None
-    named = (one.name for one in _ollama(file.parent.parent, "Ollama") if one.path == file)
+    named = (model.name for model in _ollama(file.parent.parent, "Ollama") if model.path == file)
     return next((name.replace(":", "-") for name in named), None)
 
 
@@ -405,8 +414,8 @@ def _ollama(folder: Path, program: str) -> Iterator[FoundModel]:
             if blob is not None and begins_as_gguf(blob):
                 *owner, name, tag = manifest.relative_to(manifests).parts[1:]
                 publisher = "/".join(part for part in owner if part != "library")
-                called = f"{publisher}/{name}:{tag}" if publisher else f"{name}:{tag}"
-                yield FoundModel(blob, called, program, blob.stat().st_size)
+                label = f"{publisher}/{name}:{tag}" if publisher else f"{name}:{tag}"
+                yield FoundModel(blob, label, program, blob.stat().st_size)
 
 
 def _weights(blobs: Path, manifest: Any) -> Path | None:
@@ -420,11 +429,11 @@ def _weights(blobs: Path, manifest: Any) -> Path | None:
 
 def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and below, at most MOST_FILES, without following links to folders."""
-    seen = 0
+    count = 0
     for place, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
-            seen += 1
-            if seen > MOST_FILES:
+            count += 1
+            if count > MOST_FILES:
                 return
             yield Path(place, name)

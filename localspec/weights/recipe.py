@@ -39,7 +39,7 @@ class Recipe:
         in_blocks = self.packing == BLOCKS or (self.packing == "int4" and name not in TABLES)
         if not in_blocks or inputs is None or name.endswith(NEVER_PACKED):
             return {name: self.tensor(name, out, inputs)}
-        found = {}
+        sections = {}
         for number, (rows, stored) in enumerate(parts):
             if self.packing == "int4":
                 chosen = block_type(name, number, layers, inputs)
@@ -52,8 +52,8 @@ class Recipe:
                     chosen = draft_blocks(stored)
             if chosen is None:
                 return {name: self.tensor(name, out, inputs)}
-            found[f"{name} {number}"] = Tensor(BLOCKS, chosen, rows, inputs)
-        return found
+            sections[f"{name} {number}"] = Tensor(BLOCKS, chosen, rows, inputs)
+        return sections
 
     def tensor(self, name: str, out: int, inputs: int | None) -> Tensor:
         """Return how a parameter [out, inputs] is packed if it is not in blocks. `inputs` is None for a vector."""
@@ -108,7 +108,7 @@ def block_type(name: str, part: int, layers: int, inputs: int) -> str | None:
     `layers`. Matrices of additional layer inputs have finer blocks, too, because four bits would save almost nothing.
     """
     types = _FINER if _loses_most(name, part, layers) else _USUAL
-    return next((one for one in types if inputs % block_inputs(one) == 0), None)
+    return next((kind for kind in types if inputs % block_inputs(kind) == 0), None)
 
 
 def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> list[int]:
@@ -121,23 +121,23 @@ def part_rows(name: str, stored: Sequence[int], sizes: TransformerConfig) -> lis
     if name.endswith("experts.down_proj.weight"):
         return [sum(stored)]
     if len(stored) == 1 and name.endswith("qkv_proj.weight"):
-        one = sizes.sizes_of(int(name.split(".")[1]))
-        keys = one.num_kv_heads * one.head_dim
-        parts = [sizes.num_heads * one.head_dim * (2 if sizes.gated else 1), keys, keys]
+        layer = sizes.sizes_of(int(name.split(".")[1]))
+        keys = layer.num_kv_heads * layer.head_dim
+        parts = [sizes.num_heads * layer.head_dim * (2 if sizes.gated else 1), keys, keys]
         return parts if sum(parts) == stored[0] else [*stored]
     return [*stored]
 
 
 def in_four_bits(linears: Iterable[tuple[str, Sequence[int], int]], layers: int) -> int:
     """Return how many bytes matrices (name, rows of each part, inputs) take in int4, in a model of `layers` layers."""
-    found = 0
+    total = 0
     for name, parts, inputs in linears:
         for part, rows in enumerate(parts):
             if (chosen := block_type(name, part, layers, inputs)) is None:
-                found += Tensor("panels", "int8", sum(parts), inputs, 32).bytes
+                total += Tensor("panels", "int8", sum(parts), inputs, 32).bytes
                 break
-            found += Tensor(BLOCKS, chosen, rows, inputs).bytes
-    return found
+            total += Tensor(BLOCKS, chosen, rows, inputs).bytes
+    return total
 
 
 def _loses_most(name: str, part: int, layers: int) -> bool:
@@ -161,7 +161,7 @@ _ANY_WIDTH = "Q8_0"  # for rows that are not a whole number of the blocks above
 def stand_in(name: str, columns: int) -> str | None:
     """Return the type to which weights of the type `name` are rounded; None if no type divides rows of `columns`
     weights."""
-    return next((one for one in (STAND_INS[name], _ANY_WIDTH) if columns % block_inputs(one) == 0), None)
+    return next((kind for kind in (STAND_INS[name], _ANY_WIDTH) if columns % block_inputs(kind) == 0), None)
 
 
 # -- draft models ------------------------------------------------------------------------------------------------------
@@ -198,16 +198,16 @@ def draft_bytes(header: Header, vocab_size: int) -> int:
     """Return how many bytes a registered model's weights take as a draft model; 0 if no engine reads its blocks."""
     if not header.weight_bytes:
         return 0
-    few, found = head_tokens(vocab_size), 0
+    few, total = head_tokens(vocab_size), 0
     for name, parts in header.blocks.items():
         for part in parts:
             if len(part.shape) == 1:
-                found += 4 * part.shape[0]
+                total += 4 * part.shape[0]
             elif name != "lm_head.weight" or not few:
                 stored = part.type if part.type in RECORDS else "Q8_0"
                 kind = stored if name in TABLES or stored != part.type else draft_blocks(stored)
-                found += Tensor(BLOCKS, kind, *part.shape).bytes
-    return found + (Tensor(BLOCKS, HEAD_BLOCKS, few, header.blocks["embed_tokens"][0].shape[1]).bytes if few else 0)
+                total += Tensor(BLOCKS, kind, *part.shape).bytes
+    return total + (Tensor(BLOCKS, HEAD_BLOCKS, few, header.blocks["embed_tokens"][0].shape[1]).bytes if few else 0)
 
 
 def draft_in_words(numbers: str, vocab_size: int) -> str:

@@ -62,7 +62,9 @@ class PackingSource:
                 table = name == "lm_head.weight" and self.sizes.tied
                 rows, ends = self._part_rows(name), [*accumulate(part.shape[0] for part in parts)]
                 firsts = accumulate(rows[:-1], initial=0)
-                stored = [(count, _type(parts[bisect_right(ends, at)])) for at, count in zip(firsts, rows, strict=True)]
+                stored = [
+                    (count, _type(parts[bisect_right(ends, row)])) for row, count in zip(firsts, rows, strict=True)
+                ]
                 as_held = replace(recipe, drafts=False) if table else recipe
                 tensors |= as_held.sections(name, stored, in_features(name, self.sizes), self.sizes.num_layers)
         texts = {name: len(text) for name, text in self.texts.items()}
@@ -88,19 +90,19 @@ class PackingSource:
             if section.tensor is None:
                 into[:] = self.texts[name][first : first + len(into)]
                 return
-            ours, _, number = name.partition(" ")
-            parts, counts = self.made_of[ours], importance.get(ours)
+            parameter, _, number = name.partition(" ")
+            parts, counts = self.made_of[parameter], importance.get(parameter)
             if section.tensor.layout == "rows":
                 finite = _fill_rows(parts, section.tensor, first, into)
             elif section.tensor.layout == BLOCKS:
-                above = sum(self._part_rows(ours)[: int(number)])
+                above = sum(self._part_rows(parameter)[: int(number)])
                 finite = _fill_blocks(parts, above, section.tensor, first, into, counts)
             else:
-                fill_panels(parts, section.tensor, first, into, ours.endswith("gate_up_proj.weight"))
+                fill_panels(parts, section.tensor, first, into, parameter.endswith("gate_up_proj.weight"))
                 finite = is_finite(into, section.tensor)
             if not finite:
                 raise LocalspecError(
-                    f"{ours} of {self.checkpoint.path} has NaN or inf, so the model cannot write text; fetch it "
+                    f"{parameter} of {self.checkpoint.path} has NaN or inf, so the model cannot write text; fetch it "
                     "again, or choose another."
                 )
 
@@ -143,17 +145,17 @@ def _fill_blocks(
     row = BLOCK_PANEL * (first // tensor.panel_bytes)
     count = min(tensor.out - row, BLOCK_PANEL * (len(into) // tensor.panel_bytes))
     target = BlockMatrix(np.frombuffer(into, np.uint8), count, tensor.inputs, tensor.format)
-    filled: Callable[..., None]
-    given: tuple[Any, ...]
+    fill: Callable[..., None]
+    arguments: tuple[Any, ...]
     starts = accumulate((part.shape[0] for part in parts), initial=0)
     start, stored = [pair for pair in zip(starts, parts, strict=False) if pair[0] <= above][-1]
     if _type(stored) == tensor.format and above + tensor.out <= start + stored.shape[0]:
-        filled, given = target.fill, (_blocks(stored, above - start + row, count),)
+        fill, arguments = target.fill, (_blocks(stored, above - start + row, count),)
     else:
         weights, source = _rows(parts, [(above + row, above + row + count)], tensor.inputs)
-        filled, given = target.fill_rounded, (weights, importance, source)
+        fill, arguments = target.fill_rounded, (weights, importance, source)
     try:
-        filled(*given)
+        fill(*arguments)
     except LocalspecError:
         return False
     return True
@@ -164,11 +166,11 @@ def _blocks(part: StoredTensor, row: int, count: int) -> npt.NDArray[np.uint8]:
     order."""
     assert isinstance(part, GgufTensor)
     head, row_bytes = part.head_rows or 1, part.bytes // part.shape[0]
-    before = row % head  # whole heads are read
-    rows = np.empty((-(-(before + count) // head) * head, row_bytes), np.uint8)
-    part.read(rows.data.cast("B"), (row - before) * row_bytes)
-    ours = rows.reshape(-1, head // 2, 2, row_bytes).swapaxes(1, 2).reshape(rows.shape) if part.head_rows else rows
-    return np.ascontiguousarray(ours[before : before + count])
+    skipped = row % head  # whole heads are read
+    rows = np.empty((-(-(skipped + count) // head) * head, row_bytes), np.uint8)
+    part.read(rows.data.cast("B"), (row - skipped) * row_bytes)
+    ordered = rows.reshape(-1, head // 2, 2, row_bytes).swapaxes(1, 2).reshape(rows.shape) if part.head_rows else rows
+    return np.ascontiguousarray(ordered[skipped : skipped + count])
 
 
 def _bf16(numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -189,7 +191,7 @@ def fill_panels(
     panel, count = first // tensor.panel_bytes, len(into) // tensor.panel_bytes
     if interleave:
         half = tensor.out // 2
-        ranges = [(at + _HALF * panel, at + min(half, _HALF * (panel + count))) for at in (0, half)]
+        ranges = [(offset + _HALF * panel, offset + min(half, _HALF * (panel + count))) for offset in (0, half)]
     else:
         ranges = [(PANEL * panel, min(tensor.out, PANEL * (panel + count)))]
     rows, source = _rows(parts, ranges, tensor.inputs)
@@ -218,12 +220,12 @@ def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: 
     """Return the rows in `ranges`, [from, to) each, of stacked tensors, and the format of these rows."""
     same = len({part.dtype for part in parts}) == 1 and parts[0].dtype in _SOURCES
     source = _SOURCES[parts[0].dtype] if same else "fp32"
-    rows = np.empty((sum(to - start for start, to in ranges), inputs), np.float32 if source == "fp32" else np.uint16)
+    rows = np.empty((sum(end - start for start, end in ranges), inputs), np.float32 if source == "fp32" else np.uint16)
     filled = 0
-    for start, to in ranges:
-        at = 0
+    for start, end in ranges:
+        above = 0
         for part in parts:
-            low, high = max(start, at) - at, min(to, at + part.shape[0]) - at
+            low, high = max(start, above) - above, min(end, above + part.shape[0]) - above
             if low < high:
                 slot = rows[filled : filled + high - low]
                 if same:
@@ -231,5 +233,5 @@ def _rows(parts: Sequence[StoredTensor], ranges: list[tuple[int, int]], inputs: 
                 else:
                     slot[:] = part.floats(low * inputs, slot.size).reshape(slot.shape)
                 filled += high - low
-            at += part.shape[0]
+            above += part.shape[0]
     return rows, source

@@ -80,8 +80,8 @@ class LazyTensors(Mapping[str, Any]):
         return len(self._names)
 
 
-def damaged(file: Path, what: str) -> LocalspecError:
-    return LocalspecError(f"{file} is damaged ({what}); fetch the model again.")
+def damaged(file: Path, reason: str) -> LocalspecError:
+    return LocalspecError(f"{file} is damaged ({reason}); fetch the model again.")
 
 
 def stored_tensors(checkpoint: Checkpoint, config: TransformerConfig) -> dict[str, StoredTensor]:
@@ -109,29 +109,29 @@ def find_stored(
     or None for a vector. Raises the errors of `stored_tensors`.
     """
     names = frozenset(part for parts in made_of.values() for part, _ in parts)
-    found = _find(checkpoint, names)
-    if any("experts." in name for name in names - found.keys()):
-        found |= _of_experts(checkpoint, names - found.keys())
-    if missing := sorted(names - found.keys()):
+    tensors = _find(checkpoint, names)
+    if any("experts." in name for name in names - tensors.keys()):
+        tensors |= _of_experts(checkpoint, names - tensors.keys())
+    if missing := sorted(names - tensors.keys()):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise LocalspecError(f"The weights in {checkpoint.path} lack '{missing[0]}'{more}; fetch the model again.")
     for name, parts in made_of.items():
         columns = columns_of(name)
         for part, rows in parts:
-            if found[part].dtype not in NUMPY_TYPES:
+            if tensors[part].dtype not in NUMPY_TYPES:
                 raise LocalspecError(
-                    f"'{part}' in {checkpoint.path} is of the type {found[part].dtype}, which is not a type of "
+                    f"'{part}' in {checkpoint.path} is of the type {tensors[part].dtype}, which is not a type of "
                     "weights; fetch the model again."
                 )
-            promised = stored_shape(name, rows, columns)
-            if found[part].shape != promised:
+            expected = stored_shape(name, rows, columns)
+            if tensors[part].shape != expected:
                 raise LocalspecError(
-                    f"'{part}' in {checkpoint.path} has the shape {[*found[part].shape]} but config.json says "
-                    f"{[*promised]}; fetch the model again."
+                    f"'{part}' in {checkpoint.path} has the shape {[*tensors[part].shape]} but config.json says "
+                    f"{[*expected]}; fetch the model again."
                 )
             if columns is None:  # a vector may be stored as a matrix of one row
-                found[part] = replace(found[part], shape=(rows,))
-    return found
+                tensors[part] = replace(tensors[part], shape=(rows,))
+    return tensors
 
 
 def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConfig:
@@ -145,26 +145,26 @@ def stored_sizes(checkpoint: Checkpoint, config: ModelConfig) -> TransformerConf
 
 def _has_separate_head(checkpoint: Checkpoint) -> bool:
     """Return whether the files have a head that differs from the embedding."""
-    found = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
-    if len(found) < 2:
+    tensors = list(_find(checkpoint, frozenset(("lm_head.weight", "model.embed_tokens.weight"))).values())
+    if len(tensors) < 2:
         return False
-    one, other = found
-    if one.shape != other.shape:
+    tensor, other = tensors
+    if tensor.shape != other.shape:
         return True
-    count = prod(one.shape)
+    count = prod(tensor.shape)
     pieces = ((first, min(_PIECE, count - first)) for first in range(0, count, _PIECE))
-    return not all(np.array_equal(one.floats(*piece), other.floats(*piece)) for piece in pieces)
+    return not all(np.array_equal(tensor.floats(*piece), other.floats(*piece)) for piece in pieces)
 
 
 def _find(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, StoredTensor]:
     """Return the tensors with these names in the files. Some may be missing."""
-    found = {}
+    tensors = {}
     for file in checkpoint.weight_files:
         start = tensor_start(file)
         for name, entry in tensor_headers(file).items():
             if (text_only_name := text_name(name)) in names:
-                found[text_only_name] = _stored(file, start, entry)
-    return found
+                tensors[text_only_name] = _stored(file, start, entry)
+    return tensors
 
 
 _OF_EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -175,18 +175,20 @@ def _of_experts(checkpoint: Checkpoint, names: frozenset[str]) -> dict[str, Stor
 
     A stored tensor has the down projections, or for each expert its gate rows and then its up rows.
     """
-    wanted = {name: of for name in names if (of := _OF_EXPERT.fullmatch(name))}
-    together = {name: f"{of[1]}.{'down' if of[3] == 'down' else 'gate_up'}_proj" for name, of in wanted.items()}
-    stored, found = _find(checkpoint, frozenset(together.values())), {}
-    for name, of in wanted.items():
-        whole = stored.get(together[name])
-        if whole is None or len(whole.shape) != 3 or int(of[2]) >= whole.shape[0]:
+    matches = {name: match for name in names if (match := _OF_EXPERT.fullmatch(name))}
+    stacked = {
+        name: f"{match[1]}.{'down' if match[3] == 'down' else 'gate_up'}_proj" for name, match in matches.items()
+    }
+    stored, tensors = _find(checkpoint, frozenset(stacked.values())), {}
+    for name, match in matches.items():
+        whole = stored.get(stacked[name])
+        if whole is None or len(whole.shape) != 3 or int(match[2]) >= whole.shape[0]:
             continue
-        parts = 1 if of[3] == "down" else 2
+        parts = 1 if match[3] == "down" else 2
         rows, size = whole.shape[1] // parts, whole.bytes // whole.shape[0] // parts
-        start = whole.start + (int(of[2]) * parts + (of[3] == "up")) * size
-        found[name] = StoredTensor(whole.file, start, (rows, whole.shape[2]), whole.dtype, size)
-    return found
+        start = whole.start + (int(match[2]) * parts + (match[3] == "up")) * size
+        tensors[name] = StoredTensor(whole.file, start, (rows, whole.shape[2]), whole.dtype, size)
+    return tensors
 
 
 def _stored(file: Path, start: int, entry: dict[str, Any]) -> StoredTensor:
@@ -236,14 +238,14 @@ def rows_in_file(tensor: StoredTensor) -> RowsOf:
     columns = tensor.shape[1]
 
     def rows_of(tokens: Sequence[int]) -> Floats:
-        found, start = np.empty((len(tokens), columns), np.float32), 0
+        rows, start = np.empty((len(tokens), columns), np.float32), 0
         while start < len(tokens):
             end = start + 1
             while end < len(tokens) and tokens[end] == tokens[end - 1] + 1:
                 end += 1
             numbers = tensor.floats(tokens[start] * columns, (end - start) * columns)
-            found[start:end] = numbers.reshape(-1, columns)
+            rows[start:end] = numbers.reshape(-1, columns)
             start = end
-        return found
+        return rows
 
     return rows_of
