@@ -230,7 +230,7 @@ class _Output:
     def __init__(self, progress: Progress) -> None:
         self.progress, self.started = progress, False
         self.reply = self.reasoning = ""
-        self._thought = self._written = 0  # tokens
+        self._thinking_tokens = self._tokens = 0  # tokens
 
     def start(self, report: "Report") -> None:
         """Report that the prompt is accepted and being read."""
@@ -240,14 +240,14 @@ class _Output:
         """Write one decode step, or show how far the reply is."""
         self.reply += event.text
         self.reasoning += event.reasoning
-        self._thought += event.reasoning_tokens
-        self._written += len(event.tokens)
+        self._thinking_tokens += event.reasoning_tokens
+        self._tokens += len(event.tokens)
         if event.text and self.streams:
             self.progress.clear()
         elif event.text:
-            self.progress.show(f"writing, {counted(self._written - self._thought, 'token')}")
+            self.progress.show(f"writing, {counted(self._tokens - self._thinking_tokens, 'token')}")
         elif event.reasoning_tokens:
-            self.progress.show(f"thinking, {counted(self._thought, 'token')}")
+            self.progress.show(f"thinking, {counted(self._thinking_tokens, 'token')}")
 
     def end(self, report: dict[str, Any]) -> None:
         """Write the end of a reply that is complete or was interrupted."""

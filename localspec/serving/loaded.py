@@ -42,17 +42,17 @@ class Loaded:
     used: float
     notices: tuple[str, ...] = ()  # notices while loading
     new_notices: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))  # notices since then
-    looked: float = float("-inf")  # when another drafter was last considered
-    doubted: bool = False  # whether the drafter was used since then
+    checked_at: float = float("-inf")  # when another drafter was last considered
+    used_since: bool = False  # whether the drafter was used since then
 
     def touch(self) -> None:
         """Set the time of the last use to now."""
-        self.used, self.doubted = time.monotonic(), True
+        self.used, self.used_since = time.monotonic(), True
 
     @property
     def recheck_at(self) -> float:
         """Return the time at which to check whether another drafter would now be better."""
-        return max(self.used + QUIET_SECONDS, self.looked + BETWEEN_LOOKS) if self.doubted else float("inf")
+        return max(self.used + QUIET_SECONDS, self.checked_at + BETWEEN_LOOKS) if self.used_since else float("inf")
 
     def news(self) -> list[str]:
         """Return the notices that were added since the last call."""
@@ -300,7 +300,7 @@ class LoadedModels:
             loaded.engine = self._reconsider(old_engine, self._settings, self._store, self._reporter)
         except Exception:  # noqa: BLE001  # what was not asked for ends nothing
             traceback.print_exc()
-        loaded.looked, loaded.doubted = time.monotonic(), False
+        loaded.checked_at, loaded.used_since = time.monotonic(), False
         if loaded.engine is not old_engine:
             device = old_engine.choice.device
             del old_engine

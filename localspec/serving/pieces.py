@@ -39,7 +39,7 @@ class ServerPiece(NamedTuple):
     timings: Mapping[str, Any] = {}  # fields that only llama-server sends
     tool: str | None = None  # the name of a called tool, perhaps empty
     why: str = ""  # its word for an unusual reason
-    chosen: bool = False  # whether it is part of the reply at all
+    in_reply: bool = False  # whether it is part of the reply at all
 
 
 def read_piece(content: bytes) -> ServerPiece:

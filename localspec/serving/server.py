@@ -65,7 +65,7 @@ class Server:
         return cls(address, key, *_models(address, content))
 
     @property
-    def ours(self) -> bool:
+    def is_localspec(self) -> bool:
         """Return whether the server is localspec, which reports more than others."""
         return self.program == "localspec"
 

@@ -53,7 +53,7 @@ class ServerEngine:
         self.session, self.reported = ReplyFigures(), dict[str, Any]()
         self._room = sys.maxsize  # characters; the server refused a longer conversation
         self._truncates = False  # whether requests ask the server to leave out turns
-        self._path = _path_on_this_machine(model) if server.ours else None
+        self._path = _path_on_this_machine(model) if server.is_localspec else None
         self._decoders: dict[str, Decode] = {}  # by revision
 
     @property
@@ -158,7 +158,7 @@ class ServerEngine:
                 body = {**body, "stream": False}
                 del body["stream_options"]
             except TooLong:
-                if self.server.ours and not self._truncates:
+                if self.server.is_localspec and not self._truncates:
                     self._truncates = True
                     continue
                 if dropped == turns:
@@ -179,7 +179,7 @@ class ServerEngine:
     def _sendable(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages without their thoughts, except for a localspec server: its chat templates may use
         thoughts."""
-        if self.server.ours:
+        if self.server.is_localspec:
             return list(messages)
         return [{name: text for name, text in message.items() if name != "reasoning_content"} for message in messages]
 

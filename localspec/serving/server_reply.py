@@ -47,7 +47,7 @@ class ServerReply:
 
     def __init__(self, engine: "ServerEngine", dropped: int, most: int | None = None) -> None:
         self._engine, self._where, self._most = engine, engine.server.address.url, most
-        self._heard = time.monotonic()  # when text arrived last, or the start
+        self._last_arrival = time.monotonic()  # when text arrived last, or the start
         self._left_out = self._dropped = dropped  # turns left out here, and including those that the server left out
         self._pieces = self._length = 0  # pieces with text, and characters
         self._began = time.perf_counter()
@@ -58,7 +58,7 @@ class ServerReply:
         self._prefilled = self._has_text = self._ended = False  # an event was sent; a text; the mark of the end
         self._thought_until = 0.0
         self._piece = ServerPiece()  # what was reported so far in addition to the text
-        self._thinking = pieces.ThinkingInText(separated=engine.server.ours)
+        self._thinking = pieces.ThinkingInText(separated=engine.server.is_localspec)
 
     def events(self, arrivals: Iterator[Head | bytes | None]) -> Iterator[Event]:
         """Yield the reply's events; without `Done` if the reply is no longer wanted."""
@@ -69,7 +69,7 @@ class ServerReply:
         if not self._engine.wanted():
             return
         if not self._ended and self._piece.reason is None:
-            if self._piece.chosen:
+            if self._piece.in_reply:
                 raise self._broken_off()
             raise EmptyReply(f"{self._where} sent no reply and no reason; ask again.")
         yield from self._text(ServerPiece(), final=True)
@@ -108,14 +108,14 @@ class ServerReply:
         except GaveUp as error:
             raise LocalspecError(f"{self._where} reported an error: {error}") from None
         except BrokenOff as error:
-            if self._piece.chosen:
+            if self._piece.in_reply:
                 raise self._broken_off() from None
             raise (error if isinstance(error, SilentServer) else EmptyReply(str(error))) from None
 
     def _remarks(self) -> Iterator[str]:
         """Yield a sentence for each peculiarity of the ended reply. Raises LocalspecError if it has no answer."""
         last = self._piece
-        if not last.chosen:
+        if not last.in_reply:
             raise LocalspecError(f"{self._where} ended without a reply; ask again, or name another model.")
         if last.tool is not None:
             tool = f" {last.tool!r}" if last.tool else ""
@@ -138,7 +138,7 @@ class ServerReply:
     @property
     def waited(self) -> float:
         """The seconds since text last arrived."""
-        return time.monotonic() - self._heard
+        return time.monotonic() - self._last_arrival
 
     @property
     def begun(self) -> bool:
@@ -164,7 +164,7 @@ class ServerReply:
     def _take(self, piece: ServerPiece) -> None:
         """Store the reason, usage and figures in a message of the server, and count the length of its text."""
         fields = piece.localspec_fields
-        if self._engine.server.ours and fields:
+        if self._engine.server.is_localspec and fields:
             self._engine.reported.update({name: fields[name] for name in _REPORTED if name in fields})
             if "dropped_turns" in fields:
                 self._dropped = self._left_out + (count(fields["dropped_turns"]) or 0)
@@ -176,10 +176,10 @@ class ServerReply:
             timings=piece.timings or earlier.timings,
             why=piece.why or earlier.why,
             tool=earlier.tool if piece.tool is None else earlier.tool or piece.tool,
-            chosen=piece.chosen or earlier.chosen,
+            in_reply=piece.in_reply or earlier.in_reply,
         )
         if piece.text or piece.reasoning or piece.tool is not None:
-            self._heard = time.monotonic()
+            self._last_arrival = time.monotonic()
             self._pieces, self._length = self._pieces + 1, self._length + len(piece.text + piece.reasoning)
 
     def _prefill(self) -> Iterator[Event]:
@@ -190,7 +190,7 @@ class ServerReply:
 
     def _text(self, piece: ServerPiece, final: bool = False) -> Iterator[Event]:
         """Yield the text of a piece, unless it is empty or may be the start of a tag."""
-        tokens, sources = proposed(piece.localspec_fields) if self._engine.server.ours else ((), ())
+        tokens, sources = proposed(piece.localspec_fields) if self._engine.server.is_localspec else ((), ())
         piece = self._thinking.part(piece, final)
         if not (piece.text or piece.reasoning or tokens):
             return
@@ -283,7 +283,7 @@ class ServerReport(Report):
         report["prompt_tokens"] = statistics.prompt_tokens or None
         if not counted:
             report |= {"completion_tokens": None, "reasoning_tokens": None}
-        if self._engine.server.ours:
+        if self._engine.server.is_localspec:
             return report
         timings, drafted = report["timings"], statistics.drafted
         timings |= {"prefill_s": None, "tokens_per_second": timings["tokens_per_second"] if counted else None}

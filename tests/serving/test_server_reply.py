@@ -84,7 +84,7 @@ def test_what_is_wrong_names_the_address_once(tmp_path):
 
 
 def test_turns_that_the_server_left_out_count_as_well_as_those_left_out_here():
-    server = SimpleNamespace(ours=True, address=SimpleNamespace(url="http://there"))
+    server = SimpleNamespace(is_localspec=True, address=SimpleNamespace(url="http://there"))
     engine = SimpleNamespace(server=server, reported={})
     reply = ServerReply(engine, dropped=4)
     for piece, dropped in (
