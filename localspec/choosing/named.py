@@ -111,10 +111,11 @@ def _default_draft(kind: str, card: TargetCard) -> TargetCard:
     if passed_over:
         raise LocalspecError(f"{passed_over} Correct that, or name another: --drafter {kind}:MODEL.")
     if not card.draft:
-        raise NotHere(
-            f"No draft model is known for {card.name}; name one, a small model with the same tokenizer: "
-            f"--drafter {kind}:MODEL{'' if card.imported_as else f', or put it into {card.path / DRAFT_FOLDER}'}."
+        advice = (
+            f"No draft model is known for {card.name}; name a small model with the same tokenizer: "
+            f"--drafter {kind}:MODEL"
         )
+        raise NotHere(f"{advice}." if card.imported_as else f"{advice}, or put one into {card.path / DRAFT_FOLDER}.")
     try:
         return resolve(card.draft)
     except NotHere as missing:

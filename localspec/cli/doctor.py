@@ -273,7 +273,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
         yield "The model is gated: accept its terms with an account at the hub; `localspec pull` says where."
         yield "Every model that fits here is gated."
     if chosen is not None:
-        yield f"Until then {chosen.card.name}, which is here, answers: {_speed(chosen)}."
+        yield f"Until you fetch it, {chosen.card.name}, which is here, answers: {_speed(chosen)}."
         yield from filter(None, [chosen.idle])
 
 
@@ -397,7 +397,7 @@ def _server_page(server: "Server") -> Iterator[str]:
     for name, model in server.models.items():
         yield f"{name}, which reads {model.context:,} tokens" if model.context else name
     if server.unread:
-        yield f"Left out: {counted(server.unread, 'model')} whose names cannot be typed here."
+        yield f"Not listed, because their names cannot be typed here: {counted(server.unread, 'model')}."
     if server.unencrypted_key:
         yield server.unencrypted_key[:1].upper() + server.unencrypted_key[1:]
     if server.models:

@@ -173,10 +173,14 @@ def _model_and_prompt(flags: SharedFlags, words: Sequence[str]) -> tuple[SharedF
         model = full_name(words[0])
         if model in known():
             return flags.with_model(model), words[1]
-        fetch = f"fetch it with `localspec pull {model}`, or, " if REPOSITORY.fullmatch(model) else ""
+        if REPOSITORY.fullmatch(model):
+            raise UsageMistake(
+                f"{words[0]!r} is not a model that is here; fetch it with `localspec pull {model}`, or, if it belongs "
+                "to the prompt, put the whole prompt in quotation marks."
+            )
         raise UsageMistake(
-            f"{words[0]!r} is not a model that is here; {fetch}if it belongs to the prompt, put the whole prompt in "
-            "quotation marks."
+            f"{words[0]!r} is not a model that is here; if it belongs to the prompt, put the whole prompt in quotation "
+            "marks."
         )
     more = " ".join(words[1:])
     raise UsageMistake(f"More words follow the prompt {words[0]!r} ({more}); put quotation marks around the prompt.")

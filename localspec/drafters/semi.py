@@ -79,8 +79,8 @@ class SemiOptions:
         check_options("semi", self, checks)
         if self.joint and self.first:
             raise UsageMistake(
-                f"first = {self.first} of semi trains target and drafter in turn, and joint trains both at once; "
-                "give one of them."
+                f"semi cannot have both first = {self.first}, which trains target and drafter in turn, and joint, "
+                "which trains both at once; give one of them."
             )
         refuse_without_joint("semi", self, JOINT if self.first else (*JOINT, *CHANGING))
 

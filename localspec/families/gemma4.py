@@ -100,7 +100,7 @@ def _whole_heads(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int, 
     for name in sizes:
         check(sizes, name, positive)
     if config["num_attention_heads"] % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
-        raise ValueError(f"heads of layers without a window, {sizes}, are not possible")
+        raise ValueError(f"{sizes} is not possible for the heads of layers without a window")
     return sizes["num_key_value_heads"], sizes["head_dim"]
 
 

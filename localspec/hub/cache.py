@@ -252,7 +252,9 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
                 f"`localspec pull {source}`, or delete that directory."
             )
         others = ", ".join(sorted(_display_name(source, name, revision.refs, known) for name, revision in here.items()))
-        raise NotHere(f"{source} is not here{f', only {others}' if others else ', so nothing is removed'}.")
+        if others:
+            raise NotHere(f"{source} is not here; these are: {others}.")
+        raise NotHere(f"{source} is not here, so nothing is removed.")
     names = {*here[commit].refs, *(name for name, entry in known.items() if entry.commit == commit)}
     return Removal(
         source,

@@ -110,12 +110,13 @@ def sources_of(name: str, here: bool = False) -> list[Source]:
         if here:
             registry.refuse_damaged(name)
         names = [card.name for card in cards.values() if card.here or not here]
-        listed = (
-            "`localspec list` shows those that are here"
-            if here
-            else "give one that `localspec doctor` lists, or org/repo"
+        if here:
+            raise NotHere(
+                f"There is no model {name!r}{nearest(name, names)}; `localspec list` shows those that are here."
+            )
+        raise NotHere(
+            f"There is no model {name!r}{nearest(name, names)}; give one that `localspec doctor` lists, or org/repo."
         )
-        raise NotHere(f"There is no model {name!r}{nearest(name, names)}; {listed}.")
     return [Source.parse(name)]
 
 

@@ -272,7 +272,10 @@ def _messages(name: str, value: object) -> list[Message]:
         raise RequestRefused(f"'{name}' must be a list of 1 to {MOST_MESSAGES:,} messages.", name)
     messages = [_message(f"{name}[{index}]", message) for index, message in enumerate(value)]
     if messages[-1]["role"] != "user":
-        raise RequestRefused(f"The last message of '{name}' is not the user's, so there is nothing to answer.", name)
+        raise RequestRefused(
+            f"The last message of '{name}' is not the user's, so there is nothing to answer; end with one of the user.",
+            name,
+        )
     return messages
 
 

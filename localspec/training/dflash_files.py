@@ -93,7 +93,9 @@ def _options(config: Mapping[str, Any], target: Target, path: Path, kind: str) -
         )
     least = -1 if kind == DSPARK else 0  # the embedding
     if not isinstance(places, list) or not all(type(place) is int and place >= least for place in places):
-        raise LocalspecError(f"target_layer_ids in {path / 'config.json'} are not layers; fetch the drafter again.")
+        raise LocalspecError(
+            f"target_layer_ids in {path / 'config.json'} must be numbers of layers; fetch the drafter again."
+        )
     causal = config.get("is_causal")
     if causal is not None and not isinstance(causal, bool):
         raise LocalspecError(

@@ -142,7 +142,8 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
     places = here or after or [2, num_layers // 2, num_layers - 3]
     if not isinstance(places, list) or not all(type(place) is int for place in places):
         raise LocalspecError(
-            f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} are not layers; fetch the head again."
+            f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} must be numbers of layers; fetch the head "
+            "again."
         )
     if after and not here:
         places = [place + 1 for place in places]

@@ -370,7 +370,9 @@ def parse_options(kind: str, words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise UsageMistake(f"--option {word!r} is not of the form NAME=VALUE; {kind} has {', '.join(types)}.")
+            raise UsageMistake(
+                f"--option {word!r} must have the form NAME=VALUE; the options of {kind} are {', '.join(types)}."
+            )
         if name in options:
             raise UsageMistake(f"--option {name} is given twice; give it once.")
         options[name] = _value(types.get(name, str), value)

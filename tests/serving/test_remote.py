@@ -353,7 +353,10 @@ def test_there_is_no_server(tmp_path):
         assert found.returncode == 1 and wording("lists_no_models") in sentence(found)
     with scripted(models=answer({"data": [{"id": "a\x1b[2J"}, 7, {"id": 7}]})) as server:
         assert Server.open(server.url).models == {}
-        assert "Left out: 3 models" in called(tmp_path, "doctor", "--server", server.url).stdout
+        assert (
+            "Not listed, because their names cannot be typed here: 3 models"
+            in called(tmp_path, "doctor", "--server", server.url).stdout
+        )
         named = server.url.replace("://", "://me:secret@")
         found = run(tmp_path, server, "--server", named)
         assert found.returncode == 2 and "…@" in sentence(found) and "secret" not in found.stderr

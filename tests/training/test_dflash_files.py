@@ -48,7 +48,11 @@ def test_it_is_converted_once_and_in_the_precision_of_its_files(tiny: Make, tmp_
             {},
             "reads the states 2,10 .* this model has 3 layers",
         ),
-        ({"dflash_config": {"target_layer_ids": ["x"], "mask_token_id": 3}}, {}, "target_layer_ids .* are not layers"),
+        (
+            {"dflash_config": {"target_layer_ids": ["x"], "mask_token_id": 3}},
+            {},
+            "target_layer_ids .* must be numbers of layers",
+        ),
         ({"dflash_config": {"target_layer_ids": [1]}}, {}, "names no mask_token_id"),
         ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": 320}}, {}, "the mask token 320, .* 320 tokens"),
         ({"dflash_config": {"target_layer_ids": [1], "mask_token_id": True}}, {}, "mask = True"),
@@ -102,7 +106,7 @@ def test_a_pickle_is_never_run_and_damage_is_reported(tiny: Make, tmp_path: Path
     [
         ({"vocab_size": 400}, {}, matching("made_model_48_channels_400_tokens")),
         ({"markov_head_type": "gated"}, {}, "says markov_head_type = gated, which localspec does not compute"),
-        ({"target_layer_ids": [-2, 1]}, {}, "target_layer_ids .* are not layers"),
+        ({"target_layer_ids": [-2, 1]}, {}, "target_layer_ids .* must be numbers of layers"),
         (
             {"markov_rank": 7},
             {},

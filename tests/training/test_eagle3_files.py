@@ -183,7 +183,7 @@ def test_a_bias_of_only_the_queries_is_not_left_out(tiny: Make, tmp_path: Path) 
     [
         ({"vocab_size": 400}, {}, matching("n400_tokens_one_320")),
         ({"eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, {}, matching("reads_states_2_16_29_model_3")),
-        ({"eagle_aux_hidden_state_layer_ids": ["x"]}, {}, "are not layers"),
+        ({"eagle_aux_hidden_state_layer_ids": ["x"]}, {}, "must be numbers of layers"),
         ({}, {"fc.weight": torch.zeros(48, 99)}, r"'fc.weight' .* has the shape \[48, 99\] \(expected: \[48, 144\]\)"),
         ({}, {"midlayer.mlp.up_proj.weight": None}, "'mlp.up_proj.weight' .* is missing"),
         ({}, {"d2t": torch.full((90,), 300)}, r"draft vocabulary .* does not suit a model of 320"),

@@ -49,7 +49,7 @@ async def test_a_small_window_cuts_no_more_than_the_path(chat, monkeypatch, noti
     async with talk.playing(size=(60, 20)) as pilot:
         await until(pilot, lambda: "And what not?" in talk.screen_text())
         text = talk.screen_text()
-        assert "Last: One question" in text and wording("no_log_keeps_nothing") in text
+        assert "Last conversation: One question" in text and wording("no_log_keeps_nothing") in text
         assert notice or f"in{talk.database}"[:20] in "".join(text.split()), "all of the window is used"
 
 
@@ -104,7 +104,7 @@ async def test_it_comes_back_in_a_new_conversation_with_the_one_before(chat):
         assert not shown(talk)
         await pilot.press("ctrl+n")
         await until(pilot, lambda: shown(talk))
-        assert "Last: Quick sort, please, just now (f12)" in talk.screen_text()
+        assert "Last conversation: Quick sort, please, just now (f12)" in talk.screen_text()
         talk.app._chat.conversations.resume(1)
         await until(pilot, lambda: talk.replies() == ["Yes."])
         assert not shown(talk)

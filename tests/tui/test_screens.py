@@ -20,7 +20,7 @@ async def test_ctrl_n_begins_a_new_conversation(chat):
         await talked(talk, pilot, "first")
         await pilot.press("ctrl+n")
         await until(pilot, lambda: talk.prompts() == [])
-        await until(pilot, lambda: talk.replies() == [] and "Last: first" in talk.screen_text())
+        await until(pilot, lambda: talk.replies() == [] and "Last conversation: first" in talk.screen_text())
         await talked(talk, pilot, "second")
         assert talk.prompts() == ["second"]
     assert len(talk.engine.asked[1]) == 1

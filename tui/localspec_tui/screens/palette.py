@@ -21,24 +21,24 @@ from localspec_tui.widgets.typed_text import KeysInOrder
 
 # Further words by which commands are found.
 ALSO = {
-    "Choose other colours": "theme dark light appearance",
-    "Let the model think before it answers, or not": "thinking reasoning",
-    "Show or hide all keys and commands": "help shortcuts bindings",
-    "Leave; the conversation is saved": "quit exit close",
-    "Begin a new conversation": "clear chat",
-    "Continue an earlier conversation": "resume history branches rename delete export title",
-    "Change the model": "switch download",
-    "Set the system prompt": "instructions persona role",
-    "Answer the last prompt again": "again regenerate retry",
-    "Edit the last prompt, or the one in focus": "edit",
-    "Show who proposed each token of a reply": "xray x-ray sources",
-    "Find words in this conversation": "search look",
-    "Change how replies are sampled": "sampling temperature top-p seed settings",
-    "Show or hide the panel of figures": "side memory speed",
-    "Race the model against itself without drafts": "compare",
-    "Show the saved phrases": "pool",
-    "Show or fold the model's thoughts": "thinking reasoning",
-    "Write in your own editor": "vim nano",
+    "Choose other colours": ("theme", "dark", "light", "appearance"),
+    "Let the model think before it answers, or not": ("thinking", "reasoning"),
+    "Show or hide all keys and commands": ("help", "shortcuts", "bindings"),
+    "Leave; the conversation is saved": ("quit", "exit", "close"),
+    "Begin a new conversation": ("clear", "chat"),
+    "Continue an earlier conversation": ("resume", "history", "branches", "rename", "delete", "export", "title"),
+    "Change the model": ("switch", "download"),
+    "Set the system prompt": ("instructions", "persona", "role"),
+    "Answer the last prompt again": ("again", "regenerate", "retry"),
+    "Edit the last prompt, or the one in focus": ("edit",),
+    "Show who proposed each token of a reply": ("xray", "x-ray", "sources"),
+    "Find words in this conversation": ("search", "look"),
+    "Change how replies are sampled": ("sampling", "temperature", "top-p", "seed", "settings"),
+    "Show or hide the panel of figures": ("side", "memory", "speed"),
+    "Race the model against itself without drafts": ("compare",),
+    "Show the saved phrases": ("pool",),
+    "Show or fold the model's thoughts": ("thinking", "reasoning"),
+    "Write in your own editor": ("vim", "nano"),
 }
 
 
@@ -48,7 +48,7 @@ class MatchingCommands(SystemCommandsProvider):
     async def search(self, query: str) -> Hits:
         words = query.casefold().split()
         for name, does, callback, *_ in self.app.get_system_commands(self.screen):
-            also = f"{name} {does} {ALSO.get(name, '')}".casefold()
+            also = f"{name} {does} {' '.join(ALSO.get(name, ()))}".casefold()
             if words and all(word in also for word in words):
                 yield Hit(
                     float(all(word in name.casefold() for word in words)),

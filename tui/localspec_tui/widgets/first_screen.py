@@ -89,7 +89,7 @@ class FirstScreen(Vertical):
         lines = [self._saved]
         if last is not None:
             resumes = keymap.key(self.app, "chat.resume")
-            lines.insert(0, f"Last: {one_line(last.title)}, {ago(last.used, time.time())} ({resumes})")
+            lines.insert(0, f"Last conversation: {one_line(last.title)}, {ago(last.used, time.time())} ({resumes})")
         self._facts.update("\n".join(lines))
         if self._drafted:
             self._drafted = False
