@@ -204,12 +204,12 @@ def check(kinds: Sequence[str], engine: Engine, room: int) -> None:
 def opened(kinds: Sequence[str], engine: Engine, limits: Limits, room: int) -> Iterator[list[Contender]]:
     """Load the peers: transformers in our precision or bf16, llama.cpp in f16 and q8_0."""
     with ExitStack() as stack:
-        found: list[Contender] = []
+        peers: list[Contender] = []
         if "transformers" in kinds:
-            found.append(Transformers(engine, limits))
+            peers.append(Transformers(engine, limits))
         if "llama.cpp" in kinds:
-            found += [stack.enter_context(closing(LlamaCpp(engine, limits, kind, room))) for kind in ("f16", "q8_0")]
-        yield found
+            peers += [stack.enter_context(closing(LlamaCpp(engine, limits, kind, room))) for kind in ("f16", "q8_0")]
+        yield peers
 
 
 def run_beside(
@@ -233,14 +233,14 @@ def run_beside(
     return [
         {
             "name": contender.name,
-            "ms_by_rows": {str(rows): round(1e3 * median(taken), 3) for rows, taken in seconds[contender.name].items()},
+            "ms_by_rows": {str(rows): round(1e3 * median(times), 3) for rows, times in seconds[contender.name].items()},
             "tokens_per_second": round(median(measured), 4) if (measured := speeds[contender.name]) else None,
         }
         for contender in contenders
     ]
 
 
-def compare(model: str, kinds: Sequence[str], asked: Sequence[str], most: int, show: Callable[[str], None]) -> Any:
+def compare(model: str, kinds: Sequence[str], texts: Sequence[str], most: int, show: Callable[[str], None]) -> Any:
     """Return the figures of ours and of the peers."""
     limits = Limits(most)
     card = resolve(model)
@@ -248,14 +248,14 @@ def compare(model: str, kinds: Sequence[str], asked: Sequence[str], most: int, s
         raise UsageMistake(f"{card.name} was imported from GGUF, and peers need the model's own weights; name another.")
     engine = Engine(choose(card, Settings(drafter="none", temperature=0.0)), phrases="off")
     target = engine.target
-    lengths = {prompt: len(target.encode(message(prompt))) + most for prompt in asked}
-    fitting = [prompt for prompt in asked if lengths[prompt] <= target.context]
+    lengths = {prompt: len(target.encode(message(prompt))) + most for prompt in texts}
+    fitting = [prompt for prompt in texts if lengths[prompt] <= target.context]
     if not fitting:
         raise UsageMistake(f"No prompt leaves room for {most} tokens in a context of {target.context}; lower -n.")
     room = max(CONTEXT + max(ROWS), *(lengths[prompt] for prompt in fitting))
     check(kinds, engine, room)
-    with opened(kinds, engine, limits, room) as found:
-        return run_beside([Ours(engine, limits), *found], fitting, show)
+    with opened(kinds, engine, limits, room) as peers:
+        return run_beside([Ours(engine, limits), *peers], fitting, show)
 
 
 def main() -> int:
@@ -273,7 +273,9 @@ def main() -> int:
         texts = prompts.spread(prompts.read(options.prompts) if options.prompts else prompts.BUILT_IN, options.limit)
         show = lambda line: print(line, file=sys.stderr)  # noqa: E731
         print(
-            json.dumps(compare(options.model, kinds, [one.text for one in texts], options.max_tokens, show), indent=1)
+            json.dumps(
+                compare(options.model, kinds, [prompt.text for prompt in texts], options.max_tokens, show), indent=1
+            )
         )
     except LocalspecError as error:
         print(error, file=sys.stderr)

@@ -83,8 +83,8 @@ def main() -> None:
     for isa in options.isa:
         subprocess.run([sys.executable, *sys.argv, "--run"], check=True, env={**os.environ, environment.ISA: isa})
     if options.out:
-        found = covering_page(options) if options.covering else page(options.model, options.work)
-        options.out.write_text(found, "utf-8")
+        text = covering_page(options) if options.covering else page(options.model, options.work)
+        options.out.write_text(text, "utf-8")
     elif options.covering:
         print(covering_page(options))
 
@@ -119,12 +119,12 @@ def answer_all(options: argparse.Namespace) -> None:
                     if not file.exists():
                         store.phrases.delete()  # of the run before, in which the same was said
                         engine = plain if drafter == PLAIN else engine_of(card, packing, drafter, store, plain)
-                        found = answered(engine, prompts, threads, options.max_tokens)
+                        replies = answered(engine, prompts, threads, options.max_tokens)
                         if drafter != PLAIN:
                             whole = json.loads(files[threads, PLAIN].read_text("utf-8"))
-                            found["gaps"] = gaps(plain, prompts, whole, found)
-                        file.write_text(json.dumps(found), "utf-8")
-                        print(file.stem, found.get("gaps", ""), flush=True)
+                            replies["gaps"] = gaps(plain, prompts, whole, replies)
+                        file.write_text(json.dumps(replies), "utf-8")
+                        print(file.stem, replies.get("gaps", ""), flush=True)
 
 
 def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Store, plain: Engine | None) -> Engine:
@@ -141,8 +141,8 @@ def engine_of(card: registry.TargetCard, packing: str, drafter: str, store: Stor
 def fitting(plain: Engine, options: argparse.Namespace) -> list[str]:
     """Return the first prompts that leave room for a reply."""
     room = plain.target.context - options.max_tokens
-    asked = [question.text for question in questions(options.prompts, None)]
-    return [text for text in asked if len(plain.target.encode(message(text))) <= room][: options.limit]
+    texts = [question.text for question in questions(options.prompts, None)]
+    return [text for text in texts if len(plain.target.encode(message(text))) <= room][: options.limit]
 
 
 def message(prompt: str) -> list[dict[str, str]]:
@@ -151,14 +151,14 @@ def message(prompt: str) -> list[dict[str, str]]:
 
 def answered(engine: Engine, prompts: Sequence[str], threads: int, most: int) -> dict[str, Any]:
     """Return the tokens of every reply by mode, and the tokens and steps of all of them."""
-    found: dict[str, Any] = {mode: [] for mode in MODES} | {"tokens": 0, "steps": 0}
+    replies: dict[str, Any] = {mode: [] for mode in MODES} | {"tokens": 0, "steps": 0}
     for number, prompt in enumerate(prompts):
         for mode, sampling in zip(MODES, (Sampling(), Sampling(temperature=TEMPERATURE, seed=number)), strict=True):
             reply = answer(engine, prompt, sampling, threads, most)
-            found[mode].append(reply.token_ids)
-            found["tokens"] += len(reply.token_ids)
-            found["steps"] += reply.steps
-    return found
+            replies[mode].append(reply.token_ids)
+            replies["tokens"] += len(reply.token_ids)
+            replies["steps"] += reply.steps
+    return replies
 
 
 def answer(engine: Engine, prompt: str, sampling: Sampling, threads: int, most: int) -> Statistics:
@@ -171,22 +171,22 @@ def answer(engine: Engine, prompt: str, sampling: Sampling, threads: int, most: 
     return done.statistics
 
 
-def gaps(plain: Engine, prompts: Sequence[str], expected: dict[str, Any], found: dict[str, Any]) -> list[float | None]:
+def gaps(plain: Engine, prompts: Sequence[str], expected: dict[str, Any], actual: dict[str, Any]) -> list[float | None]:
     """Return, for each reply that differs, the target's logit gap between the two tokens; None where one text ends."""
     return [
-        gap(plain, prompt, ours, list(theirs))
+        gap(plain, prompt, ids, list(other))
         for mode in MODES
-        for prompt, ours, theirs in zip(prompts, expected[mode], found[mode], strict=True)
-        if ours != list(theirs)
+        for prompt, ids, other in zip(prompts, expected[mode], actual[mode], strict=True)
+        if ids != list(other)
     ]
 
 
-def gap(plain: Engine, prompt: str, ours: list[int], found: list[int]) -> float | None:
-    place = next((i for i, (a, b) in enumerate(zip(ours, found, strict=False)) if a != b), None)
-    if place is None:
+def gap(plain: Engine, prompt: str, expected: list[int], actual: list[int]) -> float | None:
+    index = next((i for i, (a, b) in enumerate(zip(expected, actual, strict=False)) if a != b), None)
+    if index is None:
         return None
     begin = plain.target.encode(message(prompt))
-    return abs(plain.gap([*begin, *ours[:place]], ours[place], found[place]))
+    return abs(plain.gap([*begin, *expected[:index]], expected[index], actual[index]))
 
 
 # -- the covering ------------------------------------------------------------------------------------------------------
@@ -205,26 +205,30 @@ class Combination(NamedTuple):
 
 def every(options: argparse.Namespace) -> list[Combination]:
     names = [name for name in options.drafters if name != PLAIN]
-    return [Combination(*one) for one in product(SAMPLINGS, names, DRAWN_FROM, options.threads, options.isa)]
+    return [Combination(*values) for values in product(SAMPLINGS, names, DRAWN_FROM, options.threads, options.isa)]
 
 
 def drawn(options: argparse.Namespace) -> list[Combination]:
     """Return a combination for each prompt, the same in every process."""
     source, possible = random.Random(0), every(options)
-    seen, taken = Counter[tuple[tuple[str, Any], ...]](), list[Combination]()
+    counts, chosen = Counter[tuple[tuple[str, Any], ...]](), list[Combination]()
     for _ in range(options.covering):
         tried = source.sample(possible, min(TRIES, len(possible)))
-        taken.append(min(tried, key=lambda one: sorted(seen[pair] for pair in one.pairs())))
-        seen.update(taken[-1].pairs())
-    return taken
+        chosen.append(min(tried, key=lambda combination: sorted(counts[pair] for pair in combination.pairs())))
+        counts.update(chosen[-1].pairs())
+    return chosen
 
 
 def answer_drawn(options: argparse.Namespace) -> None:
     """Answer the prompts whose combination has the instructions in use, and are not answered yet."""
-    isa, kept = compiled.instruction_set(), options.work / "covering.jsonl"
-    done = {one["number"] for one in records(kept)}
-    texts = [one.text for one in questions(options.prompts, None) if len(one.text) <= CHARACTERS]
-    todo = [(number, one) for number, one in enumerate(drawn(options)) if one.isa == isa and number not in done]
+    isa, output = compiled.instruction_set(), options.work / "covering.jsonl"
+    done = {line["number"] for line in records(output)}
+    texts = [question.text for question in questions(options.prompts, None) if len(question.text) <= CHARACTERS]
+    todo = [
+        (number, combination)
+        for number, combination in enumerate(drawn(options))
+        if combination.isa == isa and number not in done
+    ]
 
     def place(item: tuple[int, Combination]) -> tuple[str, str]:
         takes_model = kind_of(item[1].drafter).takes == "draft model"
@@ -236,16 +240,16 @@ def answer_drawn(options: argparse.Namespace) -> None:
             plain = engine_of(card, packing, PLAIN, store, None)
             for drafter, same in groupby(items, lambda item: item[1].drafter):
                 drafting = engine_of(card, packing, drafter, store, plain)
-                for number, one in same:
-                    sampling, prompt = replace(SAMPLINGS[one.sampling], seed=number), texts[number]
+                for number, combination in same:
+                    sampling, prompt = replace(SAMPLINGS[combination.sampling], seed=number), texts[number]
                     replies = [
-                        answer(engine, prompt, sampling, one.threads, options.max_tokens)
+                        answer(engine, prompt, sampling, combination.threads, options.max_tokens)
                         for engine in (plain, drafting)
                     ]
-                    expected, found = ([*reply.token_ids] for reply in replies)
-                    record = {"number": number, "model": card.name, **one._asdict(), "same": found == expected}
-                    record |= {"tokens": len(found), "steps": replies[1].steps, "drafted": replies[1].drafted}
-                    with kept.open("a", encoding="utf-8") as file:
+                    expected, actual = ([*reply.token_ids] for reply in replies)
+                    record = {"number": number, "model": card.name, **combination._asdict(), "same": actual == expected}
+                    record |= {"tokens": len(actual), "steps": replies[1].steps, "drafted": replies[1].drafted}
+                    with output.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(record) + "\n")
                     print(record, flush=True)
 
@@ -256,25 +260,25 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 def covering_page(options: argparse.Namespace) -> str:
     """Return the page of the replies, by each value of each factor."""
-    made = records(options.work / "covering.jsonl")
+    lines = records(options.work / "covering.jsonl")
     fields = Combination._fields
-    seen = set().union(*(Combination(*(one[name] for name in fields)).pairs() for one in made))
-    wanted = set().union(*(one.pairs() for one in every(options)))
+    pairs = set().union(*(Combination(*(line[name] for name in fields)).pairs() for line in lines))
+    possible = set().union(*(combination.pairs() for combination in every(options)))
     rows = [
         [
-            factor, str(value), str(len(of)), f"{sum(one['tokens'] for one in of):,}",
-            f"{sum(one['drafted'] for one in of):,}",
-            f"{sum(one['tokens'] - 1 for one in of) / max(sum(one['steps'] for one in of), 1):.2f}",
-            str(sum(not one["same"] for one in of)),
+            factor, str(value), str(len(group)), f"{sum(line['tokens'] for line in group):,}",
+            f"{sum(line['drafted'] for line in group):,}",
+            f"{sum(line['tokens'] - 1 for line in group) / max(sum(line['steps'] for line in group), 1):.2f}",
+            str(sum(not line["same"] for line in group)),
         ]
         for factor in ("model", *fields)
-        for value in dict.fromkeys(one[factor] for one in sorted(made, key=lambda one: str(one[factor])))
-        for of in [[one for one in made if one[factor] == value]]
+        for value in dict.fromkeys(line[factor] for line in sorted(lines, key=lambda line: str(line[factor])))
+        for group in [[line for line in lines if line[factor] == value]]
     ]  # fmt: skip
-    different = sum(not one["same"] for one in made)
+    different = sum(not line["same"] for line in lines)
     return "\n\n".join(
         [
-            f"{len(made)} prompts, each answered with and without drafts in one combination. {len(seen)} of {len(wanted)} "
+            f"{len(lines)} prompts, each answered with and without drafts in one combination. {len(pairs)} of {len(possible)} "
             f"pairs of values occur. {different} replies differ.",
             table(
                 [
@@ -297,9 +301,9 @@ def covering_page(options: argparse.Namespace) -> str:
 
 def page(model: str, work: Path) -> str:
     """All replies in the folder, by drafter and by instructions."""
-    made = {tuple(file.stem.split(" ")): json.loads(file.read_text("utf-8")) for file in work.glob("*.json")}
-    replies = sum(len(run[mode]) for run in made.values() for mode in MODES)
-    tokens = sum(run["tokens"] for run in made.values())
+    runs = {tuple(file.stem.split(" ")): json.loads(file.read_text("utf-8")) for file in work.glob("*.json")}
+    replies = sum(len(run[mode]) for run in runs.values() for mode in MODES)
+    tokens = sum(run["tokens"] for run in runs.values())
     return "\n\n".join(
         [
             f"# Speculation leaves the text as it is: `{model}` on a CPU",
@@ -310,11 +314,11 @@ def page(model: str, work: Path) -> str:
             "With the same instructions, packing and threads; all of those together.",
             table(
                 ["drafter", "packing", "instructions", "threads", "replies", "tokens", "tokens a step", "differing"],
-                list(by_drafter(made)),
+                list(by_drafter(runs)),
             ),
             "## Plain decoding with other instructions, and other threads",
             "Compared with the first line of the same packing, for the prompts that both have.",
-            table(["instructions", "packing", "threads", "replies", "tokens", "differing"], list(by_isa(made))),
+            table(["instructions", "packing", "threads", "replies", "tokens", "differing"], list(by_isa(runs))),
         ]
     ) + "\n"  # fmt: skip
 
@@ -322,18 +326,18 @@ def page(model: str, work: Path) -> str:
 Runs = dict[tuple[str, ...], dict[str, Any]]  # (instructions, packing, threads, drafter) -> its replies
 
 
-def by_drafter(made: Runs) -> Iterator[list[str]]:
+def by_drafter(runs: Runs) -> Iterator[list[str]]:
     for drafter in [name for name in drafters() if name != PLAIN]:
         for packing in PACKINGS:
-            runs = {key: run for key, run in made.items() if key[1] == packing and key[3] == drafter}
-            if runs:
-                isas, threads = ({key[place] for key in runs} for place in (0, 2))
+            group = {key: run for key, run in runs.items() if key[1] == packing and key[3] == drafter}
+            if group:
+                isas, threads = ({key[place] for key in group} for place in (0, 2))
                 replies, tokens, differing, steps = (
                     sum(values)
                     for values in zip(
                         *(
                             (sum(len(run[m]) for m in MODES), run["tokens"], len(run["gaps"]), run["steps"])
-                            for run in runs.values()
+                            for run in group.values()
                         ),
                         strict=True,
                     )
@@ -345,15 +349,15 @@ def by_drafter(made: Runs) -> Iterator[list[str]]:
                 ]  # fmt: skip
 
 
-def by_isa(made: Runs) -> Iterator[list[str]]:
+def by_isa(runs: Runs) -> Iterator[list[str]]:
     for packing in PACKINGS:
-        plain = {key: run for key, run in made.items() if key[1] == packing and key[3] == PLAIN}
+        plain = {key: run for key, run in runs.items() if key[1] == packing and key[3] == PLAIN}
         in_order = sorted(plain, key=lambda key: (-compiled.ISAS.index(key[0]), key[2]))
         for key in in_order:
             first = in_order[0]
             pairs = [pair for mode in MODES for pair in zip(plain[key][mode], plain[first][mode], strict=False)]
-            differing = str(sum(one != other for one, other in pairs)) if key != first else ""
-            tokens = sum(len(one) for one, _ in pairs)
+            differing = str(sum(left != right for left, right in pairs)) if key != first else ""
+            tokens = sum(len(ids) for ids, _ in pairs)
             yield [key[0], packing, key[2], f"{len(pairs):,}", f"{tokens:,}", differing]
 
 

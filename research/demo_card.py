@@ -71,12 +71,12 @@ def speak(model: Any, tokenizer: Any) -> list[Sample]:
     """Return one reply to each of PROMPTS, sampled with the model's own settings from the same seed."""
     samples, ends = [], model.generation_config.eos_token_id
     for prompt in PROMPTS:
-        given = tokenizer.apply_chat_template(
+        inputs = tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         torch.manual_seed(SAMPLE_SEED)
-        both = model.generate(**given, **sampling(model), do_sample=True, max_new_tokens=SAMPLE_TOKENS)
-        reply = both[0, given["input_ids"].shape[1] :].tolist()
+        output = model.generate(**inputs, **sampling(model), do_sample=True, max_new_tokens=SAMPLE_TOKENS)
+        reply = output[0, inputs["input_ids"].shape[1] :].tolist()
         ended = reply[-1] in (ends if isinstance(ends, list) else [ends])
         samples.append(Sample(prompt, tokenizer.decode(reply, skip_special_tokens=True), ended))
     return samples
@@ -137,10 +137,10 @@ def recipe(model: Any, training: dict[str, Any]) -> str:
     stages, names = [], [name for name in ("long", "last") if name in training]
     factor = training.get("rate", 1.0)
     for name in names:
-        stage, seen = STAGES[name], training[name]
+        stage, record = STAGES[name], training[name]
         stages.append(
             [name, f"{stage.length:,}", f"{factor * stage.rates[0]:g} to {factor * stage.rates[1]:g}", f"{stage.user_share:g}",
-             f"{seen['tokens'] / 1e6:.1f} M", f"{seen['steps']:,}", f"{seen['cpu_seconds'] / 3600:.2f}"]
+             f"{record['tokens'] / 1e6:.1f} M", f"{record['steps']:,}", f"{record['cpu_seconds'] / 3600:.2f}"]
         )  # fmt: skip
     points = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     schedule = [[n, *(f"{factor * rate(STAGES[n], 10**6, done):.2f}" for done in points)] for n in names]

@@ -84,7 +84,9 @@ def export(model: Phi3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path
     tokenizer.save_pretrained(out)
     # A class name that every version of transformers knows, and nothing about where the tokenizer was loaded from.
     file = out / "tokenizer_config.json"
-    told = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    settings = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     file.write_text(
-        json.dumps({k: v for k, v in told.items() if k not in ("backend", "is_local", "local_files_only")}, indent=1)
+        json.dumps(
+            {k: v for k, v in settings.items() if k not in ("backend", "is_local", "local_files_only")}, indent=1
+        )
     )

@@ -20,21 +20,21 @@ PROMPTS = (
 SAID = 120  # tokens of a sample, at most
 
 
-def log(file: Path, told: dict[str, Any]) -> None:
+def log(file: Path, record: dict[str, Any]) -> None:
     """One line more."""
     with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(told, ensure_ascii=False) + "\n")
+        out.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
 def pieces(corpus: Corpus) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """(source, ids [tokens], spoken [tokens]) of every example, cut at the context."""
-    found = []
+    """(source, ids [tokens], marks [tokens]) of every example, cut at the context."""
+    examples = []
     for i, source in enumerate(corpus.sources.tolist()):
         part = slice(corpus.offsets[i], min(corpus.offsets[i + 1], corpus.offsets[i] + CONTEXT))
-        spoken = torch.from_numpy(corpus.spoken[part])
-        if spoken[1:].any():
-            found.append((source, torch.from_numpy(corpus.ids[part].astype(np.int64)), spoken))
-    return found
+        marks = torch.from_numpy(corpus.marks[part])
+        if marks[1:].any():
+            examples.append((source, torch.from_numpy(corpus.ids[part].astype(np.int64)), marks))
+    return examples
 
 
 @dataclass
@@ -55,31 +55,31 @@ class Loss:
 @torch.no_grad()
 def held_out_losses(model: Any, aside: Corpus) -> list[Loss]:
     """One Loss a source that has anything to predict, in the order of their names."""
-    found: dict[str, Loss] = {}
+    losses: dict[str, Loss] = {}
     device = getattr(model, "device", "cpu")
-    for source, ids, spoken in pieces(aside):
-        ids, counts = ids.to(device), spoken[1:].to(device)
+    for source, ids, marks in pieces(aside):
+        ids, counts = ids.to(device), marks[1:].to(device)
         logits = model(ids[None], use_cache=False).logits[0, :-1][counts].float()
-        loss = found.setdefault(source, Loss(source, "text" if counts.all() else "chat"))
+        loss = losses.setdefault(source, Loss(source, "text" if counts.all() else "chat"))
         loss.nats += F.cross_entropy(logits, ids[1:][counts], reduction="sum").item()
         loss.tokens += len(logits)
         loss.examples += 1
-    return [found[source] for source in sorted(found)]
+    return [losses[source] for source in sorted(losses)]
 
 
 @torch.no_grad()
 def samples(model: Any, tokenizer: PreTrainedTokenizerFast) -> dict[str, str]:
     """Return greedy replies to PROMPTS; one that did not end by itself ends with an ellipsis in brackets."""
-    found, device = {}, next(model.parameters()).device
+    replies, device = {}, next(model.parameters()).device
     end = tokenizer.eos_token_id
     for prompt in PROMPTS:
         chat = [{"role": "user", "content": prompt}]
-        given = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-        given = given.to(device)
-        both = model.generate(**given, do_sample=False, max_new_tokens=SAID, eos_token_id=end, pad_token_id=0)
-        reply = both[0, given["input_ids"].shape[1] :].tolist()
-        found[prompt] = tokenizer.decode(reply, skip_special_tokens=True) + ("" if reply[-1] == end else " [...]")
-    return found
+        inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        inputs = inputs.to(device)
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=SAID, eos_token_id=end, pad_token_id=0)
+        reply = output[0, inputs["input_ids"].shape[1] :].tolist()
+        replies[prompt] = tokenizer.decode(reply, skip_special_tokens=True) + ("" if reply[-1] == end else " [...]")
+    return replies
 
 
 @torch.no_grad()
@@ -89,15 +89,15 @@ def agreement(model: Phi3ForCausalLM, teacher: Phi3ForCausalLM, aside: Corpus) -
     """
     same, overlap, count = 0.0, 0.0, 0
     device = next(model.parameters()).device
-    for _, ids, spoken in pieces(aside):
-        if spoken[1:].all():
+    for _, ids, marks in pieces(aside):
+        if marks[1:].all():
             continue  # a text
-        wanted = spoken[1:].to(device)
-        ours, theirs = (
+        wanted = marks[1:].to(device)
+        model_shares, teacher_shares = (
             m(ids[None].to(device), use_cache=False).logits[0, :-1][wanted].float().softmax(-1)
             for m in (model, teacher)
         )
-        same += float((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        overlap += float(torch.minimum(ours, theirs).sum())
-        count += len(ours)
+        same += float((model_shares.argmax(-1) == teacher_shares.argmax(-1)).sum())
+        overlap += float(torch.minimum(model_shares, teacher_shares).sum())
+        count += len(model_shares)
     return {"held_out_tokens": count, "agreement": round(same / count, 4), "overlap": round(overlap / count, 4)}

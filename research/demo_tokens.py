@@ -45,12 +45,12 @@ def train_tokenizer(texts: Iterable[str], target: Path) -> PreTrainedTokenizerFa
 
 @dataclass
 class Corpus:
-    """Examples one after another as token ids; `spoken` marks texts, and in chats what an assistant says with its end
-    mark: what is always learnt.
+    """Examples one after another as token ids; `marks` is true for texts, and in chats for what an
+    assistant says with its end mark: what is always learnt.
     """
 
     ids: np.ndarray  # uint16 [tokens]
-    spoken: np.ndarray  # bool [tokens]
+    marks: np.ndarray  # bool [tokens]
     offsets: np.ndarray  # int64 [examples + 1]
     sources: np.ndarray  # str [examples]
 
@@ -59,7 +59,7 @@ class Corpus:
         bare, special = tokenizer.backend_tokenizer, tokenizer.convert_tokens_to_ids
         begin, end = special(BEGIN), special(END)
         role_ids = {role: special(f"<|{role}|>") for role in ("system", "user", "assistant")}
-        ids, spoken, offsets = [], [], [0]
+        ids, all_marks, offsets = [], [], [0]
         for start in range(0, len(examples), 2000):
             batch = examples[start : start + 2000]
             encoded = iter(bare.encode_batch([p for e in batch for p in contents(e)], add_special_tokens=False))
@@ -74,10 +74,10 @@ class Corpus:
                         row += [role_ids[message["role"]], *part, end]
                         marks += [False] + [message["role"] == "assistant"] * (len(part) + 1)
                 ids.append(np.array(row, np.uint16))
-                spoken.append(np.array(marks, bool))
+                all_marks.append(np.array(marks, bool))
                 offsets.append(offsets[-1] + len(row))
         sources = np.array([e["source"] for e in examples])
-        return cls(np.concatenate(ids), np.concatenate(spoken), np.array(offsets), sources)
+        return cls(np.concatenate(ids), np.concatenate(all_marks), np.array(offsets), sources)
 
     @classmethod
     def load(cls, file: Path) -> "Corpus":
@@ -87,11 +87,11 @@ class Corpus:
     def save(self, file: Path) -> None:
         """All or nothing: a run that is killed here leaves no half file."""
         new = file.with_suffix(".new.npz")
-        np.savez_compressed(new, ids=self.ids, spoken=self.spoken, offsets=self.offsets, sources=self.sources)
+        np.savez_compressed(new, ids=self.ids, spoken=self.marks, offsets=self.offsets, sources=self.sources)
         new.replace(file)
 
     def rows(self, length: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """(ids, labels, spoken), each [length], labels being the ids one place on; whole rows only, after `skip`."""
+        """(ids, labels, marks), each [length], labels being the ids one place on; whole rows only, after `skip`."""
         for start in range(skip * length, len(self.ids) - length, length):
             here, there = slice(start, start + length), slice(start + 1, start + length + 1)
-            yield self.ids[here].astype(np.int64), self.ids[there].astype(np.int64), self.spoken[there]
+            yield self.ids[here].astype(np.int64), self.ids[there].astype(np.int64), self.marks[there]

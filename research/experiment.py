@@ -71,21 +71,29 @@ Rows = dict[str, list[Reply]]
 
 def parser(about: str, trains: bool = True) -> argparse.ArgumentParser:
     """Return a parser with the flags of all scripts, and with those of trainings if the script `trains`."""
-    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("-m", "--models", nargs="+", required=True, help="names of models that were imported or pulled")
-    made.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
-    made.add_argument("--limit", type=positive, default=100, help="prompts")
-    made.add_argument("-n", "--max-tokens", type=positive, default=64, help="tokens of a reply, which ends at a loop")
-    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    made.add_argument("--only", nargs="+", default=[""], help="parts to run: those whose titles begin like this")
-    made.add_argument("--minutes", type=float, help="stop after this time; the same command continues")
-    made.add_argument("--out", type=Path, required=True, help="a folder outside git for results and trainings")
-    made.add_argument("--smoke", action="store_true", help="try every part on a few tokens of a few prompts")
+    arg_parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arg_parser.add_argument(
+        "-m", "--models", nargs="+", required=True, help="names of models that were imported or pulled"
+    )
+    arg_parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
+    arg_parser.add_argument("--limit", type=positive, default=100, help="prompts")
+    arg_parser.add_argument(
+        "-n", "--max-tokens", type=positive, default=64, help="tokens of a reply, which ends at a loop"
+    )
+    arg_parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    arg_parser.add_argument("--only", nargs="+", default=[""], help="parts to run: those whose titles begin like this")
+    arg_parser.add_argument("--minutes", type=float, help="stop after this time; the same command continues")
+    arg_parser.add_argument("--out", type=Path, required=True, help="a folder outside git for results and trainings")
+    arg_parser.add_argument("--smoke", action="store_true", help="try every part on a few tokens of a few prompts")
     if trains:
-        made.add_argument("--data", type=Path, nargs="+", default=[], help="examples, as `localspec train` reads them")
-        made.add_argument("--distilled", type=Path, help="answers by `localspec distill`, for variants that need them")
-        made.add_argument("--steps", type=positive, default=500, help="steps of 1,024 tokens of each training")
-    return made
+        arg_parser.add_argument(
+            "--data", type=Path, nargs="+", default=[], help="examples, as `localspec train` reads them"
+        )
+        arg_parser.add_argument(
+            "--distilled", type=Path, help="answers by `localspec distill`, for variants that need them"
+        )
+        arg_parser.add_argument("--steps", type=positive, default=500, help="steps of 1,024 tokens of each training")
+    return arg_parser
 
 
 def positive(text: str) -> int:
@@ -147,51 +155,53 @@ def commit() -> str:
         return "unknown"
 
 
-def checked_flags(made: argparse.ArgumentParser, given: Sequence[str] | None = None) -> argparse.Namespace:
+def checked_flags(arg_parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the parsed flags. Refuse files that cannot be read, and a folder that has results of other settings."""
-    asked = made.parse_args(given)
-    if asked.smoke:
+    options = arg_parser.parse_args(argv)
+    if options.smoke:
         for name, value in SMOKE.items():
-            if hasattr(asked, name):
-                setattr(asked, name, value)
+            if hasattr(options, name):
+                setattr(options, name, value)
     try:
-        questions(asked.prompts, 1)
-        read_examples(vars(asked).get("data") or ())  # check now, because a training may read the files hours later
-        for model in asked.models:
-            one = of_model(asked, model)
-            decisive: dict[str, Any] = {name: vars(one).get(name) for name in DECISIVE}
-            decisive |= {name: content(vars(asked).get(name)) for name in ("data", "distilled", "prompts")}
+        questions(options.prompts, 1)
+        read_examples(vars(options).get("data") or ())  # check now, because a training may read the files hours later
+        for model in options.models:
+            model_options = of_model(options, model)
+            decisive: dict[str, Any] = {name: vars(model_options).get(name) for name in DECISIVE}
+            decisive |= {name: content(vars(options).get(name)) for name in ("data", "distilled", "prompts")}
             decisive |= weights(registry.resolve(model))
             if decisive["draft"]:
                 registry.resolve(decisive["draft"])
-            same_settings(made, one.out, decisive, "--out")
+            same_settings(arg_parser, model_options.out, decisive, "--out")
     except LocalspecError as mistake:
-        made.error(str(mistake))
-    return asked
+        arg_parser.error(str(mistake))
+    return options
 
 
-def of_model(asked: argparse.Namespace, model: str) -> argparse.Namespace:
+def of_model(options: argparse.Namespace, model: str) -> argparse.Namespace:
     """Return the flags for one of the models, with its own folder."""
-    one = copy(asked)
-    one.model, one.out = model, asked.out / file_name(model)
-    return one
+    model_options = copy(options)
+    model_options.model, model_options.out = model, options.out / file_name(model)
+    return model_options
 
 
-def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any], flag: str = "--work") -> None:
+def same_settings(
+    arg_parser: argparse.ArgumentParser, work: Path, decisive: Mapping[str, Any], flag: str = "--work"
+) -> None:
     """Refuse a directory whose results were made with other settings, and name the difference."""
     try:
         work.mkdir(parents=True, exist_ok=True)
-        before = saved_json(work / "settings.json", lambda: decisive)
-        if not isinstance(before, dict):
-            raise ValueError(before)
+        old = saved_json(work / "settings.json", lambda: decisive)
+        if not isinstance(old, dict):
+            raise ValueError(old)
     except OSError as error:
-        made.error(f"{flag} {work} cannot be used ({error.strerror}); name another directory.")
+        arg_parser.error(f"{flag} {work} cannot be used ({error.strerror}); name another directory.")
     except ValueError:
-        made.error(f"{work / 'settings.json'} is damaged; give another {flag}, or delete that file.")
-    for name in dict.fromkeys((*decisive, *before)):
-        was, now = before.get(name), decisive.get(name)
+        arg_parser.error(f"{work / 'settings.json'} is damaged; give another {flag}, or delete that file.")
+    for name in dict.fromkeys((*decisive, *old)):
+        was, now = old.get(name), decisive.get(name)
         if was != now:
-            made.error(
+            arg_parser.error(
                 f"{work} holds results of other settings: {name} was {was or 'none'}, and now it is {now or 'none'}; "
                 f"give another {flag}, or the same settings."
             )
@@ -199,30 +209,30 @@ def same_settings(made: argparse.ArgumentParser, work: Path, decisive: Mapping[s
 
 def weights(card: registry.TargetCard) -> dict[str, Any]:
     """Return digests of a model and of its trained drafters, because another model may have the same name later."""
-    files = [one.path / WEIGHTS for one in drafter_cards.trained_drafters(card)]
+    files = [drafter.path / WEIGHTS for drafter in drafter_cards.trained_drafters(card)]
     return {"weights": revision(card.path), "drafters": content([file for file in files if file.is_file()])}
 
 
 def content(places: Path | Sequence[Path] | None) -> list[str]:
     """Return the names of files, or of those in a directory, each with a digest. Raises UsageMistake."""
     listed = [] if places is None else [places] if isinstance(places, Path) else places
-    found = []
+    digests = []
     for place in listed:
         for file in sorted(place.glob("*.jsonl")) if place.is_dir() else [place]:
             try:
                 with file.open("rb") as opened:
-                    found.append(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()[:12]}")
+                    digests.append(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()[:12]}")
             except OSError as error:
                 raise UsageMistake(f"{file} cannot be read ({error.strerror}); name files that can.") from None
-    return found
+    return digests
 
 
 def saved_json(file: Path, make: Callable[[], Any]) -> Any:
     """Return the JSON in a file. If the file is missing, it is first written with the result of `make`."""
     if not file.exists():
-        made = make()
+        value = make()
         part = file.with_suffix(".part")
-        part.write_text(json.dumps(made), "utf-8")
+        part.write_text(json.dumps(value), "utf-8")
         os.replace(part, file)
     return json.loads(file.read_text("utf-8"))
 
@@ -236,12 +246,12 @@ def file_name(title: str) -> str:
 
 
 def page(
-    made: argparse.ArgumentParser,
+    arg_parser: argparse.ArgumentParser,
     title: str,
     script: str,
     sections: Callable[["Bench"], Mapping[str, Callable[[], str]]],
-    given: Sequence[str] | None = None,
-    flags: Callable[[argparse.Namespace], Mapping[str, Any]] = lambda asked: {},
+    argv: Sequence[str] | None = None,
+    flags: Callable[[argparse.Namespace], Mapping[str, Any]] = lambda options: {},
     more: str = "",
 ) -> None:
     """Run the parts of a paper on each model and print the page.
@@ -249,17 +259,17 @@ def page(
     `flags` returns settings for loading the models. `more` explains the columns. What the figures show is added by hand,
     after the title.
     """
-    asked = checked_flags(made, given)
+    options = checked_flags(arg_parser, argv)
     done, commits = [], dict[str, None]()
-    for model in asked.models:
+    for model in options.models:
         with ExitStack() as at_the_end:
-            one = of_model(asked, model)
-            results = Results(one.out / "results.jsonl", asked.minutes)
-            bench = Bench(one, results, at_the_end, flags(asked))
+            model_options = of_model(options, model)
+            results = Results(model_options.out / "results.jsonl", options.minutes)
+            bench = Bench(model_options, results, at_the_end, flags(options))
             done.append(f"## With `{model}`")
             absent = list[str]()
             for name, make in sections(bench).items():
-                results.measuring = name.startswith(tuple(asked.only))
+                results.measuring = name.startswith(tuple(options.only))
                 try:
                     body = make()
                 except LocalspecError as missing:
@@ -274,22 +284,22 @@ def page(
                     "\n".join(
                         [
                             "**Not run** are these parts of the paper, or rows of them (in brackets):\n",
-                            *(f"- {one}" for one in absent),
+                            *(f"- {part}" for part in absent),
                         ]
                     )
                 )
             commits |= results.commits
-    print("\n\n".join([f"# {title}", about(asked, script, more, commits), *done]))
+    print("\n\n".join([f"# {title}", about(options, script, more, commits), *done]))
 
 
-def about(asked: argparse.Namespace, script: str, more: str, commits: Sequence[str] | Mapping[str, None]) -> str:
+def about(options: argparse.Namespace, script: str, more: str, commits: Sequence[str] | Mapping[str, None]) -> str:
     """Return a paragraph that says how the page was made."""
-    steps = f" --data FILE… --steps {asked.steps}" if "steps" in asked else ""
-    draft = f" --draft {asked.draft}" if vars(asked).get("draft") else ""
+    steps = f" --data FILE… --steps {options.steps}" if "steps" in options else ""
+    draft = f" --draft {options.draft}" if vars(options).get("draft") else ""
     ran = f"results are of commit {', '.join(commits)}" if commits else "nothing was run yet"
     return (
-        f"Made by `python research/{script} -m {' '.join(asked.models)}{draft} --prompts DIR --limit {asked.limit} "
-        f"-n {asked.max_tokens}{steps} --out DIR`; {ran}. The same command continues after it was stopped, and "
+        f"Made by `python research/{script} -m {' '.join(options.models)}{draft} --prompts DIR --limit {options.limit} "
+        f"-n {options.max_tokens}{steps} --out DIR`; {ran}. The same command continues after it was stopped, and "
         f'`--only "TITLE"` runs one part.\n\nA reply ends where it begins to repeat itself. Square brackets hold 95 % bounds, '
         f"from {DRAWS} bootstrap samples of prompts and seeds. Differences are taken prompt by prompt. All figures here are "
         f"counts, which do not depend on the load of the machine.{more}"
@@ -301,17 +311,17 @@ def only_run(body: str) -> tuple[str, list[str]]:
 
     The part is empty if nothing of it was run.
     """
-    kept, missing, rows = list[str](), list[str](), 0
+    lines, missing, rows = list[str](), list[str](), 0
     for line in body.split("\n"):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if NOT_RUN in cells and not any(re.search(r"\d\.\d\d", cell) for cell in cells[1:]):
             missing.append(", ".join(cells[: cells.index(NOT_RUN)]))
             continue
         rows += line.startswith("|")
-        kept.append(line)
+        lines.append(line)
     if body.startswith(NOT_RUN.capitalize()) or (missing and rows <= 2):  # the head and its rule
         return "", []
-    return "\n".join(kept), missing
+    return "\n".join(lines), missing
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
@@ -320,19 +330,19 @@ def only_run(body: str) -> tuple[str, list[str]]:
 def questions(place: Path, count: int | None) -> list[BenchPrompt]:
     """Return `count` prompts, or all: files take turns, and within a file categories do."""
     files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
-    asked = [
+    all_prompts = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
     ]
-    if not asked:
+    if not all_prompts:
         raise UsageMistake(f"{place} holds no .jsonl files of prompts; name another.")
-    return prompts.spread(asked, count)
+    return prompts.spread(all_prompts, count)
 
 
 @dataclass
 class Bench:
     """A model that answers prompts. It is loaded when the first reply is needed. `flags` are settings for loading it."""
 
-    asked: argparse.Namespace
+    options: argparse.Namespace
     results: Results
     at_the_end: ExitStack
     flags: Mapping[str, Any] = field(default_factory=dict)
@@ -341,30 +351,30 @@ class Bench:
     @cached_property
     def engine(self) -> Engine:
         """The loaded model."""
-        card = registry.resolve(str(self.changed or self.asked.model))
-        store = self.at_the_end.enter_context(Store.open(self.asked.out / "localspec.db", print))
+        card = registry.resolve(str(self.changed or self.options.model))
+        store = self.at_the_end.enter_context(Store.open(self.options.out / "localspec.db", print))
         choice = choose(card, config.load(flags={"drafter": "phrases", "temperature": 0.0, **self.flags}))
         return Engine(choice, store=store, phrases="off")
 
     @cached_property
     def questions(self) -> list[BenchPrompt]:
         """The prompts, of all kinds of text in turn."""
-        return questions(self.asked.prompts, self.asked.limit)
+        return questions(self.options.prompts, self.options.limit)
 
     def rows(
         self,
         title: str,
         names: Sequence[str],
         answer: Callable[[BenchPrompt, str], Reply],
-        asked: Sequence[BenchPrompt] | None = None,
+        subset: Sequence[BenchPrompt] | None = None,
     ) -> Rows:
         """Return the replies of each row of a table, for the prompts that all rows have answered.
 
         `answer` makes the missing replies of a prompt for all rows, then those of the next prompt. Prompts that leave no
         room for a reply are left out.
         """
-        found: Rows = {name: [] for name in names}
-        for prompt in self.questions if asked is None else asked:
+        rows: Rows = {name: [] for name in names}
+        for prompt in self.questions if subset is None else subset:
             replies = [
                 self.results.of(f"{title} | {name} | {prompt.category} {prompt.id}", partial(answer, prompt, name))
                 for name in names
@@ -373,29 +383,29 @@ class Bench:
                 break
             if all(replies):
                 for name, reply in zip(names, replies, strict=True):
-                    found[name].append({**reply, "task": prompt.category})
-        return found
+                    rows[name].append({**reply, "task": prompt.category})
+        return rows
 
     def text(self, prompt: BenchPrompt, sampling: Sampling = GREEDY, most: int = 0) -> Reply:
         """Return the ids of the prompt and of its reply, at most `most` tokens; {} if the prompt is too long.
 
         Raises OutOfTime if it is missing and nothing more may be measured.
         """
-        most = most or self.asked.max_tokens
+        most = most or self.options.max_tokens
         how = f"{most} {sampling.temperature} {sampling.top_p} {sampling.seed} {self.changed} {dict(self.flags)}"
         key = f"text | {how} | {prompt.category} {prompt.id}"
 
-        def made() -> Reply:
+        def make_text() -> Reply:
             target = self.engine.target
             ids = target.encode(prompts.message(prompt.text))
             if len(ids) + most > target.context:
                 return {}
-            said = _generated(target, phrases, Budget(NODES), ids, sampling, most)
-            return {"prompt": list(ids), "ids": said["ids"]}
+            reply = _generated(target, phrases, Budget(NODES), ids, sampling, most)
+            return {"prompt": list(ids), "ids": reply["ids"]}
 
-        if (found := self.results.of(key, made)) is None:
+        if (saved := self.results.of(key, make_text)) is None:
             raise OutOfTime
-        return dict(found)
+        return dict(saved)
 
     def reply(
         self,
@@ -414,15 +424,15 @@ class Bench:
         """
         if not (text := self.text(prompt, GREEDY if whole else sampling, most)):
             return {}
-        count = (most or self.asked.max_tokens) if whole else max(until_it_goes_round(text["ids"]), 2)
-        said = text["ids"][:count]
-        target = ReplayTarget(text["prompt"] + said, self.engine.target.vocab_size) if replay else self.engine.target
-        found = _generated(target, make, budget, text["prompt"], sampling, min(count, len(said)) if replay else count)
-        if not whole and found["ids"] != said:
+        count = (most or self.options.max_tokens) if whole else max(until_it_goes_round(text["ids"]), 2)
+        ids = text["ids"][:count]
+        target = ReplayTarget(text["prompt"] + ids, self.engine.target.vocab_size) if replay else self.engine.target
+        reply = _generated(target, make, budget, text["prompt"], sampling, min(count, len(ids)) if replay else count)
+        if not whole and reply["ids"] != ids:
             raise AssertionError(
                 f"a reply to {prompt.id} differs from the saved text; use another --out after a change of the code"
             )
-        return found
+        return reply
 
 
 def _generated(
@@ -432,15 +442,15 @@ def _generated(
     session = Session(target, drafter, budget)
     *_, done = session.generate(prompt, sampling, Limits(most))
     assert isinstance(done, Done)
-    said = done.statistics
+    statistics = done.statistics
     return {
-        "ids": list(said.token_ids),
-        "tokens": max(len(said.token_ids) - 1, 0),  # the first one belongs to prefill
-        "steps": said.steps,
-        "rows": said.drafted,
-        "seconds": said.decode_seconds,
-        "depths": list(said.acceptance_by_depth),
-        "bytes": said.memory.target + said.memory.drafter + said.memory.cache,
+        "ids": list(statistics.token_ids),
+        "tokens": max(len(statistics.token_ids) - 1, 0),  # the first one belongs to prefill
+        "steps": statistics.steps,
+        "rows": statistics.drafted,
+        "seconds": statistics.decode_seconds,
+        "depths": list(statistics.acceptance_by_depth),
+        "bytes": statistics.memory.target + statistics.memory.drafter + statistics.memory.cache,
     }
 
 
@@ -471,11 +481,11 @@ class Variant:
     flags: Sequence[str] = ()
     distilled: bool = False
 
-    def directory(self, seed: int, asked: argparse.Namespace) -> Path:
+    def directory(self, seed: int, options: argparse.Namespace) -> Path:
         """Return the directory of a training. Tables with the same training share it."""
         words = [self.kind, *(f"{name}={value}" for name, value in sorted(self.together.items())), *self.flags]
         words += ["distilled"] * self.distilled
-        return Path(asked.out / file_name("_".join([*words, f"seed-{seed}"])))
+        return Path(options.out / file_name("_".join([*words, f"seed-{seed}"])))
 
     @property
     def together(self) -> dict[str, object]:
@@ -488,10 +498,10 @@ def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
 
     Raises OutOfTime if it is not finished and nothing more may be run, and LocalspecError if it was refused or failed.
     """
-    asked, directory = bench.asked, variant.directory(seed, bench.asked)
+    options, directory = bench.options, variant.directory(seed, bench.options)
 
-    def made() -> dict[str, Any]:
-        data = [asked.distilled] if variant.distilled else asked.data
+    def train_and_read() -> dict[str, Any]:
+        data = [options.distilled] if variant.distilled else options.data
         if not all(data) or not data:
             raise OutOfTime
         if not finished(directory):
@@ -500,10 +510,10 @@ def trained(variant: Variant, seed: int, bench: Bench) -> dict[str, Any]:
         levels = [level[0] for level in card.about["accuracy_by_depth"]]
         return {"parameters": card.parameters, "right": levels, "perplexity": card.about["trained"].get("perplexity")}
 
-    found = bench.results.of(f"trained | {directory.name}", made)
-    if found is None:
+    facts = bench.results.of(f"trained | {directory.name}", train_and_read)
+    if facts is None:
         raise OutOfTime
-    return dict(found)
+    return dict(facts)
 
 
 def finished(directory: Path) -> bool:
@@ -513,10 +523,10 @@ def finished(directory: Path) -> bool:
 
 def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Sequence[Path]) -> None:
     """Train to the end. Raises the errors of `trained`."""
-    asked = bench.asked
+    options = bench.options
     with Lock(directory) as lock:  # a training may continue after this program was killed
         lock.take()
-    command = ["train", variant.kind, "-m", asked.model, "-o", str(directory), "--steps", str(asked.steps)]
+    command = ["train", variant.kind, "-m", options.model, "-o", str(directory), "--steps", str(options.steps)]
     command += ["--seed", str(seed), "--lr", str(RATES[variant.kind]), "--batch", "1024", "--length", "512"]
     command += [word for name, value in variant.together.items() for word in ("-O", f"{name}={value}")]
     command += [*variant.flags, "--data", *map(str, data)]
@@ -524,7 +534,7 @@ def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Seq
         [sys.executable, "-m", "localspec", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as training:
         try:
-            _, said = training.communicate(timeout=bench.results.seconds)
+            _, errors = training.communicate(timeout=bench.results.seconds)
         except subprocess.TimeoutExpired:
             training.send_signal(signal.SIGINT)
             training.communicate()  # the training saves its state
@@ -532,20 +542,20 @@ def _train(variant: Variant, seed: int, bench: Bench, directory: Path, data: Seq
     if training.returncode in (INTERRUPTED, -signal.SIGINT):
         raise OutOfTime
     if training.returncode:
-        lines = said.strip().splitlines() if training.returncode > 0 else ()  # a kill gives no reason
+        lines = errors.strip().splitlines() if training.returncode > 0 else ()  # a kill gives no reason
         raise LocalspecError(lines[-1].removeprefix("localspec: ") if lines else f"it ended with {training.returncode}")
 
 
 def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
     """Train each variant with each seed, and return a table that compares their acceptance."""
-    asked = bench.asked
-    if asked.smoke:
+    options = bench.options
+    if options.smoke:
         variants = dict([*variants.items()][:2])
     lines, first, notes = [], list[list[Reply]](), []
     heads = ["", "tokens a step", "against the first", *(f"right at depth {d}" for d in range(1, DEPTHS + 1))]
     for name, variant in variants.items():
         cards, replies = [], []
-        for seed in asked.seeds:
+        for seed in options.seeds:
             try:
                 card = trained(variant, seed, bench)
             except OutOfTime:
@@ -554,14 +564,18 @@ def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
                 notes.append(f"{name}: {failed}")
                 break
             cards.append(card)
-            replies.append(_measured(variant.directory(seed, asked), bench))
+            replies.append(_measured(variant.directory(seed, options), bench))
         if not cards or not all(replies):
             lines.append([name, NOT_RUN, *[""] * len(heads)])
             continue
         first = first or replies
         rights = [fmean(c["right"][d] for c in cards) if len(cards[0]["right"]) > d else None for d in range(DEPTHS)]
-        before = [card["perplexity"] for card in cards]
-        changed = f"{fmean(p[0] for p in before):.2f} → {fmean(p[1] for p in before):.2f}" if all(before) else ""
+        perplexities = [card["perplexity"] for card in cards]
+        changed = (
+            f"{fmean(p[0] for p in perplexities):.2f} → {fmean(p[1] for p in perplexities):.2f}"
+            if all(perplexities)
+            else ""
+        )
         ahead = "" if replies is first else with_interval(difference(*common(replies, first)))
         line = [name, with_interval(length(common(replies)[0])), ahead, *map(figure, rights)]
         lines.append([*line, f"{cards[0]['parameters']:,}", changed])
@@ -573,15 +587,15 @@ def compared(variants: Mapping[str, Variant], bench: Bench) -> str:
 def _measured(directory: Path, bench: Bench) -> list[Reply]:
     """Return the replies with a trained drafter. If its training changed the target, the changed one replies."""
     changed = directory / "target"
-    own = replace(bench, changed=changed) if changed.exists() else bench
+    variant_bench = replace(bench, changed=changed) if changed.exists() else bench
     loaded: list[Drafter] = []
 
     def answer(prompt: BenchPrompt, _: str) -> Reply:
         if not loaded:
-            loaded.append(load_drafter(drafter_cards.read_drafter(directory), own.engine.target))
-        return own.reply(prompt, always(loaded[0]), Budget(NODES))
+            loaded.append(load_drafter(drafter_cards.read_drafter(directory), variant_bench.engine.target))
+        return variant_bench.reply(prompt, always(loaded[0]), Budget(NODES))
 
-    return own.rows(f"trained {directory.name}", [""], answer)[""]
+    return variant_bench.rows(f"trained {directory.name}", [""], answer)[""]
 
 
 def common(*rows: Sequence[Sequence[Reply]]) -> list[list[Sequence[Reply]]]:

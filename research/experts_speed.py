@@ -49,15 +49,15 @@ def blocks(kind: str, rows: int, columns: int, chance: np.random.Generator, larg
     """Return random rows in a type of blocks. Without `largest` their numbers are about as large as in a trained model."""
     weights, size = _BLOCKS[kind]
     count = rows * columns // weights
-    one = chance.integers(0, 256, (count, size), dtype=np.uint8)
+    data = chance.integers(0, 256, (count, size), dtype=np.uint8)
     largest = largest or 3 / np.sqrt(columns)
     for at, most in _SCALES.get(kind, ()):
         # Scales have both signs: weights with a mean would give all tokens one direction, and so the same experts.
         scales = (largest / most * chance.uniform(0.5, 1, count) * chance.choice((-1, 1), count)).astype("<f2")
-        one[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+        data[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     if kind == _MXFP4:
-        one[:, 0] = 127 - 8 + chance.integers(0, 2, count)
-    return one.reshape(rows, -1)
+        data[:, 0] = 127 - 8 + chance.integers(0, 2, count)
+    return data.reshape(rows, -1)
 
 
 def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
@@ -83,7 +83,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
         writer.add_string(f"tokenizer.ggml.{key}", fields[f"tokenizer.ggml.{key}"].contents())
     known = fields["tokenizer.ggml.tokens"].contents()[:tokens]
     types = fields["tokenizer.ggml.token_type"].contents()[:tokens]
-    writer.add_array("tokenizer.ggml.tokens", [*known, *(f"[MORE{one}]" for one in range(len(known), tokens))])
+    writer.add_array("tokenizer.ggml.tokens", [*known, *(f"[MORE{number}]" for number in range(len(known), tokens))])
     writer.add_array("tokenizer.ggml.token_type", [*types, *[int(gguf.TokenType.UNUSED)] * (tokens - len(types))])
     writer.add_array("tokenizer.ggml.merges", fields["tokenizer.ggml.merges"].contents())
     writer.add_uint32("tokenizer.ggml.eos_token_id", fields["tokenizer.ggml.eos_token_id"].contents())
@@ -128,7 +128,7 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    made: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
+    stacks: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
     for tensor, kind, size in planned:
         if kind == _F32:
             spread = hidden**-0.5 if "inp.weight" in tensor else 0.1 if "norm" in tensor else 0.1 * hidden**-0.5
@@ -139,13 +139,13 @@ def write(shape: str, file: Path, vocabulary: Path, layers: int | None) -> None:
             largest = FAR_APART if tensor == "token_embd.weight" else 0.0
             writer.write_tensor_data(blocks(kind, size[0], size[1], chance, largest))
             continue
-        if (kind, size) not in made:  # one for all layers; experts are put in another order
-            made[kind, size] = np.stack([blocks(kind, size[1], size[2], chance) for _ in range(size[0])])
-        writer.write_tensor_data(made[kind, size][chance.permutation(size[0])])
+        if (kind, size) not in stacks:  # one for all layers; experts are put in another order
+            stacks[kind, size] = np.stack([blocks(kind, size[1], size[2], chance) for _ in range(size[0])])
+        writer.write_tensor_data(stacks[kind, size][chance.permutation(size[0])])
     writer.close()
 
 
-def ours(
+def our_engine(
     file: Path, threads: int, on_disk: bool = False
 ) -> tuple[Callable[[Sequence[int], int], Any], dict[str, float]]:
     """Return a function that reads tokens from a position on, and figures: seconds of import and start, a step's GB."""
@@ -162,9 +162,9 @@ def ours(
 
     def read(tokens: Sequence[int], start: int) -> Any:
         cache.truncate(start)
-        found = target.forward(DraftTree.chain(tokens), cache)
+        result = target.forward(DraftTree.chain(tokens), cache)
         cache.keep(range(len(tokens)))
-        return found.logits.numpy()
+        return result.logits.numpy()
 
     opened = time.perf_counter() - began
     return read, {"import": imported, "lay out": laid_out, "open": opened, "GB of a step": target.read_bytes / 1e9}
@@ -175,7 +175,7 @@ def llama_cpp(file: Path, threads: int) -> tuple[Callable[[Sequence[int], int], 
     from llama_cpp_model import Gguf
 
     began = time.perf_counter()
-    tokens = next((one[9] for name, one in SHAPES.items() if file.name.startswith(name)), 0)
+    tokens = next((sizes[9] for name, sizes in SHAPES.items() if file.name.startswith(name)), 0)
     if not tokens:
         raise SystemExit(f"{file.name} does not begin with the name of a shape ({', '.join(SHAPES)}); rename it.")
     peer = Gguf(file, tokens, ROOM, mapped=True)
@@ -192,18 +192,22 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4,8")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--on-disk", action="store_true")
-    given = parser.parse_args()
-    if given.what == "write":
-        write(given.names[0], Path(given.names[1]), given.vocabulary, given.layers)
+    options = parser.parse_args()
+    if options.what == "write":
+        write(options.names[0], Path(options.names[1]), options.vocabulary, options.layers)
         return
-    file = Path(given.names[0])
-    read, figures = ours(file, given.threads, given.on_disk) if given.what == "ours" else llama_cpp(file, given.threads)
+    file = Path(options.names[0])
+    read, figures = (
+        our_engine(file, options.threads, options.on_disk)
+        if options.what == "ours"
+        else llama_cpp(file, options.threads)
+    )
     chance = np.random.default_rng(1)
     tokens = chance.integers(1000, 100000, 4096).tolist()
     began = time.perf_counter()
     read(tokens[:CONTEXT], 0)
     figures["first token"] = time.perf_counter() - began
-    for rows in map(int, given.rows.split(",")):
+    for rows in map(int, options.rows.split(",")):
         spent, cores, at, end = [], [], CONTEXT, time.perf_counter() + SECONDS
         while time.perf_counter() < end:
             at = at + rows if at + 2 * rows < 4000 else CONTEXT

@@ -39,16 +39,16 @@ def _drawn(sums: Any, chosen: Any, random: np.random.Generator) -> Any:
 def length(replies: Replies) -> Figure:
     """Return the tokens a step over all prompts and seeds; the bootstrap resamples both."""
     sums, random = _sums(replies), np.random.default_rng(0)
-    found = _drawn(sums, random.integers(sums.shape[1], size=(DRAWS, sums.shape[1])), random)
-    return Figure(float(_ratio(sums)), *map(float, np.percentile(found, (2.5, 97.5))))
+    samples = _drawn(sums, random.integers(sums.shape[1], size=(DRAWS, sums.shape[1])), random)
+    return Figure(float(_ratio(sums)), *map(float, np.percentile(samples, (2.5, 97.5))))
 
 
 def difference(replies: Replies, others: Replies) -> Figure:
     """Return the lead of the first in tokens a step, prompt by prompt; bounds on both sides of zero decide nothing."""
-    one, two, random = _sums(replies), _sums(others), np.random.default_rng(0)
-    chosen = random.integers(one.shape[1], size=(DRAWS, one.shape[1]))
-    found = _drawn(one, chosen, random) - _drawn(two, chosen, random)
-    return Figure(float(_ratio(one) - _ratio(two)), *map(float, np.percentile(found, (2.5, 97.5))))
+    left, right, random = _sums(replies), _sums(others), np.random.default_rng(0)
+    chosen = random.integers(left.shape[1], size=(DRAWS, left.shape[1]))
+    samples = _drawn(left, chosen, random) - _drawn(right, chosen, random)
+    return Figure(float(_ratio(left) - _ratio(right)), *map(float, np.percentile(samples, (2.5, 97.5))))
 
 
 def by_depth(replies: Replies) -> list[float]:
@@ -73,8 +73,8 @@ def rows_a_step(replies: Replies) -> float:
     return float(sum(reply["rows"] for reply in flat) / max(sum(reply["steps"] for reply in flat), 1))
 
 
-def with_interval(one: Figure) -> str:
-    return f"{one.value:.2f} [{one.low:.2f}, {one.high:.2f}]"
+def with_interval(estimate: Figure) -> str:
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
 
 
 def figure(value: float | None, form: str = "{:.2f}") -> str:

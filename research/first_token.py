@@ -55,53 +55,55 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--touch", type=float, default=0, help="bytes of memory to write before each round")
-    asked = parser.parse_args()
-    question = ["run", asked.prompt, "-m", asked.model, "-n", str(asked.max_tokens), "--temp", "0", "--stream-json"]
-    found: dict[str, list[Timed]] = {way: [] for way in asked.ways}
-    if Path(asked.model).is_file():
-        with Path(asked.model).open("rb") as file:
+    options = parser.parse_args()
+    question = ["run", options.prompt, "-m", options.model, "-n", str(options.max_tokens)]
+    question += ["--temp", "0", "--stream-json"]
+    timings: dict[str, list[Timed]] = {way: [] for way in options.ways}
+    if Path(options.model).is_file():
+        with Path(options.model).open("rb") as file:
             while file.read(2**24):
                 pass
     with tempfile.TemporaryDirectory() as folder:
         packed, served = Path(folder) / "packed", Path(folder) / "served"
-        if PACKED in asked.ways:
+        if PACKED in options.ways:
             timed(packed, question)  # packs the model, and measures what is saved for this machine
         others, began, before = OthersLoad(), time.perf_counter(), _children()
         with ExitStack() as at_the_end:
-            if WARM in asked.ways:
-                at_the_end.enter_context(server(served, asked.model))
+            if WARM in options.ways:
+                at_the_end.enter_context(server(served, options.model))
                 timed(served, question)
-            for turn, way in in_turns(asked.ways, asked.rounds):
-                print(f"\rround {turn + 1} of {asked.rounds}, {way:20}", end="", file=sys.stderr, flush=True)
+            for turn, way in in_turns(options.ways, options.rounds):
+                print(f"\rround {turn + 1} of {options.rounds}, {way:20}", end="", file=sys.stderr, flush=True)
                 cold = Path(folder) / f"cold-{turn}"
-                if asked.touch:
-                    subprocess.run([sys.executable, "-c", TOUCH, str(int(asked.touch))], check=True)
-                found[way].append(one(way, cold, packed, served, question))
+                if options.touch:
+                    subprocess.run([sys.executable, "-c", TOUCH, str(int(options.touch))], check=True)
+                timings[way].append(run_once(way, cold, packed, served, question))
                 shutil.rmtree(cold, ignore_errors=True)
         load = others() - (_children() - before) / (time.perf_counter() - began)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(
         table(
-            found, f"{asked.model}, {asked.rounds} rounds, {cpu_name()}; other programs took {max(load, 0):.1f} cores"
+            timings,
+            f"{options.model}, {options.rounds} rounds, {cpu_name()}; other programs took {max(load, 0):.1f} cores",
         )
     )
 
 
 def _children() -> float:
     """Return the seconds of CPU that processes took which this one started, and which have ended."""
-    taken = os.times()
-    return taken.children_user + taken.children_system
+    usage = os.times()
+    return usage.children_user + usage.children_system
 
 
-def one(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -> Timed:
+def run_once(way: str, cold: Path, packed: Path, served: Path, question: list[str]) -> Timed:
     """Ask once in one of the ways."""
     if way == VERSION:
         return timed(packed, ["--version"])
     if way == WARM:
-        found = timed(served, question)
-        if found.by != "server":
+        reply = timed(served, question)
+        if reply.by != "server":
             raise SystemExit("The server did not answer.")
-        return found
+        return reply
     return timed(cold if way == COLD else packed, [*question, "--server", "off"])
 
 
@@ -120,9 +122,9 @@ def timed(home: Path, arguments: list[str]) -> Timed:
                 first = time.perf_counter() - began
             if event["event"] == "end":
                 engine, by, memory = event["timings"]["first_token_s"], event["engine"], event["memory"]
-        said = process.stderr.read()
+        errors = process.stderr.read()
     if process.returncode:
-        raise SystemExit(said)
+        raise SystemExit(errors)
     end = time.perf_counter() - began
     return Timed(first, end, engine, by, memory["target_bytes"], memory["peak_bytes"])
 
@@ -143,7 +145,7 @@ def server(home: Path, model: str) -> Iterator[None]:
             process.terminate()
 
 
-def table(found: dict[str, list[Timed]], title: str) -> str:
+def table(timings: dict[str, list[Timed]], title: str) -> str:
     """Medians and quartiles in milliseconds, as a table of Markdown."""
     lines = [
         title,
@@ -151,15 +153,15 @@ def table(found: dict[str, list[Timed]], title: str) -> str:
         "| start | first token | end of the reply | prompt to first token | before the prompt | weights, MB | peak, MB |",
     ]
     lines.append("|---|---|---|---|---|--:|--:|")
-    for way, times in found.items():
-        engine, beside = "-", "-"
+    for way, times in timings.items():
+        engine, startup = "-", "-"
         if way != VERSION:
-            engine, beside = (
+            engine, startup = (
                 cell(seconds) for seconds in zip(*((t.engine, t.first - t.engine) for t in times), strict=True)
             )
         weights, peak = (f"{max(each) / 1e6:.0f}" for each in zip(*((t.weights, t.peak) for t in times), strict=True))
         lines.append(
-            f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {beside} | "
+            f"| {way} | {cell([t.first for t in times])} | {cell([t.end for t in times])} | {engine} | {startup} | "
             f"{weights} | {peak} |"
         )
     return "\n".join([*lines, "", "Milliseconds: medians, and the quartiles in brackets."])

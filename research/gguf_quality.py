@@ -49,7 +49,7 @@ class Unpacked(File):
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return all tensors by their names in the file."""
-        return {one.name: self._mapped(one) for one in self._reader.tensors}
+        return {tensor.name: self._mapped(tensor) for tensor in self._reader.tensors}
 
     def _mapped(self, tensor: gguf.ReaderTensor) -> np.ndarray:
         file = self._folder / f"{tensor.name}.npy"
@@ -82,7 +82,7 @@ def llama_cpp(file: Path, threads: int) -> Logits:
     return lambda ids: peer.logits(ids, 0)[CONTEXT - 1 : -1]
 
 
-def ours(path: Path, packing: str, threads: int) -> Logits:
+def our_engine(path: Path, packing: str, threads: int) -> Logits:
     from localspec.native.target import NativeTarget
     from localspec.native.threads import Threads
 
@@ -137,7 +137,7 @@ def documents(file: Path) -> Iterator[str]:
     with lzma.open(file, "rt", encoding="utf-8") if file.suffix == ".xz" else file.open(encoding="utf-8") as lines:
         for line in lines:
             example = json.loads(line)
-            yield example["text"] if "text" in example else "\n".join(one["content"] for one in example["messages"])
+            yield example["text"] if "text" in example else "\n".join(turn["content"] for turn in example["messages"])
 
 
 def saved(file: Path, **arrays: Any) -> None:
@@ -170,30 +170,30 @@ def keep_compared(file: Path, logits: np.ndarray, ids: list[int], right: Path) -
     """Write the surprise of each token, its divergence from the exact one, and whether both have the same favourite."""
     with np.load(right) as stored:
         whole, low, step = stored["whole"], stored["low"], stored["step"]
-    found: dict[str, list[np.ndarray]] = {"nats": [], "divergence": [], "same": []}
+    columns: dict[str, list[np.ndarray]] = {"nats": [], "divergence": [], "same": []}
     for at in range(0, CONTEXT, ROWS):
         rows = slice(at, at + ROWS)
         theirs, probable = log_softmax(logits[rows]), log_softmax(whole[rows] * step[rows] + low[rows])
-        found["nats"].append(surprise(theirs, ids, at))
-        found["divergence"].append((np.exp(probable) * (probable - theirs)).sum(-1))
-        found["same"].append(theirs.argmax(-1) == whole[rows].argmax(-1))
-    saved(file, **{name: np.concatenate(parts) for name, parts in found.items()})
+        columns["nats"].append(surprise(theirs, ids, at))
+        columns["divergence"].append((np.exp(probable) * (probable - theirs)).sum(-1))
+        columns["same"].append(theirs.argmax(-1) == whole[rows].argmax(-1))
+    saved(file, **{name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def computed(folder: Path, made: Callable[[], Logits], texts: list[list[int]], right: Path | None) -> None:
+def computed(folder: Path, make: Callable[[], Logits], texts: list[list[int]], right: Path | None) -> None:
     """Read the windows that `folder` does not have yet; a program is loaded for the first of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = cache(made)
+    make = cache(make)
     for number, ids in enumerate(texts):
         file = folder / f"{number:04}.npz"
         if file.exists():
             continue
         if right is None:
-            keep_exact(file, made()(ids), ids)
+            keep_exact(file, make()(ids), ids)
         elif (exactly := right / file.name).exists():
-            keep_compared(file, made()(ids), ids, exactly)
+            keep_compared(file, make()(ids), ids, exactly)
         else:
-            keep_nats(file, made()(ids), ids)
+            keep_nats(file, make()(ids), ids)
         print(f"{folder.name}: window {number + 1} of {len(texts)}", flush=True)
 
 
@@ -208,32 +208,32 @@ def table(work: Path, names: list[str]) -> str:
     numbers = sorted(set.intersection(*({file.name for file in (work / name).glob("????.npz")} for name in names)))
     if not numbers:
         return "No window has been read by all of these programs."
-    found: dict[str, dict[str, np.ndarray]] = {}
+    results: dict[str, dict[str, np.ndarray]] = {}
     for name in names:
         fields = ("nats",) if name == "exact" or "exact" not in names else ("nats", "divergence", "same")
         files = [np.load(work / name / number) for number in numbers]
-        found[name] = {field: np.stack([one[field] for one in files]) for field in fields}
+        results[name] = {field: np.stack([stored[field] for stored in files]) for field in fields}
     peer = next((name for name in names if name.startswith("llama.cpp")), "")
     lines = [
         f"{len(numbers) * CONTEXT:,} tokens in {len(numbers)} windows, {work.name}",
         "| program | perplexity | against exact | against llama.cpp | mean KL | KL, 99 % | same favourite |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for name, one in found.items():
+    for name, arrays in results.items():
         against = [
             f"{100 * np.expm1(mean):+.2f} ± {100 * error:.2f} %" if other and other != name else "–"
-            for other in ("exact" if "exact" in found else "", peer)
-            for mean, error in [mean_of_windows(one["nats"] - found[other or name]["nats"])]
+            for other in ("exact" if "exact" in results else "", peer)
+            for mean, error in [mean_of_windows(arrays["nats"] - results[other or name]["nats"])]
         ]
         kl = ["–"] * 3
-        if "divergence" in one:
-            mean, error = mean_of_windows(one["divergence"])
+        if "divergence" in arrays:
+            mean, error = mean_of_windows(arrays["divergence"])
             kl = [
                 f"{mean:.5f} ± {error:.5f}",
-                f"{np.quantile(one['divergence'], 0.99):.4f}",
-                f"{one['same'].mean():.2%}",
+                f"{np.quantile(arrays['divergence'], 0.99):.4f}",
+                f"{arrays['same'].mean():.2%}",
             ]
-        lines.append("| " + " | ".join([name, f"{np.exp(one['nats'].mean()):.4f}", *against, *kl]) + " |")
+        lines.append("| " + " | ".join([name, f"{np.exp(arrays['nats'].mean()):.4f}", *against, *kl]) + " |")
     return "\n".join(lines)
 
 
@@ -250,25 +250,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=physical_cores(), help="1 where others compute meanwhile")
     parser.add_argument("--label", default="", help="of this run, for programs but the exact one")
     parser.add_argument("--table", action="store_true", help="only print the table")
-    given = parser.parse_args()
-    os.environ["LOCALSPEC_HOME"] = str(given.work.resolve() / "home")
-    work = given.work / given.model.stem
-    count, names = -(-given.tokens // CONTEXT), list[str]()
-    texts = [] if given.table else windows(given.model, given.texts, count)
-    for program in given.programs:
+    options = parser.parse_args()
+    os.environ["LOCALSPEC_HOME"] = str(options.work.resolve() / "home")
+    work = options.work / options.model.stem
+    count, names = -(-options.tokens // CONTEXT), list[str]()
+    texts = [] if options.table else windows(options.model, options.texts, count)
+    for program in options.programs:
         kind, _, path = program.partition("=")
-        names.append(kind if kind == "exact" else f"{kind} {given.label}".strip())
+        names.append(kind if kind == "exact" else f"{kind} {options.label}".strip())
 
-        def made(kind: str = kind, path: str = path) -> Logits:
+        def make(kind: str = kind, path: str = path) -> Logits:
             if kind == "exact":
-                return exact(given.model, work)
+                return exact(options.model, work)
             if kind == "llama.cpp":
-                return llama_cpp(given.model, given.threads)
+                return llama_cpp(options.model, options.threads)
             if kind.startswith(("cuda-", "mps-")):
-                return on_a_card(given.model, *kind.split("-"))
-            return ours(Path(path) if path else imported(given.model, kind), kind, given.threads)
+                return on_a_card(options.model, *kind.split("-"))
+            return our_engine(Path(path) if path else imported(options.model, kind), kind, options.threads)
 
-        computed(work / names[-1], made, texts, None if kind == "exact" else work / "exact")
+        computed(work / names[-1], make, texts, None if kind == "exact" else work / "exact")
     print(f"load {os.getloadavg()[0]:.1f}\n{table(work, names)}")
 
 

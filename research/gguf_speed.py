@@ -142,7 +142,7 @@ def ticks() -> tuple[int, int]:
     return stolen, user + nice + system - round(TICKS * sum(os.times()[:2]))
 
 
-def taken(before: tuple[int, int], seconds: float) -> int:
+def lost_ticks(before: tuple[int, int], seconds: float) -> int:
     """Return the ticks that the sample lost, or 0 if they were too few to matter."""
     stolen, others = (after - earlier for after, earlier in zip(ticks(), before, strict=True))
     stolen = stolen if stolen > STOLEN * TICKS * seconds else 0
@@ -155,13 +155,13 @@ def sample(work: Callable[[], object]) -> tuple[float, int]:
     work()
     first = time.perf_counter() - began
     if first > 1:
-        return first, taken(before, first)
+        return first, lost_ticks(before, first)
     times = max(1, round(SAMPLE / first))
     before, began = ticks(), time.perf_counter()
     for _ in range(times):
         work()
     seconds = time.perf_counter() - began
-    return seconds / times, taken(before, seconds)
+    return seconds / times, lost_ticks(before, seconds)
 
 
 def undisturbed(samples: Seconds) -> list[float]:
@@ -175,13 +175,13 @@ def figure(clean: Sequence[float], every: Sequence[float]) -> str:
 
 def ratio(above: Seconds, below: Seconds) -> str:
     """Return the median of ratios within a round."""
-    pairs = [(a / b, taken or also) for (a, taken), (b, also) in zip(above, below, strict=True)]
-    return figure([one for one, disturbed in pairs if not disturbed], [one for one, _ in pairs])
+    pairs = [(a / b, lost or also) for (a, lost), (b, also) in zip(above, below, strict=True)]
+    return figure([quotient for quotient, disturbed in pairs if not disturbed], [quotient for quotient, _ in pairs])
 
 
 def medians(above: Seconds, below: Seconds) -> str:
     """Return the ratio of two medians: rounds of different parts of a measurement are no pairs."""
-    clean = [median(undisturbed(one) or [seconds for seconds, _ in one]) for one in (above, below)]
+    clean = [median(undisturbed(samples) or [seconds for seconds, _ in samples]) for samples in (above, below)]
     return f"{clean[0] / clean[1]:.2f}"
 
 
@@ -199,10 +199,12 @@ def table(readings: Readings, limits: Readings) -> str:
             speed = ratio(by_name[PEER], samples) if PEER in by_name and name != PEER else "–"
             steps = not work.startswith("prompt")
             first = readings.get("1 row", {}).get(name)
-            one = medians(samples, first) if first and steps and work != "1 row" else "–"
+            relative = medians(samples, first) if first and steps and work != "1 row" else "–"
             share = ratio(limits[work][name], samples) if steps else "–"
-            shown = figure([1e3 * one for one in clean], [1e3 * one for one, _ in samples])
-            lines.append(f"| {work} | {name} | {shown} | {len(clean)}/{len(samples)} | {speed} | {one} | {share} |")
+            shown = figure([1e3 * seconds for seconds in clean], [1e3 * seconds for seconds, _ in samples])
+            lines.append(
+                f"| {work} | {name} | {shown} | {len(clean)}/{len(samples)} | {speed} | {relative} | {share} |"
+            )
     return "\n".join(lines)
 
 
@@ -219,34 +221,34 @@ def measure(
 
     No round begins after `until`, on the clock of `time.perf_counter`.
     """
-    memory = np.ones(max(one.bytes for one in contenders), np.uint8)
+    memory = np.ones(max(contender.bytes for contender in contenders), np.uint8)
     readings, limits = Readings(), Readings()
 
     def add(works: Mapping[str, Callable[[Contender], object]], before: int, times: int) -> None:
-        for one in contenders:
-            one.fill(before)
+        for contender in contenders:
+            contender.fill(before)
         for name in works:
-            readings[name] = {one.name: [] for one in contenders}
-            limits[name] = {one.name: [] for one in contenders}
+            readings[name] = {contender.name: [] for contender in contenders}
+            limits[name] = {contender.name: [] for contender in contenders}
         for turn in range(times):
             if time.perf_counter() > until:
                 break
             for name, work in works.items():
-                for one in order(contenders, turn):
-                    readings[name][one.name].append(sample(lambda: work(one)))
-                    reading = sample(lambda: compiled.read_seconds(memory.ctypes.data, one.bytes, threads))
-                    limits[name][one.name].append(reading)
+                for contender in order(contenders, turn):
+                    readings[name][contender.name].append(sample(lambda: work(contender)))
+                    reading = sample(lambda: compiled.read_seconds(memory.ctypes.data, contender.bytes, threads))
+                    limits[name][contender.name].append(reading)
         print(f"{', '.join(works)}: measured, load {os.getloadavg()[0]:.1f}", flush=True)
 
     def steps(count: int) -> Callable[[Contender], object]:
-        return lambda one: one.step(count, SHORT)
+        return lambda contender: contender.step(count, SHORT)
 
     if rows:
         add({f"{count} row{'s' if count > 1 else ''}": steps(count) for count in rows}, SHORT, rounds)
     if prompts:
-        add({"prompt of 512": lambda one: one.prompt(512)}, 0, prompts)
+        add({"prompt of 512": lambda contender: contender.prompt(512)}, 0, prompts)
     for context in contexts:
-        add({f"1 row after {context}": lambda one: one.step(1, context)}, context, rounds)
+        add({f"1 row after {context}": lambda contender: contender.step(1, context)}, context, rounds)
     return readings, limits
 
 
@@ -283,35 +285,35 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where packed files are kept (default: nowhere)")
     parser.add_argument("--raw", type=Path, help="a file for all samples")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no round begins later than this")
-    given = parser.parse_args()
-    until = time.perf_counter() + given.seconds
-    room = given.room + BATCH
+    options = parser.parse_args()
+    until = time.perf_counter() + options.seconds
+    room = options.room + BATCH
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["LOCALSPEC_HOME"] = str((given.work or Path(folder)).resolve() / "home")
+        os.environ["LOCALSPEC_HOME"] = str((options.work or Path(folder)).resolve() / "home")
         contenders = list[Contender]()
-        for one in given.ours:
-            packing, _, path = one.partition("=")
-            place = Path(path) if path else gguf_quality.imported(given.model, packing)
-            contenders.append(Ours(place, packing, room, given.threads))
-        if not given.no_peer:
-            contenders.append(Peer(given.model, room, given.threads, (given.work or Path(folder)) / "states"))
+        for entry in options.ours:
+            packing, _, path = entry.partition("=")
+            place = Path(path) if path else gguf_quality.imported(options.model, packing)
+            contenders.append(Ours(place, packing, room, options.threads))
+        if not options.no_peer:
+            contenders.append(Peer(options.model, room, options.threads, (options.work or Path(folder)) / "states"))
         readings, limits = measure(
-            contenders, given.rows, given.prompts, given.contexts, given.rounds, given.threads, until
+            contenders, options.rows, options.prompts, options.contexts, options.rounds, options.threads, until
         )
-    if not given.rounds:
+    if not options.rounds:
         return
-    if given.raw:
-        readings, limits = added(given.raw, readings, limits)
+    if options.raw:
+        readings, limits = added(options.raw, readings, limits)
     print(
-        f"{given.model.name}, {compiled.instruction_set()}, {given.threads} threads, {cpu_name()}, commit {commit()}, "
+        f"{options.model.name}, {compiled.instruction_set()}, {options.threads} threads, {cpu_name()}, commit {commit()}, "
         f"load {os.getloadavg()[0]:.1f}"
     )
-    for one in contenders:
-        reading = [sampled for by_name in limits.values() for sampled in by_name[one.name]]
-        clean = [one.bytes / seconds / 1e9 for seconds in undisturbed(reading)]
-        speed = figure(clean, [one.bytes / seconds / 1e9 for seconds, _ in reading])
+    for contender in contenders:
+        reading = [sampled for by_name in limits.values() for sampled in by_name[contender.name]]
+        clean = [contender.bytes / seconds / 1e9 for seconds in undisturbed(reading)]
+        speed = figure(clean, [contender.bytes / seconds / 1e9 for seconds, _ in reading])
         count = f"{len(clean)}/{len(reading)} undisturbed"
-        print(f"{one.name}: {one.bytes / 1e6:.0f} MB a step, memory's limit {speed} GB/s, {count}")
+        print(f"{contender.name}: {contender.bytes / 1e6:.0f} MB a step, memory's limit {speed} GB/s, {count}")
     print(table(readings, limits))
 
 

@@ -27,9 +27,9 @@ if INTERRUPTED := __name__ == "__main__" and signal.getsignal(signal.SIGINT) is 
 import psutil
 from experiment import positive, same_settings
 from filelock import FileLock, Timeout
-from gpu_stages.asked import MODELS, ROOT, Asked, check
 from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.record import DeviceLost, Record, TimeUp, read
+from gpu_stages.request import MODELS, ROOT, Request, check
 
 from localspec.errors import LocalspecError
 
@@ -42,7 +42,7 @@ START = 20.0  # seconds; with less, another process is not worth its start
 PATHS = ("--work", "--models", "--prompts", "--data", "--out")  # the page shows only the last part of these
 
 
-def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
+def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -61,17 +61,19 @@ def arguments(given: Sequence[str] | None) -> tuple[argparse.ArgumentParser, arg
     parser.add_argument("--needs", action="store_true", help="say what the run needs, and measure nothing")
     parser.add_argument("--out", type=Path, help="docs/figures/gpu-figures.md; of a rehearsal a page in --work")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the one stage, in this process
-    asked = parser.parse_args(given)
-    for stage in asked.stages:
+    options = parser.parse_args(argv)
+    for stage in options.stages:
         if stage not in ORDER:
             parser.error(f"There is no stage '{stage}'; use some of {' '.join(ORDER)}.")
-    if not asked.needs and asked.work is None:
+    if not options.needs and options.work is None:
         parser.error("Nothing says where figures are kept; give --work DIR.")
-    if asked.out is None and asked.work is not None:
-        asked.out = asked.work / "gpu-figures.md" if asked.small else ROOT / "docs" / "figures" / "gpu-figures.md"
-    if not asked.needs and (asked.out.is_dir() or not writable(asked.out.absolute().parent, asked.work.absolute())):
-        parser.error(f"--out {asked.out} is no place for a page; name a file in a directory that is there.")
-    return parser, asked
+    if options.out is None and options.work is not None:
+        options.out = options.work / "gpu-figures.md" if options.small else ROOT / "docs" / "figures" / "gpu-figures.md"
+    if not options.needs and (
+        options.out.is_dir() or not writable(options.out.absolute().parent, options.work.absolute())
+    ):
+        parser.error(f"--out {options.out} is no place for a page; name a file in a directory that is there.")
+    return parser, options
 
 
 def writable(place: Path, work: Path) -> bool:
@@ -79,21 +81,21 @@ def writable(place: Path, work: Path) -> bool:
     return place == work or (place.is_dir() and os.access(place, os.W_OK))
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    parser, options = arguments(given)
+def main(argv: Sequence[str] | None = None) -> int:
+    parser, options = arguments(argv)
     if options.needs:
-        from gpu_stages.needs import told
+        from gpu_stages.needs import requirements
 
-        print(told(options.data, options.prompts))
+        print(requirements(options.data, options.prompts))
         return 0
     work = options.work.absolute()
     models = options.models.absolute()
     # Neither the user's settings nor the user's cache. Packed models are here, because they are large.
     os.environ["LOCALSPEC_HOME"] = str(models / "home")
-    asked = Asked(options.device, options.small, work, models, options.prompts, options.data, options.factor)
+    request = Request(options.device, options.small, work, models, options.prompts, options.data, options.factor)
     try:
-        check(asked)
-        decisive = asked.decisive()
+        check(request)
+        decisive = request.decisive()
     except LocalspecError as mistake:
         parser.error(str(mistake))
     same_settings(parser, work, decisive)
@@ -102,9 +104,9 @@ def main(given: Sequence[str] | None = None) -> int:
             read(work / f"{name}.json")
         with locked(parser, work, "running.lock"):  # a stage holds it, and may outlive its parent
             if options.here:
-                return stage(options.stages[0], asked, options.seconds, options.again, command_told(given))
+                return stage(options.stages[0], request, options.seconds, options.again, command_told(argv))
         with locked(parser, work, "stages.lock"):  # held between two stages, too
-            return all_stages(given, options)
+            return all_stages(argv, options)
     except LocalspecError as damaged:
         parser.error(str(damaged))
 
@@ -125,16 +127,16 @@ def locked(parser: argparse.ArgumentParser, work: Path, name: str) -> Iterator[N
         lock.release()
 
 
-def all_stages(given: Sequence[str] | None, options: argparse.Namespace) -> int:
+def all_stages(argv: Sequence[str] | None, options: argparse.Namespace) -> int:
     """Run each stage in a separate process, and write the page after it."""
     work = options.work.absolute()
-    words = words_of(given)
+    words = words_of(argv)
     for name in options.stages:
         print(f"stage {name}", flush=True)
         supervised(name, words, options)
         from gpu_stages import page
 
-        page.written(work, options.out, options.small)
+        page.write(work, options.out, options.small)
         print(f"{options.out} tells it", flush=True)
     return 0
 
@@ -147,10 +149,10 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
         began, before = time.monotonic(), read(file)
         if ends - began < min(START, options.seconds / 2):
             return
-        own = absolute(words)
+        stage_words = absolute(words)
         for flag in ("--again", "--stages", "--seconds"):
-            own = without(own, flag)
-        own += [
+            stage_words = without(stage_words, flag)
+        stage_words += [
             "--stages",
             name,
             "--seconds",
@@ -158,7 +160,7 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
             *(["--again"] if again else []),
             "--here",
         ]
-        code = run_script([str(Path(__file__).resolve()), *own], ends - began + SLACK, log, grace=GRACE + 5)
+        code = run_script([str(Path(__file__).resolve()), *stage_words], ends - began + SLACK, log, grace=GRACE + 5)
         print(f"  over with code {code}; {log} says how it went", flush=True)
         if code in (0, OVER):
             return
@@ -173,10 +175,10 @@ def supervised(name: str, words: Sequence[str], options: argparse.Namespace) -> 
         again = False
 
 
-def words_of(given: Sequence[str] | None) -> list[str]:
+def words_of(argv: Sequence[str] | None) -> list[str]:
     """Arguments, each flag apart from its value."""
     apart = (
-        word.split("=", 1) if word.startswith("--") else [word] for word in (sys.argv[1:] if given is None else given)
+        word.split("=", 1) if word.startswith("--") else [word] for word in (sys.argv[1:] if argv is None else argv)
     )
     return [word for words in apart for word in words]
 
@@ -189,28 +191,28 @@ def absolute(words: Sequence[str]) -> list[str]:
 
 def without(words: Sequence[str], flag: str) -> list[str]:
     """Arguments without a flag and the values that follow it, if there are any."""
-    kept: list[str] = []
+    rest: list[str] = []
     inside = False
     for word in words:
         inside = word == flag or (inside and not word.startswith("-"))
-        kept += [] if inside else [word]
-    return kept
+        rest += [] if inside else [word]
+    return rest
 
 
-def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) -> int:
+def stage(name: str, request: Request, seconds: float, again: bool, command: str) -> int:
     """Measure what is missing of one stage; return the exit code, which says how that ended."""
     from gpu_stages.machine import machine
     from gpu_stages.page import MODULES
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(OVER))  # so that processes that this one started end with it
     imported = time.time() - psutil.Process().create_time()  # seconds in which torch was imported
-    began, record = time.monotonic(), Record(asked.work / f"{name}.json", seconds - imported, asked.device)
+    began, record = time.monotonic(), Record(request.work / f"{name}.json", seconds - imported, request.device)
     if again:
         record.forget_failed()
-    record.begin({**machine(asked), "command": command})
+    record.begin({**machine(request), "command": command})
     ended, code = "all measured", 0
     try:
-        MODULES[name].run(record, asked)
+        MODULES[name].run(record, request)
     except TimeUp as over:
         ended, code = f"time was up before {over}", OVER
     except DeviceLost as lost:
@@ -222,9 +224,9 @@ def stage(name: str, asked: Asked, seconds: float, again: bool, command: str) ->
     return code
 
 
-def command_told(given: Sequence[str] | None) -> str:
+def command_told(argv: Sequence[str] | None) -> str:
     """Return the command of a stage, without where this machine keeps its files."""
-    words, waiting = [], iter(without(words_of(given), "--here"))
+    words, waiting = [], iter(without(words_of(argv), "--here"))
     for word in waiting:
         words += [word, Path(next(waiting, "")).name] if word in PATHS else [word]
     return shlex.join(["python", "research/gpu_proof.py", *words])

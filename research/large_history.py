@@ -71,10 +71,10 @@ def main() -> None:
             "INSERT INTO conversation (id, model, created, used) VALUES (?, 'demo', ?, ?)",
             ((number, now, now) for number in range(1, options.conversations + 1)),
         )
-        for turn, (number, *said) in enumerate(turns(options.conversations, length), 1):
+        for turn, (number, *texts) in enumerate(turns(options.conversations, length), 1):
             columns = "(id, conversation, prompt, reply, reason, figures, asked)"
             insert = f"INSERT INTO turn {columns} VALUES (?, ?, ?, ?, 'stop', '{{}}', 0)"
-            connection.execute(insert, (turn, number, *said))
+            connection.execute(insert, (turn, number, *texts))
         connection.execute("UPDATE sqlite_sequence SET seq = ? WHERE name = 'turn'", (turn,))
         connection.executemany(
             f"INSERT INTO phrase (pool, key, before, after, uses, used) VALUES ({pool}, ?, ?, ?, 1, ?)",

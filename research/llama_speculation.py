@@ -50,8 +50,8 @@ def look_up(tokens_ahead: int) -> Propose:
     """Return what followed the last two tokens, or the last one, when they came first (llama-cpp-python's own)."""
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    found = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=tokens_ahead)
-    return lambda tokens: found(np.asarray(tokens, np.intc)).tolist()
+    drafter = LlamaPromptLookupDecoding(max_ngram_size=2, num_pred_tokens=tokens_ahead)
+    return lambda tokens: drafter(np.asarray(tokens, np.intc)).tolist()
 
 
 class DraftModel:
@@ -65,7 +65,7 @@ class DraftModel:
         self._read: list[int] = []  # the tokens in its cache
 
     def __call__(self, tokens: Sequence[int]) -> Sequence[int]:
-        known = next((at for at, (one, two) in enumerate(zip(self._read, tokens, strict=False)) if one != two), None)
+        known = next((at for at, (old, new) in enumerate(zip(self._read, tokens, strict=False)) if old != new), None)
         start = min(len(self._read), len(tokens) - 1) if known is None else min(known, len(tokens) - 1)
         coming, drafted = list(tokens[start:]), []
         self._read = self._read[:start]

@@ -163,10 +163,10 @@ SWAPPED = {"&&": "||", "||": "&&", "+": "-", "-": "+", "true": "false", "false":
 
 def cpp_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
     """Yield (start, end, operator, new text) of the mistakes in a C++ file."""
-    code = NOT_CODE.sub(lambda found: re.sub(rb"[^\n]", b" ", found[0]), text)
+    code = NOT_CODE.sub(lambda match: re.sub(rb"[^\n]", b" ", match[0]), text)
     for operator, pattern in CPP.items():
-        for found in re.finditer(pattern, code):
-            old = found[0].decode()
+        for match in re.finditer(pattern, code):
+            old = match[0].decode()
             if operator == "comparison":
                 replacements = COMPARISONS[old]
             elif operator == "constant":
@@ -176,19 +176,19 @@ def cpp_places(text: bytes) -> Iterator[tuple[int, int, str, bytes]]:
                     ({"return": "{}", "statement": ";"}.get(operator) or SWAPPED[old],) if old != "!" else ("",)
                 )
             for new in replacements:
-                yield *found.span(), operator, new.encode()
+                yield *match.span(), operator, new.encode()
 
 
 def mutants_of(file: str, text: bytes, seed: int) -> Iterator[Mutant]:
     """Yield the mutants of a file. A place with the same lines around as another is left out."""
-    found = []
+    mutants = []
     for start, end, operator, new in (python_places if file.endswith(".py") else cpp_places)(text):
         before, after = text[:start].split(b"\n"), text[end:].split(b"\n")
         around = (b"\n".join(before[-3:]), text[start:end], b"\n".join(after[:3]))
         key = hashlib.sha256(repr((seed, file, operator, around, new)).encode()).hexdigest()[:16]
-        found.append(Mutant(key, file, len(before), operator, text[start:end].decode(), new.decode(), start, end))
-    count = Counter(mutant.key for mutant in found)
-    yield from (mutant for mutant in found if count[mutant.key] == 1)
+        mutants.append(Mutant(key, file, len(before), operator, text[start:end].decode(), new.decode(), start, end))
+    count = Counter(mutant.key for mutant in mutants)
+    yield from (mutant for mutant in mutants if count[mutant.key] == 1)
 
 
 def archive(commit: str, *paths: str) -> tarfile.TarFile:
@@ -209,15 +209,15 @@ def every_mutant(commit: str, seed: int) -> dict[str, Mutant]:
 def drawn(commit: str, like: str, seed: int) -> list[Mutant]:
     """Return the mutants that both commits have, at most one of a line, as many of each operator and one in five in C++."""
     there = every_mutant(like, seed)
-    found, lines, ranks = [], set[tuple[str, int]](), Counter[tuple[str, int]]()
+    candidates, lines, ranks = [], set[tuple[str, int]](), Counter[tuple[str, int]]()
     for mutant in sorted(every_mutant(commit, seed).values(), key=lambda mutant: mutant.key):
         if mutant.key in there and (place := (mutant.file, mutant.line)) not in lines:
             lines.add(place)
             share = 1 if mutant.file.endswith(".py") else 4
             kind = mutant.operator, share
-            found.append((ranks[kind] * share, mutant.key, mutant))
+            candidates.append((ranks[kind] * share, mutant.key, mutant))
             ranks[kind] += 1
-    return [mutant for *_, mutant in sorted(found, key=lambda row: row[:2])]
+    return [mutant for *_, mutant in sorted(candidates, key=lambda row: row[:2])]
 
 
 class Copy:
@@ -343,7 +343,7 @@ def verdict(status: int, ended: list[Any]) -> dict[str, Any]:
     elif test or status > 1:  # above 1 the tests could not be collected
         outcome = "caught"
     else:  # pytest-timeout ends the process with 1 before the test has an outcome
-        outcome = "timed out" if status in (1, *(-one for one in TIMES_UP)) else "crashed"
+        outcome = "timed out" if status in (1, *(-number for number in TIMES_UP)) else "crashed"
     return {"outcome": outcome, "caught": status != 0, "by": test or (ended[-1][0] if status and ended else None)}
 
 
@@ -393,9 +393,9 @@ def table(rows: list[dict[str, Any]], against: dict[str, Any]) -> str:
     outcomes = ("caught", "crashed", "timed out", "survived")
     lines = ["| package | mutants | " + " | ".join(outcomes) + " |", "|---|" + "--:|" * 5]
     for package in (*FOLDERS, ""):
-        found = [row["outcome"] for row in rows if row["file"].startswith(f"localspec/{package}")]
-        counts = " | ".join(str(found.count(outcome)) for outcome in outcomes)
-        lines.append(f"| {package or 'all'} | {len(found)} | {counts} |")
+        results = [row["outcome"] for row in rows if row["file"].startswith(f"localspec/{package}")]
+        counts = " | ".join(str(results.count(outcome)) for outcome in outcomes)
+        lines.append(f"| {package or 'all'} | {len(results)} | {counts} |")
     against = {key: row for key, row in against.items() if row["outcome"] not in REPLACED}
     if both := [(row, against[row["key"]]) for row in rows if row["key"] in against]:
         caught = [sum(pair[at]["caught"] for pair in both) for at in (0, 1)]

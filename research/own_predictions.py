@@ -36,8 +36,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("-n", "--max-tokens", type=int, default=48)
-    given = parser.parse_args()
-    card = registry.resolve(given.model)
+    options = parser.parse_args()
+    card = registry.resolve(options.model)
     auto, plain = (config.load(flags={"drafter": drafter, "context": 2048}) for drafter in ("auto", "none"))
     with user_store(print, create=True) as store:
         cache = MeasurementCache(store, Reporter())
@@ -51,7 +51,7 @@ def main() -> None:
         drafting = Engine(choose(card, auto, measurements=known), store=store, phrases="off", measured=True)
         plainly = Engine(choose(card, plain, measurements=known), store=store, phrases="off", share_with=drafting)
         print("loaded:", paces(), flush=True)
-        compare([plainly, drafting], Limits(given.max_tokens))
+        compare([plainly, drafting], Limits(options.max_tokens))
         print("after:", paces())
 
 

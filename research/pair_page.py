@@ -40,10 +40,10 @@ def about(lines: Sequence[Line], machine: str) -> str:
     days = sorted({date.fromtimestamp(line["taken"]).isoformat() for line in lines})
     disturbed = sum(line["others"] > DISTURBED for line in lines)
     stolen = sum(line["stolen"] for line in lines)
-    ours = [line for line in lines if not line["variant"].startswith(LLAMA_CPP)]
+    localspec_lines = [line for line in lines if not line["variant"].startswith(LLAMA_CPP)]
     return (
         f"Made by `research/pair_speedups.py` on {machine}, {' and '.join(days)}, from {len(lines):,} replies.\n\n"
-        f"- **The same text.** All {len(ours):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
+        f"- **The same text.** All {len(localspec_lines):,} replies of localspec have the text of plain decoding; a difference ends the program.\n"
         f"- **Turns.** All variants answer a prompt side by side, in turns of a twentieth of a second, each without "
         f"phrases of earlier replies. llama.cpp answers after them.\n"
         f"- **Left out** are replies of fewer than {LEAST} tokens, and *disturbed* ones, during which other programs or the host of the "
@@ -65,11 +65,11 @@ def by_kind(lines: Sequence[Line]) -> Kinds:
     for line in lines:
         if line["others"] <= DISTURBED:
             together.setdefault((line["kind"], line["prompt"], line["turn"]), {})[line["variant"]] = line
-    found: Kinds = {}
+    kinds: Kinds = {}
     for (kind, _, _), replies in together.items():
         if PLAIN in replies and len(replies[PLAIN]["ids"]) >= LEAST:
-            found.setdefault(kind, []).append({"replies": replies})
-    return found
+            kinds.setdefault(kind, []).append({"replies": replies})
+    return kinds
 
 
 def both(turns: Turns, *names: str) -> list[Mapping[str, Any]]:
@@ -109,23 +109,23 @@ def ratio(seconds: Any, counted: Any) -> Any:
 def section(kinds: Kinds, lines: Sequence[Line], aims: Mapping[str, float]) -> Iterator[str]:
     """Yield the tables of one model at one temperature; the aims are those of a pair."""
     names = list(dict.fromkeys(line["variant"] for line in lines))
-    ours = [name for name in names if not name.startswith(LLAMA_CPP)]
+    variants = [name for name in names if not name.startswith(LLAMA_CPP)]
     heads = [f"{kind} ({len(both(turns, AUTO))})" for kind, turns in kinds.items()]
     precision = next((line["precision"] for line in lines if "precision" in line), "")
     yield f"Weights are in {'the blocks of the GGUF file' if precision == 'blocks' else precision}."
     rows = []
-    for name in sorted(ours, key=lambda name: -mean(kinds, name)[0]):
+    for name in sorted(variants, key=lambda name: -mean(kinds, name)[0]):
         cells = [of_kind(both(turns, name, PLAIN), name) for turns in kinds.values()]
         rows.append([name, *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(kinds, name))])
     yield table(["×", *heads, "mean"], rows)
-    yield taken(lines)
-    compared = any(name not in (AUTO, FIRST, PLAIN) for name in ours)
+    yield choices_of_auto(lines)
+    compared = any(name not in (AUTO, FIRST, PLAIN) for name in variants)
     if compared:
-        yield from judged(kinds, ours, aims if "draft_model" in ours else {})
+        yield from judged(kinds, variants, aims if "draft_model" in variants else {})
     if any(name.startswith(LLAMA_CPP) for name in names):
         yield from beside_llama_cpp(kinds, names)
     if compared and any("scarce" in line for line in lines):
-        yield from scarce(kinds, ours, lines)
+        yield from scarce(kinds, variants, lines)
 
 
 def of_kind(turns: Turns, name: str) -> str:
@@ -137,29 +137,31 @@ def of_kind(turns: Turns, name: str) -> str:
     return f"{speedup(turns, name):.2f} [{low:.2f}, {high:.2f}] ({length(turns, name):.1f})"
 
 
-def taken(lines: Sequence[Line]) -> str:
-    said = []
+def choices_of_auto(lines: Sequence[Line]) -> str:
+    sentences = []
     for name in (AUTO, FIRST):
         counted = Counter(line["drafter"] for line in lines if line["variant"] == name)
         if counted:
             counts = ", ".join(f"`{drafter}` in {times}" for drafter, times in counted.most_common())
-            said.append(f"`{name}` chose {counts} of {counted.total()} replies.")
-    return " ".join(said)
+            sentences.append(f"`{name}` chose {counts} of {counted.total()} replies.")
+    return " ".join(sentences)
 
 
-def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
+def judged(kinds: Kinds, variants: Sequence[str], aims: Mapping[str, float]) -> Iterator[str]:
     """Yield a table of how close `auto` is to the best drafter of each kind of text, and to each aim."""
     rows = []
-    named = [name for name in ours if name not in (AUTO, FIRST)]
+    named = [name for name in variants if name not in (AUTO, FIRST)]
     for kind, turns in kinds.items():
         for name in (AUTO, FIRST):
             if not (some := both(turns, name, PLAIN)):
                 continue
-            found = {other: speedup(both(turns, other, PLAIN), other) for other in named if both(turns, other, PLAIN)}
-            best, own = max(found, key=found.__getitem__), speedup(some, name)
-            near, aim = own >= NEARLY * found[best], aims.get(kind, 0) if name == AUTO else 0
-            short = own < aim
-            cells = [kind, f"`{name}`", f"{own:.2f}", f"`{best}` {found[best]:.2f}", "yes" if near else "no"]
+            speedups = {
+                other: speedup(both(turns, other, PLAIN), other) for other in named if both(turns, other, PLAIN)
+            }
+            best, gain = max(speedups, key=speedups.__getitem__), speedup(some, name)
+            near, aim = gain >= NEARLY * speedups[best], aims.get(kind, 0) if name == AUTO else 0
+            short = gain < aim
+            cells = [kind, f"`{name}`", f"{gain:.2f}", f"`{best}` {speedups[best]:.2f}", "yes" if near else "no"]
             cells += [f"{aim}, {'missed' if short else 'reached'}" if aim else ""] if aims else []
             why = f"{arithmetic(some, name)}; the best {arithmetic(both(turns, best, PLAIN), best)}"
             rows.append([*cells, "" if near and not short else why])
@@ -184,7 +186,7 @@ def judged(kinds: Kinds, ours: Sequence[str], aims: Mapping[str, float]) -> Iter
 def arithmetic(turns: Turns, name: str) -> str:
     """Return × as tokens per step over forward, draft and the rest of a step, in steps of plain decoding."""
     unit = total(turns, PLAIN, "seconds") / total(turns, PLAIN, "steps") * total(turns, name, "steps")
-    verify, draft, whole = (total(turns, name, what) / unit for what in ("verify", "draft", "seconds"))
+    verify, draft, whole = (total(turns, name, key) / unit for key in ("verify", "draft", "seconds"))
     rest = whole - verify - draft
     return f"{length(turns, name):.2f} ÷ ({verify:.2f} + {draft:.2f} + {rest:.2f}) = {speedup(turns, name):.2f}"
 
@@ -223,34 +225,36 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
         rows.append(
             [f"{name} ÷ best of llama.cpp", *cells, "{:.2f} [{:.2f}, {:.2f}]".format(*mean(renamed, name, LLAMA_CPP))]
         )
-    said = "Tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. The last two rows are ratios with 95 % bounds; they take the fastest setting of llama.cpp for each kind of text."
+    note = "Tokens/s of localspec and of llama.cpp on the same files, with tokens per step in round brackets. The last two rows are ratios with 95 % bounds; they take the fastest setting of llama.cpp for each kind of text."
     if any("draft" in name for name in theirs):
-        said += " `draft 8, 0.6` has a draft model that drafts at most 8 tokens, each with a probability of at least 0.6; `any` means any probability."
-    yield said
+        note += " `draft 8, 0.6` has a draft model that drafts at most 8 tokens, each with a probability of at least 0.6; `any` means any probability."
+    yield note
     yield table(["tokens/s", *kinds, "mean"], rows)
-    own = mean(renamed, AUTO, LLAMA_CPP)[0]
-    yield f"We wanted `auto` to be {AIM_AHEAD} times as fast as llama.cpp, in the mean of the kinds. This was {'reached' if own >= AIM_AHEAD else 'missed'}: {own:.2f}."
+    lead = mean(renamed, AUTO, LLAMA_CPP)[0]
+    yield f"We wanted `auto` to be {AIM_AHEAD} times as fast as llama.cpp, in the mean of the kinds. This was {'reached' if lead >= AIM_AHEAD else 'missed'}: {lead:.2f}."
 
 
 def expected(why: str) -> str:
     """Return, from the reason for a choice, what was expected of the drafter that was chosen, and of the fastest one."""
-    own = re.search(r": (\S+ tokens/s).*?, M (\S+)", why)
+    choice = re.search(r": (\S+ tokens/s).*?, M (\S+)", why)
     other = re.search(r"; (\S+) would reach (\S+ tokens/s), M ([0-9.]+)(?:, and takes (.+))?$", why)
-    said = f"Before the first reply it predicted {own[1]} and an M of {own[2]}" if own else ""
-    if own and other:
-        held = f", an M of {other[3]} and {other[4]}" if other[4] else f" and an M of {other[3]}"
-        said += f". For `{other[1]}` it predicted {other[2]}{held}"
-    return f"{said}." if said else ""
+    sentence = f"Before the first reply it predicted {choice[1]} and an M of {choice[2]}" if choice else ""
+    if choice and other:
+        memory = f", an M of {other[3]} and {other[4]}" if other[4] else f" and an M of {other[3]}"
+        sentence += f". For `{other[1]}` it predicted {other[2]}{memory}"
+    return f"{sentence}." if sentence else ""
 
 
-def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
+def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iterator[str]:
     """Yield M of every kind, and what `auto` would choose if memory were limited."""
     rows = []
-    for name in [name for name in ours if name not in (AUTO, FIRST)]:
+    for name in [name for name in variants if name not in (AUTO, FIRST)]:
         cells = [figure(worth(some, name)) if (some := both(turns, name, PLAIN)) else "" for turns in kinds.values()]
-        held = [turn for turns in kinds.values() for turn in both(turns, name, PLAIN)]
+        all_turns = [turn for turns in kinds.values() for turn in both(turns, name, PLAIN)]
         relative = (
-            fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in held) if held else None
+            fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in all_turns)
+            if all_turns
+            else None
         )
         rows.append([name, *cells, figure(relative)])
     counted = Counter((line["scarce"]["drafter"], line["scarce"]["rule"]) for line in lines if "scarce" in line)
@@ -258,7 +262,10 @@ def scarce(kinds: Kinds, ours: Sequence[str], lines: Sequence[Line]) -> Iterator
     cells = []
     for turns in kinds.values():
         ms = {
-            name: worth(some, name) for name in ours if name not in (AUTO, FIRST) if (some := both(turns, name, PLAIN))
+            name: worth(some, name)
+            for name in variants
+            if name not in (AUTO, FIRST)
+            if (some := both(turns, name, PLAIN))
         }
         best = max(ms, key=ms.__getitem__)
         cells.append(f"{ms[first] / ms[best]:.2f} (`{best}`)" if first in ms else "")

@@ -118,21 +118,21 @@ KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
 
 def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
     """Return `limit` prompts by kind after the first `skip`, with their names, one of each file in turn."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    taken: set[str] = set()
+    by_kind: dict[str, list[tuple[str, str]]] = {}
+    used: set[str] = set()
     for kind, files in KINDS.items():
-        of_files = [_of_file(place / f"{file}.jsonl", make, taken) for file, make in files.items()]
-        every = (one for turn in zip_longest(*of_files) for one in turn if one is not None and fits(one[1]))
-        found[kind] = list(islice(every, max(skip + limit, RESERVED)))
-        taken |= {name for name, _ in found[kind]}
-        found[kind] = found[kind][skip : skip + limit]
-    return found
+        of_files = [_of_file(place / f"{file}.jsonl", make, used) for file, make in files.items()]
+        every = (pair for turn in zip_longest(*of_files) for pair in turn if pair is not None and fits(pair[1]))
+        by_kind[kind] = list(islice(every, max(skip + limit, RESERVED)))
+        used |= {name for name, _ in by_kind[kind]}
+        by_kind[kind] = by_kind[kind][skip : skip + limit]
+    return by_kind
 
 
-def _of_file(file: Path, make: Callable[[Entry], str], taken: Container[str]) -> Iterator[tuple[str, str]]:
+def _of_file(file: Path, make: Callable[[Entry], str], used: Container[str]) -> Iterator[tuple[str, str]]:
     for line in file.read_text("utf-8").splitlines():
         entry = json.loads(line)
-        if str(entry["id"]) not in taken and (text := make(entry)):
+        if str(entry["id"]) not in used and (text := make(entry)):
             yield str(entry["id"]), text
 
 
@@ -145,7 +145,7 @@ def stolen() -> int:
     return int(stat.read_text("utf-8").split("\n")[0].split()[8]) if stat.is_file() else 0
 
 
-class Kept:
+class SavedReplies:
     """The lines of a file, each a reply. A line that was cut off is left out."""
 
     def __init__(self, file: Path) -> None:
@@ -233,7 +233,7 @@ class Ours:
                 if name == AUTO and (scarce := self._under_limit()):
                     about[name]["scarce"] = scarce
                 replies[name] = on_its_own_clock(engine.session, engine.chat(message(text), sampling, Limits(most)))
-            return {name: figures(said) | about[name] for name, said in side_by_side(replies).items()}
+            return {name: figures(statistics) | about[name] for name, statistics in side_by_side(replies).items()}
 
     def _new(self, name: str, stack: ExitStack) -> tuple[Choice, Engine]:
         store = {AUTO: self._auto}.get(name, self._named)
@@ -272,11 +272,11 @@ class Ours:
         if choice.draft is None:
             return self._plain
         loaded = self._bases if store else self._untimed
-        found = next((one for one in loaded if one.choice.draft == choice.draft), None)
-        if found is None:
-            found = Engine(choice, store=store, phrases="off", share_with=self._plain)
-            loaded.append(found)
-        return found
+        base = next((engine for engine in loaded if engine.choice.draft == choice.draft), None)
+        if base is None:
+            base = Engine(choice, store=store, phrases="off", share_with=self._plain)
+            loaded.append(base)
+        return base
 
 
 def names(card: registry.TargetCard) -> list[str]:
@@ -296,31 +296,31 @@ def limited(target: int, times: float) -> Machine:
     return replace(machine, devices=(replace(cpu, free=round(times * target) + kept_free),))
 
 
-def copy(one: Path, other: Path) -> None:
+def copy(path: Path, target: Path) -> None:
     """Copy a database that may be open."""
-    with closing(sqlite3.connect(one)) as source, closing(sqlite3.connect(other)) as into:
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as into:
         source.backup(into)
 
 
-def figures(said: Statistics) -> Entry:
+def figures(statistics: Statistics) -> Entry:
     """Return the figures of a reply that are saved."""
-    held = said.memory
+    memory = statistics.memory
     return {
-        "ids": list(said.token_ids), "tokens": max(len(said.token_ids) - 1, 0), "steps": said.steps,
-        "seconds": said.decode_seconds, "draft": said.draft_seconds, "verify": said.verify_seconds,
-        "prompt_tokens": said.prompt_tokens, "first": said.first_token_seconds,
-        "bytes": held.target + held.drafter + held.cache, "off": said.off_reason,
+        "ids": list(statistics.token_ids), "tokens": max(len(statistics.token_ids) - 1, 0), "steps": statistics.steps,
+        "seconds": statistics.decode_seconds, "draft": statistics.draft_seconds, "verify": statistics.verify_seconds,
+        "prompt_tokens": statistics.prompt_tokens, "first": statistics.first_token_seconds,
+        "bytes": memory.target + memory.drafter + memory.cache, "off": statistics.off_reason,
     }  # fmt: skip
 
 
 class Peer:
     """llama.cpp with the same files: plain, with its look-up, and with its draft model in a few settings."""
 
-    def __init__(self, files: Sequence[Path], ours: Ours, stack: ExitStack) -> None:
-        self._target, vocabulary = ours.target, ours.target.vocab_size
+    def __init__(self, files: Sequence[Path], engines: Ours, stack: ExitStack) -> None:
+        self._target, vocabulary = engines.target, engines.target.vocab_size
         target, draft = (stack.enter_context(closing(Gguf(file, vocabulary, 1024))) for file in files)
-        for one in (target, draft):
-            one.set_threads(physical_cores())
+        for model in (target, draft):
+            model.set_threads(physical_cores())
         self._gguf = target
         self.ways: dict[str, Callable[[], Propose]] = {f"{LLAMA_CPP} plain": lambda: nothing}
         self.ways[f"{LLAMA_CPP} look-up {LOOK_UP}"] = partial(look_up, LOOK_UP)
@@ -330,63 +330,68 @@ class Peer:
     def answer(self, name: str, text: str, most: int) -> Entry:
         """Return the figures of one reply."""
         prompt = self._target.encode(message(text))
-        said = reply(self._gguf, prompt, most, self._target.stop_tokens, self.ways[name]())
+        result = reply(self._gguf, prompt, most, self._target.stop_tokens, self.ways[name]())
         return {
-            "ids": said.tokens,
-            "tokens": max(len(said.tokens) - 1, 0),
-            "steps": said.steps,
-            "seconds": said.seconds,
+            "ids": result.tokens,
+            "tokens": max(len(result.tokens) - 1, 0),
+            "steps": result.steps,
+            "seconds": result.seconds,
         }
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
-def measure(options: argparse.Namespace, kept: Kept, stack: ExitStack) -> None:
+def measure(options: argparse.Namespace, saved: SavedReplies, stack: ExitStack) -> None:
     """Write the replies that are missing. Raise TimeUp where not all could be written."""
     until, card = time.monotonic() + options.seconds, registry.resolve(options.model)
     work = options.work / card.name
     work.mkdir(exist_ok=True)
     wanted = [*options.greedy, *options.seeded] if options.greedy else []
-    ours = Ours(card, work, options.scarce, wanted, until, stack)
-    peer = Peer(options.llama_cpp, ours, stack) if options.llama_cpp else None
-    encode = ours.target.encode
-    asked = prompts_of(options.prompts, options.skip, options.limit, lambda text: len(encode(message(text))) <= LONGEST)
+    engines = Ours(card, work, options.scarce, wanted, until, stack)
+    peer = Peer(options.llama_cpp, engines, stack) if options.llama_cpp else None
+    encode = engines.target.encode
+    asked_prompts = prompts_of(
+        options.prompts, options.skip, options.limit, lambda text: len(encode(message(text))) <= LONGEST
+    )
     longest, warm = 0.0, set[str]()
     for temperature, some in ((0.0, options.greedy), (SEEDED, options.seeded)):
-        possible = [name for name in ours.names() if name != PLAIN and (not some or name in some)]
+        possible = [name for name in engines.names() if name != PLAIN and (not some or name in some)]
         theirs = [name for name in (peer.ways if peer and not temperature else ()) if not some or name in some]
         for number, kind in ((number, kind) for number in range(options.limit) for kind in KINDS):
-            if number >= len(asked[kind]):
+            if number >= len(asked_prompts[kind]):
                 continue
-            name_of_prompt, text = asked[kind][number]
+            name_of_prompt, text = asked_prompts[kind][number]
             sampling = Sampling(temperature=temperature, seed=SEED + number) if temperature else Sampling()
             key = {"model": card.name, "kind": kind, "prompt": name_of_prompt, "temperature": temperature}
-            while missing := still_wanted([*possible, *theirs], before := kept.of(**key)):
+            while missing := still_wanted([*possible, *theirs], before := saved.of(**key)):
                 began = time.monotonic()
                 if began + longest > until:
                     raise TimeUp
                 key_of_turn = key | {"turn": 1 + max((line["turn"] for line in before), default=0)}
                 mine = [PLAIN, *(name for name in missing if name in possible)]
                 if new := set(missing) - warm:
-                    ours.answers([name for name in mine if name != AUTO], WARM_UP, Sampling(), 6)  # `auto` would learn
+                    others = [name for name in mine if name != AUTO]  # `auto` would learn
+                    engines.answers(others, WARM_UP, Sampling(), 6)
                     if peer:
                         for name in new & set(theirs):
                             peer.answer(name, WARM_UP, 6)
                     warm |= new
                     began = time.monotonic()
                 shift = number % len(mine)
-                found = written(lambda most: ours.answers(mine[shift:] + mine[:shift], text, sampling, most), options)
-                for line in found:
-                    check(found, line)
-                    kept.add(key_of_turn | line)
-                most = max(len(line["ids"]) for line in found)
+                entries = trimmed_replies(
+                    lambda most: engines.answers(mine[shift:] + mine[:shift], text, sampling, most), options
+                )
+                for line in entries:
+                    check(entries, line)
+                    saved.add(key_of_turn | line)
+                most = max(len(line["ids"]) for line in entries)
                 for name in missing:
                     if peer and name in theirs:
-                        kept.add(key_of_turn | noted(lambda: {name: peer.answer(name, text, most)})[0])
+                        saved.add(key_of_turn | noted(lambda: {name: peer.answer(name, text, most)})[0])
                 longest = max(longest, time.monotonic() - began)
-                paces = {line["variant"]: f"{line['tokens'] / max(line['seconds'], 1e-9):.1f}" for line in found}
-                print(f"{kind} {number} {temperature} others {found[0]['others']:.2f} {paces}", flush=True)
+                paces = {line["variant"]: f"{line['tokens'] / max(line['seconds'], 1e-9):.1f}" for line in entries}
+                print(f"{kind} {number} {temperature} others {entries[0]['others']:.2f} {paces}", flush=True)
 
 
 def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
@@ -398,25 +403,25 @@ def still_wanted(names: Sequence[str], before: Sequence[Entry]) -> list[str]:
     ]  # fmt: skip
 
 
-def written(answers: Callable[[int], dict[str, Entry]], options: argparse.Namespace) -> list[Entry]:
+def trimmed_replies(answers: Callable[[int], dict[str, Entry]], options: argparse.Namespace) -> list[Entry]:
     """Return replies that end where the plain text goes round."""
-    found = noted(lambda: answers(options.max_tokens))
-    plain = next(line for line in found if line["variant"] == PLAIN)["ids"]
+    entries = noted(lambda: answers(options.max_tokens))
+    plain = next(line for line in entries if line["variant"] == PLAIN)["ids"]
     most = until_it_goes_round(plain)
-    return found if most == len(plain) or most < LEAST else noted(lambda: answers(most))
+    return entries if most == len(plain) or most < LEAST else noted(lambda: answers(most))
 
 
 def noted(answers: Callable[[], dict[str, Entry]]) -> list[Entry]:
     """Return replies with the CPU time that other programs and the host took meanwhile."""
     others, before = OtherPrograms(), stolen()
-    found = answers()
+    answered = answers()
     more = {"others": others(), "stolen": stolen() - before, "taken": time.time()}
-    return [{"variant": name} | line | more for name, line in found.items()]
+    return [{"variant": name} | line | more for name, line in answered.items()]
 
 
-def check(found: Sequence[Entry], line: Entry) -> None:
+def check(entries: Sequence[Entry], line: Entry) -> None:
     """End the program where a text differs from plain decoding's."""
-    plain = next(one for one in found if one["variant"] == PLAIN)
+    plain = next(entry for entry in entries if entry["variant"] == PLAIN)
     if line["ids"] != plain["ids"]:
         raise SystemExit(f"The text of {line['variant']} differs from that of plain decoding: {line} {plain}.")
 
@@ -441,17 +446,17 @@ def main() -> None:
     if options.model and not options.prompts:
         parser.error("--model needs --prompts; name a directory with the files of prompts.")
     options.work.mkdir(parents=True, exist_ok=True)
-    kept = Kept(options.work / "replies.jsonl")
+    saved = SavedReplies(options.work / "replies.jsonl")
     if options.model:
         with ExitStack() as stack:
             try:
-                measure(options, kept, stack)
+                measure(options, saved, stack)
                 print("complete")
             except TimeUp:
                 print("time is up")
     if options.out:
         machine = f"{physical_cores()} cores of a CPU with {compiled.instruction_set()}"
-        options.out.write_text(page(kept.lines, machine), "utf-8")
+        options.out.write_text(page(saved.lines, machine), "utf-8")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Heads:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.card = drafter_cards.find_drafter("medusa", registry.resolve(bench.asked.model))
+        self.card = drafter_cards.find_drafter("medusa", registry.resolve(bench.options.model))
         self.of = cache(self._loaded)
 
     def _loaded(self, tree: str) -> Any:
@@ -58,18 +58,18 @@ class Heads:
 def figure_6(bench: Bench) -> str:
     """Return tokens per step by the form and size of trees."""
     heads, lines = Heads(bench), []
-    for size in SIZES[:2] if bench.asked.smoke else SIZES:
+    for size in SIZES[:2] if bench.options.smoke else SIZES:
 
         def answer(prompt: BenchPrompt, tree: str, size: int = size) -> Reply:
             return bench.reply(prompt, always(heads.of(TREES[tree])), Budget(size))
 
         replies = bench.rows(f"figure 6 {size}", list(TREES), answer)
-        for name, own in replies.items():
-            if not own:
+        for name, group in replies.items():
+            if not group:
                 lines.append([str(size), name, NOT_RUN, "", ""])
                 continue
-            ahead = "" if name == "dense" else with_interval(difference([own], [replies["dense"]]))
-            lines.append([str(size), name, f"{rows_a_step([own]):.1f}", with_interval(length([own])), ahead])
+            ahead = "" if name == "dense" else with_interval(difference([group], [replies["dense"]]))
+            lines.append([str(size), name, f"{rows_a_step([group]):.1f}", with_interval(length([group])), ahead])
     return table(["nodes at most", "tree", "nodes a step", "tokens a step", "against the dense one"], lines)
 
 
@@ -87,21 +87,22 @@ def surprise(target: Any, prompt: Sequence[int], reply: Sequence[int]) -> float:
 def figure_7(bench: Bench) -> str:
     """Return speed and two substitutes for quality by ε (δ = √ε), with greedy and random sampling."""
     heads, lines = Heads(bench), []
-    epsilons = EPSILONS[:2] if bench.asked.smoke else EPSILONS
+    epsilons = EPSILONS[:2] if bench.options.smoke else EPSILONS
     rows: dict[str, Sampling] = {"greedy": GREEDY, "random sampling": Sampling(TEMPERATURE)}
     rows |= {
-        f"typical, ε = {one:g}": Sampling(TEMPERATURE, rule="typical", epsilon=one, delta=one**0.5) for one in epsilons
+        f"typical, ε = {epsilon:g}": Sampling(TEMPERATURE, rule="typical", epsilon=epsilon, delta=epsilon**0.5)
+        for epsilon in epsilons
     }
     for name, sampling in rows.items():
         runs = []
-        for seed in bench.asked.seeds[: None if sampling.temperature else 1]:
+        for seed in bench.options.seeds[: None if sampling.temperature else 1]:
             drawn = replace(sampling, seed=seed)
 
             def answer(prompt: BenchPrompt, _: str, drawn: Sampling = drawn) -> Reply:
-                if not (said := bench.reply(prompt, always(heads.of("confident")), Budget(16), drawn, whole=True)):
+                if not (result := bench.reply(prompt, always(heads.of("confident")), Budget(16), drawn, whole=True)):
                     return {}
                 ids = bench.text(prompt)["prompt"]
-                return {**said, "surprise": surprise(bench.engine.target, ids, said["ids"]) if said["ids"] else 0}
+                return {**result, "surprise": surprise(bench.engine.target, ids, result["ids"]) if result["ids"] else 0}
 
             runs.append(bench.rows(f"figure 7 {name} {seed}", [""], answer)[""])
         if not all(runs):
@@ -110,7 +111,7 @@ def figure_7(bench: Bench) -> str:
         flat = [reply for run in common(runs)[0] for reply in run]
         tokens = sum(len(reply["ids"]) for reply in flat)
         pairs = [list(zip(reply["ids"], reply["ids"][1:], strict=False)) for reply in flat]
-        distinct = sum(len({*own}) for own in pairs) / max(sum(map(len, pairs)), 1)
+        distinct = sum(len({*reply_pairs}) for reply_pairs in pairs) / max(sum(map(len, pairs)), 1)
         nats = sum(reply["surprise"] for reply in flat) / max(tokens, 1)
         lines.append([name, with_interval(length(common(runs)[0])), figure(nats), figure(distinct), str(tokens)])
     note = (
@@ -131,8 +132,8 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
     }
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    page(parser(__doc__), "Medusa's figures", "paper_medusa.py", sections, given)
+def main(argv: Sequence[str] | None = None) -> None:
+    page(parser(__doc__), "Medusa's figures", "paper_medusa.py", sections, argv)
 
 
 if __name__ == "__main__":

@@ -104,13 +104,13 @@ class Pairing:
     @classmethod
     def of(cls, bench: Bench) -> "Pairing":
         """Return the pair with `--limit` prompts of each of the `--tasks`."""
-        asked = bench.asked
-        return cls(bench, {task: questions_of(asked.prompts, task, asked.limit) for task in asked.tasks})
+        options = bench.options
+        return cls(bench, {task: questions_of(options.prompts, task, options.limit) for task in options.tasks})
 
     def history(self, name: str) -> tuple[Store, int]:
         """Return the store with the phrases of this name, and the number of its pool."""
         if name not in self.histories:
-            file = self.bench.asked.out / "phrases.db"
+            file = self.bench.options.out / "phrases.db"
             store = self.bench.at_the_end.enter_context(Store.open(file, print))
             number = store.phrases.pool("table", name)
             assert number is not None
@@ -120,7 +120,7 @@ class Pairing:
     def replies(
         self,
         rows: Iterable[str],
-        asked: Sequence[BenchPrompt],
+        subset: Sequence[BenchPrompt],
         title: str,
         sampling: Sampling = GREEDY,
         most: int = 0,
@@ -129,38 +129,38 @@ class Pairing:
         """Return the replies of each row to the prompts that all rows have answered."""
 
         def answer(prompt: BenchPrompt, row: str) -> Reply:
-            letters_, own = PARTS[row]
+            letters_, default = PARTS[row]
             if "h" in letters_:
-                return self._reply(prompt, letters_, chosen or own, f"{title} {row}", sampling, most)
-            return self._shared(prompt, letters_, chosen or own, sampling, most)
+                return self._reply(prompt, letters_, chosen or default, f"{title} {row}", sampling, most)
+            return self._shared(prompt, letters_, chosen or default, sampling, most)
 
-        return self.bench.rows(title, list(rows), answer, asked)
+        return self.bench.rows(title, list(rows), answer, subset)
 
     def across(self, rows: Sequence[str], settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Rows]:
         """Return the replies of each row with each of the settings, to the prompts that have all of these replies.
 
         All settings take a prompt before the next one begins. Settings are arguments of `replies`, by title.
         """
-        found: dict[str, Rows] = {title: {row: [] for row in rows} for title in settings}
+        results: dict[str, Rows] = {title: {row: [] for row in rows} for title in settings}
         for prompt in in_turn(self.tasks.values()):
             here = {title: self.replies(rows, [prompt], title, **setting) for title, setting in settings.items()}
-            if all(replies for own in here.values() for replies in own.values()):
-                for title, own in here.items():
-                    for row, replies in own.items():
-                        found[title][row] += replies
-        return found
+            if all(replies for by_row in here.values() for replies in by_row.values()):
+                for title, by_row in here.items():
+                    for row, replies in by_row.items():
+                        results[title][row] += replies
+        return results
 
     def _shared(
         self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, sampling: Sampling, most: int
     ) -> Reply:
         """Return a reply without history, which is the same in every table."""
-        most = most or self.bench.asked.max_tokens
+        most = most or self.bench.options.max_tokens
         how = f"{letters_} {letters(chosen)} {sampling.temperature} {sampling.top_p} {sampling.seed} {most}"
         key = f"reply | {how} | {prompt.category} {prompt.id}"
-        said = self.bench.results.of(key, lambda: self._reply(prompt, letters_, chosen, "", sampling, most))
-        if said is None:
+        reply = self.bench.results.of(key, lambda: self._reply(prompt, letters_, chosen, "", sampling, most))
+        if reply is None:
             raise OutOfTime
-        return dict(said)
+        return dict(reply)
 
     def _reply(
         self, prompt: BenchPrompt, letters_: str, chosen: Hyperparameters, history: str, sampling: Sampling, most: int
@@ -178,16 +178,16 @@ class Pairing:
         drafter = self._drafter(letters_, chosen, pool)
         nodes = chosen.draft + chosen.phrases * (chosen.phrase - 1)
         replay = sampling.greedy and not set(letters_) & {"v", "w"}
-        said = bench.reply(prompt, always(drafter), Budget(nodes), sampling, most, replay=replay)
-        if store and said:
-            store.phrases.learn(pool_id, *pool.harvest(len(pool.tokens) - len(said["ids"])))
+        reply = bench.reply(prompt, always(drafter), Budget(nodes), sampling, most, replay=replay)
+        if store and reply:
+            store.phrases.learn(pool_id, *pool.harvest(len(pool.tokens) - len(reply["ids"])))
         inner = drafter.inner if isinstance(drafter, WithPhrases) else drafter
-        if said and isinstance(inner, DraftModel):
+        if reply and isinstance(inner, DraftModel):
             read = len(bench.text(prompt, sampling, most)["prompt"]) + 1  # the first pick is read with the prompt
-            made = inner.forwards.total() - -(-read // CHUNK)
+            forwards = inner.forwards.total() - -(-read // CHUNK)
             rows = sum(rows * times for rows, times in inner.forwards.items()) - read
-            said |= {"forwards": made, "forward_rows": rows}
-        return said
+            reply |= {"forwards": forwards, "forward_rows": rows}
+        return reply
 
     def _drafter(self, letters_: str, chosen: Hyperparameters, pool: PhrasePool) -> Drafter:
         engine = self.bench.engine
@@ -206,30 +206,30 @@ class Pairing:
 def questions_of(place: Path, task: str, count: int) -> list[BenchPrompt]:
     """Return the first prompts of a task."""
     file, category = TASKS[task]
-    found = [prompt for prompt in prompts.read(place / f"{file}.jsonl") if prompt.category == category]
-    return [replace(prompt, category=task) for prompt in found[:count]]
+    chosen = [prompt for prompt in prompts.read(place / f"{file}.jsonl") if prompt.category == category]
+    return [replace(prompt, category=task) for prompt in chosen[:count]]
 
 
 def in_turn(tasks: Iterable[Sequence[BenchPrompt]], run: int = 1) -> list[BenchPrompt]:
     """Return the prompts of tasks, `run` of each in turn."""
-    parts = [[own[start : start + run] for start in range(0, len(own), run)] for own in tasks]
-    return [one for turn in zip_longest(*parts, fillvalue=[]) for part in turn for one in part]
+    parts = [[task[start : start + run] for start in range(0, len(task), run)] for task in tasks]
+    return [prompt for turn in zip_longest(*parts, fillvalue=[]) for part in turn for prompt in part]
 
 
 def table_4(pairing: Pairing) -> str:
     """Return the parts one by one, over all tasks and by task, with block efficiency (table 13)."""
-    asked = in_turn(pairing.tasks.values())
-    found = pairing.replies([row for row in PARTS if row not in LAST], asked, "parts")
-    found |= pairing.replies(LAST, asked, "parts")
+    order = in_turn(pairing.tasks.values())
+    rows = pairing.replies([row for row in PARTS if row not in LAST], order, "parts")
+    rows |= pairing.replies(LAST, order, "parts")
     heads = ["", "prompts", "tokens per step", "more than the row above", "block efficiency"]
     heads += ["draft passes per step", "rows per pass", *(f"tokens per step, {task}" for task in pairing.tasks)]
     lines, above = [], ""
     for row in PARTS:
-        if not (replies := found[row]):
+        if not (replies := rows[row]):
             lines.append([row, NOT_RUN, *[""] * (len(heads) - 2)])
             continue
         ahead = (
-            with_interval(difference(*common([replies], [found[above]])))
+            with_interval(difference(*common([replies], [rows[above]])))
             if row.startswith("+") or row == "the paper's recipe"
             else ""
         )
@@ -244,7 +244,7 @@ def table_4(pairing: Pairing) -> str:
         ]
         line += [figure(value) for value in drafting(replies)]
         by_task = [[reply for reply in replies if reply["task"] == task] for task in pairing.tasks]
-        lines.append([*line, *(figure(length([own]).value) if own else NOT_RUN for own in by_task)])
+        lines.append([*line, *(figure(length([group]).value) if group else NOT_RUN for group in by_task)])
         above = row
     more = f"All rows have {letters(SMALL)}, except those with γ = {RECIPE.draft} and the paper's recipe ({letters(RECIPE)})."
     return f"{table(heads, lines)}\n\n{more}"
@@ -254,16 +254,16 @@ def drafting(replies: Sequence[Reply]) -> tuple[float | None, float | None]:
     """Return the draft model's forwards per step, and the rows of each; None without a draft model."""
     if "forwards" not in replies[0]:
         return None, None
-    made, rows, steps = (sum(reply[name] for reply in replies) for name in ("forwards", "forward_rows", "steps"))
-    return made / max(steps, 1), rows / max(made, 1)
+    forwards, rows, steps = (sum(reply[name] for reply in replies) for name in ("forwards", "forward_rows", "steps"))
+    return forwards / max(steps, 1), rows / max(forwards, 1)
 
 
 def cell(replies: Sequence[Reply]) -> str:
     """Return tokens per step, with draft forwards per step in brackets."""
     if not replies:
         return NOT_RUN
-    made, _ = drafting(replies)
-    return with_interval(length([replies])) + ("" if made is None else f" ({made:.2f})")
+    forwards, _ = drafting(replies)
+    return with_interval(length([replies])) + ("" if forwards is None else f" ({forwards:.2f})")
 
 
 def grid(pairing: Pairing) -> str:
@@ -273,39 +273,43 @@ def grid(pairing: Pairing) -> str:
         for draft in DRAFTS
         for phrase in PHRASE
     }
-    found = {title: rows[PAPER] for title, rows in pairing.across([PAPER], settings).items()}
-    lines = [[f"γ = {draft}", *(cell(found[f"grid {draft} {phrase}"]) for phrase in PHRASE)] for draft in DRAFTS]
-    return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines) + prompts_of(next(iter(found.values())))
+    by_title = {title: rows[PAPER] for title, rows in pairing.across([PAPER], settings).items()}
+    lines = [[f"γ = {draft}", *(cell(by_title[f"grid {draft} {phrase}"]) for phrase in PHRASE)] for draft in DRAFTS]
+    return table(["", *(f"β = {phrase}" for phrase in PHRASE)], lines) + prompts_of(next(iter(by_title.values())))
 
 
 def sampled(pairing: Pairing) -> str:
     """Return tokens per step by temperature, with top-p 0.8."""
-    seeds = {one: pairing.bench.asked.seeds if one else (0,) for one in TEMPERATURES}
+    seeds = {temperature: pairing.bench.options.seeds if temperature else (0,) for temperature in TEMPERATURES}
     settings = {
-        f"sampling {one} {seed}": {"sampling": Sampling(one, top_p=0.8, seed=seed) if one else GREEDY}
-        for one, some in seeds.items()
+        f"sampling {temperature} {seed}": {
+            "sampling": Sampling(temperature, top_p=0.8, seed=seed) if temperature else GREEDY
+        }
+        for temperature, some in seeds.items()
         for seed in some
     }
-    found = pairing.across(COMPARED, settings)
+    results = pairing.across(COMPARED, settings)
     lines = []
     for row in COMPARED:
-        runs = [[found[f"sampling {one} {seed}"][row] for seed in some] for one, some in seeds.items()]
-        lines.append([row, *(with_interval(length(own)) if own[0] else NOT_RUN for own in runs)])
-    heads = ["", *(f"temperature {one:g}" for one in TEMPERATURES)]
-    return table(heads, lines) + prompts_of(next(iter(found.values()))[PAPER])
+        runs = [
+            [results[f"sampling {temperature} {seed}"][row] for seed in some] for temperature, some in seeds.items()
+        ]
+        lines.append([row, *(with_interval(length(run)) if run[0] else NOT_RUN for run in runs)])
+    heads = ["", *(f"temperature {temperature:g}" for temperature in TEMPERATURES)]
+    return table(heads, lines) + prompts_of(next(iter(results.values()))[PAPER])
 
 
 def lengths(pairing: Pairing) -> str:
     """Return tokens per step by the most tokens of a reply."""
-    found = pairing.across(COMPARED, {f"length {most}": {"most": most} for most in LENGTHS})
-    lines = [[row, *(cell(own[row]) for own in found.values())] for row in COMPARED]
-    return table(["", *map(str, LENGTHS)], lines) + prompts_of(next(iter(found.values()))[PAPER])
+    results = pairing.across(COMPARED, {f"length {most}": {"most": most} for most in LENGTHS})
+    lines = [[row, *(cell(rows[row]) for rows in results.values())] for row in COMPARED]
+    return table(["", *map(str, LENGTHS)], lines) + prompts_of(next(iter(results.values()))[PAPER])
 
 
 def locality(pairing: Pairing) -> str:
     """Return what history brings if the same prompts come in another order."""
-    most = pairing.bench.asked.in_order
-    four = [own[:most] for own in pairing.tasks.values()]
+    most = pairing.bench.options.in_order
+    four = [task[:most] for task in pairing.tasks.values()]
     orders = {f"{run} of a task in a row": in_turn(four, run) for run in (most, most // 2, most // 5, 1)}
     whole = in_turn(four)
     orders["shuffled"] = random.Random(17).sample(whole, len(whole))
@@ -321,8 +325,10 @@ def locality(pairing: Pairing) -> str:
 def by_phrases(pairing: Pairing) -> str:
     """Return tokens per step by K, without history, as in the paper."""
     counts = (1, 2, 3, 4, 5)
-    found = pairing.across([PAPER], {f"phrases {one}": {"chosen": replace(SMALL, phrases=one)} for one in counts})
-    rows = [own[PAPER] for own in found.values()]
+    results = pairing.across(
+        [PAPER], {f"phrases {count}": {"chosen": replace(SMALL, phrases=count)} for count in counts}
+    )
+    rows = [by_row[PAPER] for by_row in results.values()]
     lines = [[str(count), cell(replies)] for count, replies in zip(counts, rows, strict=True)]
     return table(["K", "tokens per step (draft passes per step)"], lines) + prompts_of(rows[0])
 
@@ -350,17 +356,19 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
     }
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    made = parser(__doc__, trains=False)
-    made.add_argument("--draft", default="", help="the draft model; by default the one that `show` names")
-    made.add_argument("--in-order", type=positive, default=20, help="prompts of each task for table 17, at least 5")
-    made.add_argument("--tasks", nargs="+", choices=TASKS, default=["code", "mathematics"])
+def main(argv: Sequence[str] | None = None) -> None:
+    arg_parser = parser(__doc__, trains=False)
+    arg_parser.add_argument("--draft", default="", help="the draft model; by default the one that `show` names")
+    arg_parser.add_argument(
+        "--in-order", type=positive, default=20, help="prompts of each task for table 17, at least 5"
+    )
+    arg_parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["code", "mathematics"])
 
-    def drafter(asked: argparse.Namespace) -> dict[str, str]:
-        return {"drafter": f"ouroboros:{asked.draft}" if asked.draft else "ouroboros"}
+    def drafter(options: argparse.Namespace) -> dict[str, str]:
+        return {"drafter": f"ouroboros:{options.draft}" if options.draft else "ouroboros"}
 
     more = f" The texts of all replies are the target's. The tasks are *code* (HumanEval) and *mathematics* (GSM8K); `--limit` counts the prompts of each.{TERMS}"
-    page(made, "Ouroboros, part by part", "paper_ouroboros.py", sections, given, drafter, more)
+    page(arg_parser, "Ouroboros, part by part", "paper_ouroboros.py", sections, argv, drafter, more)
 
 
 if __name__ == "__main__":

@@ -76,24 +76,24 @@ this reply and guess after each token which one comes next.
 | lead over symmetric | *first guess right* minus that of the symmetric scheme with equally many layers |"""
 
 
-def schemes(count: int, kept: int) -> dict[str, tuple[int, ...]]:
+def schemes(count: int, size: int) -> dict[str, tuple[int, ...]]:
     """Return the layers that each scheme of figure 4 keeps; early exit is "late skipped"."""
-    early = kept // 4
-    spread = tuple(round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept))
+    early = size // 4
+    spread = tuple(round(place * (count - 1) / max(size - 1, 1)) for place in range(size))
     return {
-        "symmetric": symmetric(count, kept),
-        "late skipped": tuple(range(kept)),
-        "early skipped": tuple(range(count - kept, count)),
+        "symmetric": symmetric(count, size),
+        "late skipped": tuple(range(size)),
+        "early skipped": tuple(range(count - size, count)),
         "evenly spread": spread,
         "middle skipped, three quarters of the kept ones late": (
-            *range(early), *range(count - kept + early, count)
+            *range(early), *range(count - size + early, count)
         ),
     }  # fmt: skip
 
 
 def shape_of_model(bench: Bench) -> Shape:
     """Return the sizes of the model."""
-    shape = shape_of(resolve(bench.asked.model).path)
+    shape = shape_of(resolve(bench.options.model).path)
     assert shape is not None
     return shape
 
@@ -101,45 +101,47 @@ def shape_of_model(bench: Bench) -> Shape:
 def untrained(bench: Bench) -> str:
     """Return how often some layers predict the whole model's next token, without training."""
     count = shape_of_model(bench).num_layers
-    sets = {(kept, name): layers for kept in (int(count * one) for one in SHARES)
-            for name, layers in schemes(count, kept).items()}  # fmt: skip
+    sets = {(size, name): layers for size in (int(count * part) for part in SHARES)
+            for name, layers in schemes(count, size).items()}  # fmt: skip
 
     def answer(prompt: BenchPrompt, _: str) -> Reply:
         if not (text := bench.text(prompt)):
             return {}
-        said = text["ids"][: until_it_goes_round(text["ids"])]
-        if len(said) < 2:
+        ids = text["ids"][: until_it_goes_round(text["ids"])]
+        if len(ids) < 2:
             return {}
-        found = finished(agreeing(bench.engine.target, [(text["prompt"], said)], list(sets.values())))
-        return {"positions": len(said) - 1, "shares": [one.shares for one in found]}
+        shares = finished(agreeing(bench.engine.target, [(text["prompt"], ids)], list(sets.values())))
+        return {"positions": len(ids) - 1, "shares": [scheme.shares for scheme in shares]}
 
     replies = bench.rows("untrained", [""], answer)[""]
     lines = []
-    for number, (kept, name) in enumerate(sets):
+    for number, (size, name) in enumerate(sets):
         if not replies:
-            lines.append([f"{kept} of {count}", name, NOT_RUN, "", ""])
+            lines.append([f"{size} of {count}", name, NOT_RUN, "", ""])
             continue
         first, four = (
             [
-                {"tokens": one["positions"] * sum(one["shares"][index][:ranks]), "steps": one["positions"]}
-                for one in replies
+                {"tokens": reply["positions"] * sum(reply["shares"][index][:ranks]), "steps": reply["positions"]}
+                for reply in replies
             ]
             for index, ranks in ((number, 1), (number, 4))
         )
         if name == "symmetric":
             base = first
         ahead = "" if first is base else with_interval(difference([first], [base]))
-        lines.append([f"{kept} of {count}", name, with_interval(length([first])), figure(length([four]).value), ahead])
+        lines.append([f"{size} of {count}", name, with_interval(length([first])), figure(length([four]).value), ahead])
     heads = ["layers kept", "scheme", "first guess right", "among first four", "lead over symmetric"]
-    positions = sum(one["positions"] for one in replies)
+    positions = sum(reply["positions"] for reply in replies)
     return f"{table(heads, lines)}\n\n{len(replies)} replies, {positions} tokens."
 
 
 def trained_layers(bench: Bench) -> str:
     """Return figure 4: half of the layers by each scheme, trained."""
     count = shape_of_model(bench).num_layers
-    own = schemes(count, max(1, count // 2))
-    return compared({name: Variant("s3d", {"kept": ",".join(map(str, kept))}) for name, kept in own.items()}, bench)
+    halves = schemes(count, max(1, count // 2))
+    return compared(
+        {name: Variant("s3d", {"kept": ",".join(map(str, layers))}) for name, layers in halves.items()}, bench
+    )
 
 
 ADAPTERS = {  # figure 8
@@ -152,15 +154,15 @@ ADAPTERS = {  # figure 8
 
 def figure_5(bench: Bench) -> str:
     """Return acceptance and speed, predicted and measured, by share of the model (β) and tokens (γ)."""
-    shape, asked = shape_of_model(bench), bench.asked
+    shape, options = shape_of_model(bench), bench.options
     most = shape.num_layers
-    counts = sorted({round(most * part / 8) for part in range(2, 8)})[: 2 if asked.smoke else None]
+    counts = sorted({round(most * part / 8) for part in range(2, 8)})[: 2 if options.smoke else None]
     beta = {count: share(most, count, shape.embedding / shape.layer) for count in counts}
     notes: list[str] = []
-    found: dict[tuple[int, int], list[dict[str, list[Reply]]]] = {}  # by layers and γ: by seed: plain, own
+    results: dict[tuple[int, int], list[dict[str, list[Reply]]]] = {}  # by layers and γ: by seed: plain, own
     for count in counts:
         variant = Variant("s3d", {"kept": ",".join(map(str, symmetric(most, count))), "depth": LONGEST})
-        for seed in asked.seeds:
+        for seed in options.seeds:
             try:
                 trained(variant, seed, bench)
             except OutOfTime:
@@ -171,20 +173,24 @@ def figure_5(bench: Bench) -> str:
             replies = _by_length(variant, seed, bench)
             for gamma in range(1, LONGEST + 1):
                 if replies["plain"]:
-                    found.setdefault((count, gamma), []).append({"plain": replies["plain"], "own": replies[str(gamma)]})
-    if not found:
+                    results.setdefault((count, gamma), []).append(
+                        {"plain": replies["plain"], "own": replies[str(gamma)]}
+                    )
+    if not results:
         missing = ", ".join(f"{count} of {most} layers" for count in counts)
         return "\n\n".join([f"Not run: {missing}, each with 1 to {LONGEST} tokens.", *notes])
     names = [f"{name}, {how}" for name in ("α", "tokens a step", "×") for how in ("paper", "fitted", "measured")]
     cells = []
     for count in counts:
         for gamma in range(1, LONGEST + 1):
-            if (runs := found.get((count, gamma))) is None:
+            if (runs := results.get((count, gamma))) is None:
                 cells.append([figure(beta[count]), str(gamma), NOT_RUN, *[""] * (len(names) - 1)])
             else:
-                others = [(other, run) for (other, _), all_ in found.items() for run in all_ if other != count]
-                seen = [MeasuredAcceptance(beta[other], tuple(by_depth([run["own"]]))) for other, run in others]
-                cells.append([figure(beta[count]), str(gamma), *_predicted(gamma, beta[count], runs, fit(seen, []))])
+                others = [(other, run) for (other, _), all_ in results.items() for run in all_ if other != count]
+                measured = [MeasuredAcceptance(beta[other], tuple(by_depth([run["own"]]))) for other, run in others]
+                cells.append(
+                    [figure(beta[count]), str(gamma), *_predicted(gamma, beta[count], runs, fit(measured, []))]
+                )
     note = (
         "Predicted is by eqs. 10 to 12 and 14 with the paper's constants, and with U and the discount fitted to the "
         "measurements of other β; δ is the machine's. Measured acceptance is that of a tree, whose siblings count, and the "
@@ -195,7 +201,7 @@ def figure_5(bench: Bench) -> str:
 
 def _by_length(variant: Variant, seed: int, bench: Bench) -> dict[str, list[Reply]]:
     """Return the replies of plain decoding and of one training's drafts of each length."""
-    directory = variant.directory(seed, bench.asked)
+    directory = variant.directory(seed, bench.options)
 
     @cache
     def drafter(gamma: str) -> Any:
@@ -218,13 +224,13 @@ def _predicted(gamma: int, beta: float, runs: Sequence[Mapping[str, list[Reply]]
         for run in runs
     ]
     delta = length(replies).value / fmean(times) - 1 - beta  # an iteration beyond the draft and a plain step
-    both = Constants(delta=delta), Constants(others.u, others.discount, delta)
+    pair = Constants(delta=delta), Constants(others.u, others.discount, delta)
     return [
-        *(figure(acceptance(beta, one.u)) for one in both),
-        _spread([(*by_depth([one]), 0.0)[0] for one in replies]),
-        *(figure(acceptance_length(gamma, beta, one)) for one in both),
+        *(figure(acceptance(beta, constants.u)) for constants in pair),
+        _spread([(*by_depth([run]), 0.0)[0] for run in replies]),
+        *(figure(acceptance_length(gamma, beta, constants)) for constants in pair),
         with_interval(length(replies)),
-        *(figure(improvement(gamma, beta, one)) for one in both),
+        *(figure(improvement(gamma, beta, constants)) for constants in pair),
         _spread(times),
     ]
 
@@ -235,15 +241,18 @@ def _spread(values: list[float]) -> str:
 
 def table_4(bench: Bench) -> str:
     """Return precision × drafter: tokens/s, memory, and M against plain decoding in the first precision."""
-    card = find_drafter("s3d", resolve(bench.asked.model))
+    card = find_drafter("s3d", resolve(bench.options.model))
     benches = {name: replace(bench, flags=flags) for name, flags in PRECISIONS.items()}
-    own = {name: cache(lambda one=one: load_drafter(card, one.engine.target)) for name, one in benches.items()}
+    drafters = {
+        name: cache(lambda variant=variant: load_drafter(card, variant.engine.target))
+        for name, variant in benches.items()
+    }
 
     def answer(prompt: BenchPrompt, row: str) -> Reply:
         precision, drafter = row.split(", ")
         if drafter == "plain":
             return benches[precision].reply(prompt, plain, Budget(0))
-        s3d = own[precision]()
+        s3d = drafters[precision]()
         make = always(s3d) if drafter == "s3d" else lambda pool: WithPhrases(s3d, pool, anywhere=True)
         return benches[precision].reply(prompt, make, Budget(TREE))
 
@@ -255,9 +264,9 @@ def table_4(bench: Bench) -> str:
         if not replies:
             lines.append([name, NOT_RUN, "", "", ""])
             continue
-        (speed, held), plainly = _speed(replies), _speed(base)
-        m = cost_effectiveness(speed, held, *plainly)
-        lines.append([name, f"{held / 2**20:.1f}", f"{speed:.1f}", figure(m), with_interval(length([replies]))])
+        (speed, memory), plainly = _speed(replies), _speed(base)
+        m = cost_effectiveness(speed, memory, *plainly)
+        lines.append([name, f"{memory / 2**20:.1f}", f"{speed:.1f}", figure(m), with_interval(length([replies]))])
     return table(["", "MiB", "tokens/s", "M", "tokens a step"], lines)
 
 
@@ -279,8 +288,8 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
     }
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    page(parser(__doc__), "S3D: which layers draft best", "paper_s3d.py", sections, given, more=TERMS)
+def main(argv: Sequence[str] | None = None) -> None:
+    page(parser(__doc__), "S3D: which layers draft best", "paper_s3d.py", sections, argv, more=TERMS)
 
 
 if __name__ == "__main__":

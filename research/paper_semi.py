@@ -40,8 +40,8 @@ def sections(bench: Bench) -> dict[str, partial[str]]:
     return {title: partial(compared, group, bench) for title, group in GROUPS.items()}
 
 
-def main(given: Sequence[str] | None = None) -> None:
-    page(parser(__doc__), "Figures of semi-autoregressive drafting", "paper_semi.py", sections, given)
+def main(argv: Sequence[str] | None = None) -> None:
+    page(parser(__doc__), "Figures of semi-autoregressive drafting", "paper_semi.py", sections, argv)
 
 
 if __name__ == "__main__":

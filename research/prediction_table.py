@@ -66,10 +66,10 @@ def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:
     vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
     known, random = list(vocabulary), Random(0)
     while len(vocabulary) < VOCABULARY:
-        one, other = random.choices(known, k=2)
-        if len(one + other) < 12 and one + other not in vocabulary and "<" not in one + other:
-            vocabulary[one + other] = len(vocabulary)
-            merges.append([one, other])
+        left, right = random.choices(known, k=2)
+        if len(left + right) < 12 and left + right not in vocabulary and "<" not in left + right:
+            vocabulary[left + right] = len(vocabulary)
+            merges.append([left, right])
     return tokenizer
 
 
@@ -148,16 +148,16 @@ def main() -> None:
 def row(name: str, path: Path, form: str, options: argparse.Namespace) -> str:
     """Return a line of the table."""
     command = [sys.executable, __file__, "--work", str(options.work), "--run", str(path), form]
-    found: dict[str, list[float]] = {}
+    readings: dict[str, list[float]] = {}
     for turn in range(options.repeat + 1):
-        said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        for key, value in json.loads(said).items() if turn else ():
-            found.setdefault(key, []).append(value)
-    middle = {key: median(values) for key, values in found.items()}
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        for key, value in json.loads(output).items() if turn else ():
+            readings.setdefault(key, []).append(value)
+    middle = {key: median(values) for key, values in readings.items()}
     off = middle["promised"] - middle["bytes"]
     # each run is compared with itself, because measurements minutes apart are not comparable
     parts = [
-        median(told / seen - 1 for told, seen in zip(found[key], found["speed"], strict=True))
+        median(predicted / measured - 1 for predicted, measured in zip(readings[key], readings["speed"], strict=True))
         for key in ("by_rates", "by_costs")
     ]
     return (

@@ -72,14 +72,14 @@ class Plain(NamedTuple):
     packing: str
     published: float
     source: str
-    seen: bool = False  # known while the predictor was corrected
+    is_known: bool = False  # known while the predictor was corrected
 
 
 PLAIN = (
-    Plain(card("RTX 4090", 1008, 128), "Llama 3 8B", LLAMA3_8B, "F16", "none", 54.84, DAI, seen=True),
-    Plain(card("RTX 3090", 936, 82), "Llama 3 8B", LLAMA3_8B, "Q4_K_M", "nf4", 115.42, DAI, seen=True),
-    Plain(card("RTX 3070", 448, 46), "Llama 3 8B", LLAMA3_8B, "Q4_K_M", "nf4", 72.79, DAI, seen=True),
-    Plain(card("RTX 3060", 360, 28), "Llama 3.1 8B", LLAMA3_8B, "Q8_0", "int8", 32.49, "llama.cpp #5877", seen=True),
+    Plain(card("RTX 4090", 1008, 128), "Llama 3 8B", LLAMA3_8B, "F16", "none", 54.84, DAI, is_known=True),
+    Plain(card("RTX 3090", 936, 82), "Llama 3 8B", LLAMA3_8B, "Q4_K_M", "nf4", 115.42, DAI, is_known=True),
+    Plain(card("RTX 3070", 448, 46), "Llama 3 8B", LLAMA3_8B, "Q4_K_M", "nf4", 72.79, DAI, is_known=True),
+    Plain(card("RTX 3060", 360, 28), "Llama 3.1 8B", LLAMA3_8B, "Q8_0", "int8", 32.49, "llama.cpp #5877", is_known=True),
     Plain(card("RTX 3080", 760, 68), "Llama 3 8B", LLAMA3_8B, "Q4_K_M", "nf4", 109.57, DAI),
     Plain(card("RTX 4070 Ti", 504, 60), "Llama 3 8B", LLAMA3_8B, "Q4_K_M", "nf4", 83.50, DAI),
     Plain(card("RTX 4080", 717, 76), "Llama 13B", LLAMA_13B, "Q4_0", "nf4", 67.92, DAI),
@@ -106,7 +106,7 @@ class Drafted:
     published: float
     source: str
     small: Shape | None = None
-    seen: bool = False  # an expectation was taken from it
+    is_known: bool = False  # an expectation was taken from it
     eager: bool = True  # operation by operation, as transformers does, on which papers build
 
 
@@ -126,15 +126,15 @@ class Eager:
 
 
 DRAFTED = (
-    Drafted(card("A100 40 GB", 1555, 108), "Llama 2 7B with 68M", LLAMA_7B, "none", "draft_model", 1.31, PARALLELSPEC, LLAMA_68M, seen=True),
+    Drafted(card("A100 40 GB", 1555, 108), "Llama 2 7B with 68M", LLAMA_7B, "none", "draft_model", 1.31, PARALLELSPEC, LLAMA_68M, is_known=True),
     Drafted(card("A100 40 GB", 1555, 108), "Llama 2 7B", LLAMA_7B, "none", "phrases", 1.33, PARALLELSPEC),
     Drafted(card("A100 40 GB", 1555, 108), "Vicuna 13B", LLAMA_13B, "none", "parallelspec", 2.52, PARALLELSPEC),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B", LLAMA_13B, "none", "medusa", 1.75, SPEC_BENCH),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B", LLAMA_33B, "none", "medusa", 1.79, SPEC_BENCH),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B", LLAMA_13B, "none", "phrases", 1.48, SPEC_BENCH),
     Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B", LLAMA_33B, "none", "phrases", 1.42, SPEC_BENCH),
-    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B with 68M", LLAMA_13B, "none", "draft_model", 1.49, SPEC_BENCH, LLAMA_68M, seen=True),
-    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B with 68M", LLAMA_33B, "none", "draft_model", 1.61, SPEC_BENCH, LLAMA_68M, seen=True),
+    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 13B with 68M", LLAMA_13B, "none", "draft_model", 1.49, SPEC_BENCH, LLAMA_68M, is_known=True),
+    Drafted(card("A100 80 GB", 2039, 108), "Vicuna 33B with 68M", LLAMA_33B, "none", "draft_model", 1.61, SPEC_BENCH, LLAMA_68M, is_known=True),
     Drafted(card("A100 80 GB", 2039, 108), "Llama 2 70B with 7B", LLAMA_70B, "none", "draft_model", 1.57, OUROBOROS, LLAMA_7B),
     Drafted(card("A100 80 GB", 2039, 108), "Yi 34B with 6B", YI_34B, "none", "draft_model", 1.18, OUROBOROS, YI_6B),
     Drafted(card("A100 80 GB", 2039, 108), "Llama 2 70B with 7B, int4", LLAMA_70B, "nf4", "draft_model", 1.92, "gpt-fast, README, code", LLAMA_7B, eager=False),
@@ -148,28 +148,28 @@ def tokens_a_second(device: Device, shape: Shape, packing: str) -> float:
     return 1 / StepCosts(costs).at(1, CONTEXT)
 
 
-def times(one: Drafted, eager: bool = False) -> float:
+def times(drafted: Drafted, eager: bool = False) -> float:
     """Return the predicted speedup of a drafter, here or as transformers would run it."""
-    device, dtype = one.device, one.device.dtypes[0]
-    rates = Rates.of(device, dtype, one.packing)
+    device, dtype = drafted.device, drafted.device.dtypes[0]
+    rates = Rates.of(device, dtype, drafted.packing)
 
     def costs_of(shape: Shape) -> ForwardCostModel:
         estimate = Estimate(shape, rates)
         return Eager(estimate, shape.num_layers) if eager else estimate
 
-    costs, numbers = costs_of(one.shape), fit.drafter_numbers(dtype, one.packing, device.backend)
-    inputs = CostInputs(one.shape, costs, Rates.of(device, dtype, "none"), dtype, numbers, 2048, {})
+    costs, numbers = costs_of(drafted.shape), fit.drafter_numbers(dtype, drafted.packing, device.backend)
+    inputs = CostInputs(drafted.shape, costs, Rates.of(device, dtype, "none"), dtype, numbers, 2048, {})
     registered, small = known()["mistral-7b-medusa"], None
     assert registered.entry is not None
-    if one.small is not None:
-        share = one.small.matrices / one.shape.matrices
-        small = DraftModelEstimate(registered, 1, costs_of(one.small), share, named=False)
-    target = replace(registered, entry=replace(registered.entry, drafters=(PublishedDrafter(one.kind),)))
+    if drafted.small is not None:
+        share = drafted.small.matrices / drafted.shape.matrices
+        small = DraftModelEstimate(registered, 1, costs_of(drafted.small), share, named=False)
+    target = replace(registered, entry=replace(registered.entry, drafters=(PublishedDrafter(drafted.kind),)))
     for candidate in candidates(target, inputs, (), small, True):
-        if candidate.drafter == one.kind and candidate.acceptance is not None:
+        if candidate.drafter == drafted.kind and candidate.acceptance is not None:
             fastest, _ = speed(costs, candidate.acceptance, candidate.draft_seconds, AUTO_NODES)
             return fastest * StepCosts(costs).at(1, CONTEXT)
-    raise LookupError(one.kind)
+    raise LookupError(drafted.kind)
 
 
 def judged(predicted: float, published: float, where: list[bool]) -> str:
@@ -181,29 +181,29 @@ def judged(predicted: float, published: float, where: list[bool]) -> str:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    held: list[bool] = []
+    within: list[bool] = []
     number = count(1)
     print("| row | device | model | published packing | packing here | published | predicted | error | source |")
     print("| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- |")
     for row in PLAIN:
         predicted = tokens_a_second(row.device, row.shape, row.packing)
-        off = judged(predicted, row.published, [] if row.seen else held)
+        off = judged(predicted, row.published, [] if row.is_known else within)
         print(
-            f"| {'seen' if row.seen else next(number)} | {row.device.title} | {row.model} | {row.form} | {row.packing} | "
+            f"| {'seen' if row.is_known else next(number)} | {row.device.title} | {row.model} | {row.form} | {row.packing} | "
             f"{row.published:.1f}/s | {predicted:.1f}/s | {off} | {row.source} |"
         )
-    print(f"\nWithin 20 %: {sum(held)} of the {len(held)} numbered rows.\n")
-    times_held: list[bool] = []
+    print(f"\nWithin 20 %: {sum(within)} of the {len(within)} numbered rows.\n")
+    times_within: list[bool] = []
     print("| row | target | device | drafter | published | predicted | error | predicted for transformers | source |")
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- |")
-    for one in DRAFTED:
-        here, there = times(one), times(one, one.eager)
-        off = judged(here, one.published, [] if one.seen else times_held)
+    for drafted in DRAFTED:
+        here, there = times(drafted), times(drafted, drafted.eager)
+        off = judged(here, drafted.published, [] if drafted.is_known else times_within)
         print(
-            f"| {'seen' if one.seen else next(number)} | {one.target} | {one.device.title} | {one.kind} | {one.published:.2f} × | "
-            f"{here:.2f} × | {off} | {there:.2f} × | {one.source} |"
+            f"| {'seen' if drafted.is_known else next(number)} | {drafted.target} | {drafted.device.title} | {drafted.kind} | {drafted.published:.2f} × | "
+            f"{here:.2f} × | {off} | {there:.2f} × | {drafted.source} |"
         )
-    print(f"\nWithin 20 %: {sum(times_held)} of the {len(times_held)} numbered rows.")
+    print(f"\nWithin 20 %: {sum(times_within)} of the {len(times_within)} numbered rows.")
 
 
 if __name__ == "__main__":

@@ -189,11 +189,11 @@ def of_cards() -> None:
             for packing in ("int8", "nf4"):
                 device = as_computed(gpu(name, gib, bandwidth), model)
                 plans = run_plans(model, [Precision(device, device.dtypes[0], packing)], NoMeasurements())
-                made = [replace(plan, candidate=replace(plan.candidate, published=None)) for plan in plans]
-                taken = best([plan for plan in made if plan.candidate.name in SHOWN])
+                available = [replace(plan, candidate=replace(plan.candidate, published=None)) for plan in plans]
+                best_plan = best([plan for plan in available if plan.candidate.name in SHOWN])
                 cells = [cell(plan) for kind in SHOWN for plan in plans if plan.candidate.name == kind]
-                by = "M" if taken and taken.rule == "memory" else "speed"
-                chosen = f"{taken.candidate.name} | {by}" if taken else "does not fit | "
+                by = "M" if best_plan and best_plan.rule == "memory" else "speed"
+                chosen = f"{best_plan.candidate.name} | {by}" if best_plan else "does not fit | "
                 print(f"| {title} | {target} | {packing} | {' | '.join(cells)} | {chosen} |")
 
 
@@ -206,19 +206,19 @@ def cell(plan: RunPlan) -> str:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     every = {name: recommendations(machine, NoMeasurements(), here=False) for name, (machine, _) in MACHINES.items()}
-    chosen = {name: preferred(found) for name, found in every.items()}
+    chosen = {name: preferred(rows) for name, rows in every.items()}
     print(HEAD)
     for name, recommendation in chosen.items():
         print(line(name, MACHINES[name][1], recommendation))
     print("\n## Where users of other programs would choose otherwise\n")
-    for name, said in OBJECTIONS.items():
-        print(f"- **{name}.** {said}")
+    for name, text in OBJECTIONS.items():
+        print(f"- **{name}.** {text}")
     of_cards()
     print(
         "\n## By `--prefer`\n\nThe model that `localspec doctor --prefer speed`, `memory` or `quality` takes.\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |"
     )
-    for name, found in every.items():
-        cells = [preferred(found, prefer) for prefer in ("speed", "memory", "quality")]
+    for name, rows in every.items():
+        cells = [preferred(rows, prefer) for prefer in ("speed", "memory", "quality")]
         print(f"| {name} | " + " | ".join(cell.card.name if cell else "" for cell in cells) + " |")
 
 

@@ -55,16 +55,16 @@ def write(trained: Path, to: Path, most: int) -> Path:
     """Write the drafter, of medusa at most this many heads, and print its size and errors. Return its drafter.json."""
     card = read_drafter(trained)
     about = json.loads((card.path / "drafter.json").read_text("utf-8"))
-    stored, written = StoredTensors(card.path / "drafter.safetensors"), {}
+    stored, tensors = StoredTensors(card.path / "drafter.safetensors"), {}
     heads = min(most, about["options"]["heads"]) if card.kind == "medusa" else None  # None: no tensor is cut
     for name in stored:
         numbers = np.ascontiguousarray(stored[name][:heads] if heads and name != "kept" else stored[name])
         if numbers.dtype != np.float32:
-            written[name] = numbers
+            tensors[name] = numbers
         elif numbers.size < SMALL:
-            written[name] = numbers.astype(np.float16)
+            tensors[name] = numbers.astype(np.float16)
         else:
-            written[name], written[name + FACTORS] = in_int4(numbers)
+            tensors[name], tensors[name + FACTORS] = in_int4(numbers)
     for name in ("kept", "bench", *ACCEPTANCE):  # measured before the drafter was cut and packed, so no longer valid
         about.pop(name, None)
     if heads is not None and heads < about["options"]["heads"]:
@@ -73,16 +73,16 @@ def write(trained: Path, to: Path, most: int) -> Path:
             about[name] = about.get(name, [])[:heads]
     to.mkdir(parents=True, exist_ok=True)
     file, description = to / "drafter.safetensors", to / "drafter.json"
-    save_file(written, file)
+    save_file(tensors, file)
     file.chmod(0o644)
     about[DIGEST] = file_digest(file)
     description.write_text(json.dumps(about, indent=2) + "\n", "utf-8")
     shipped = StoredTensors(file)
     print(f"{file.stat().st_size / 1e6:.2f} MB")
     for name in shipped:
-        if name + FACTORS in written:
-            before = stored[name][:heads]
-            print(f"{name}: {np.linalg.norm(shipped[name] - before) / np.linalg.norm(before):.4f}")
+        if name + FACTORS in tensors:
+            original = stored[name][:heads]
+            print(f"{name}: {np.linalg.norm(shipped[name] - original) / np.linalg.norm(original):.4f}")
     return description
 
 
@@ -90,7 +90,7 @@ def measure(description: Path) -> None:
     """Measure the acceptance length of a written drafter, and write it into its drafter.json."""
     card = read_drafter(description.parent)
     target = load_target(choose(registry.resolve(card.target), Settings(drafter="none")), Reporter())
-    prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
+    prompts = ([*target.encode([{"role": "user", "content": prompt.text}])] for prompt in held_out_prompts())
     measured = measure_generated(target, load_drafter(card, target), prompts, ELSEWHERE, SECONDS)
     assert measured, "every published model has room for these replies"
     about = json.loads(description.read_text("utf-8")) | {"acceptance_elsewhere": measured}
@@ -104,10 +104,10 @@ def main() -> None:
     parser.add_argument("trained", type=Path, help="a directory that `localspec train` wrote")
     parser.add_argument("to", type=Path)
     parser.add_argument("--heads", type=int, default=2, help="how many of medusa's heads to write, from the first on")
-    given = parser.parse_args()
-    if given.heads < 1:
+    options = parser.parse_args()
+    if options.heads < 1:
         parser.error("--heads must be at least 1.")
-    measure(write(given.trained, given.to, given.heads))
+    measure(write(options.trained, options.to, options.heads))
 
 
 if __name__ == "__main__":

@@ -59,16 +59,16 @@ class OtherPrograms:
     @staticmethod
     def _read() -> tuple[float, float, float]:
         """(seconds, busy seconds of all cores, those of this process and of its children)."""
-        times, own = psutil.cpu_times(), os.times()
+        times, usage = psutil.cpu_times(), os.times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        return time.monotonic(), sum(times[:8]) - idle, sum(own[:4])
+        return time.monotonic(), sum(times[:8]) - idle, sum(usage[:4])
 
 
 # -- figures of saved replies ------------------------------------------------------------------------------------------
 
 
-def total(turns: Turns, name: str, what: str) -> float:
-    return float(sum(turn["replies"][name][what] for turn in turns))
+def total(turns: Turns, name: str, key: str) -> float:
+    return float(sum(turn["replies"][name][key] for turn in turns))
 
 
 def length(turns: Turns, name: str) -> float:
@@ -82,13 +82,13 @@ def speedup(turns: Turns, name: str) -> float:
 
 def worth(turns: Turns, name: str) -> float:
     """Return M (S3D, eq. 13)."""
-    held = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in turns)
-    return speedup(turns, name) / held
+    memory = fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in turns)
+    return speedup(turns, name) / memory
 
 
 def interval(turns: Turns, name: str) -> tuple[float, float]:
     """Return the bounds of a speedup by other prompts."""
-    seconds = np.array([[turn["replies"][one]["seconds"] for one in (PLAIN, name)] for turn in turns])
+    seconds = np.array([[turn["replies"][variant]["seconds"] for variant in (PLAIN, name)] for turn in turns])
     drawn = seconds[np.random.default_rng(0).integers(len(seconds), size=(DRAWS, len(seconds)))].sum(1)
     low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
     return float(low), float(high)

@@ -31,11 +31,11 @@ FIGURES = b"context "  # in the line after a finished reply
 class Chat:
     """One process, from its start to its end."""
 
-    def __init__(self, asked: argparse.Namespace, resumed: bool) -> None:
-        words = ["chat", "--plain", "-m", asked.model, "-n", str(asked.max_tokens), *(["-c"] if resumed else [])]
+    def __init__(self, options: argparse.Namespace, resumed: bool) -> None:
+        words = ["chat", "--plain", "-m", options.model, "-n", str(options.max_tokens), *(["-c"] if resumed else [])]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "localspec", *words],
-            env={**os.environ, "LOCALSPEC_HOME": str(asked.home)},
+            env={**os.environ, "LOCALSPEC_HOME": str(options.home)},
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.watched = psutil.Process(self.process.pid)
@@ -43,13 +43,13 @@ class Chat:
     def asks(self, line: str) -> float:
         """Send a prompt; return the seconds until its reply ended. Raise RuntimeError with the output without one."""
         assert self.process.stdin and self.process.stderr
-        began, said = time.perf_counter(), b""
+        began, output = time.perf_counter(), b""
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
         while not (heard := self.process.stderr.readline()).startswith(b"(") or FIGURES not in heard:
-            said += heard
+            output += heard
             if not heard:
-                raise RuntimeError(f"{line!r} was not answered: {said.decode('utf-8', 'replace')}")
+                raise RuntimeError(f"{line!r} was not answered: {output.decode('utf-8', 'replace')}")
         return time.perf_counter() - began
 
     def ends(self, killed: bool) -> None:
@@ -71,37 +71,37 @@ def main() -> None:
     parser.add_argument("--restart", type=int, default=250, help="replies of one process, about")
     parser.add_argument("--conversation", type=int, default=10, help="turns of one conversation, about")
     parser.add_argument("-n", "--max-tokens", type=int, default=24)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     chance = random.Random(0)
-    prompts = [question.text.splitlines()[0] for question in questions(asked.prompts, None)]
-    chat, left, ended = Chat(asked, resumed=False), asked.restart, 0
-    taken: list[float] = []
-    said: list[str] = []
+    prompts = [question.text.splitlines()[0] for question in questions(options.prompts, None)]
+    chat, left, ended = Chat(options, resumed=False), options.restart, 0
+    times: list[float] = []
+    sent: list[str] = []
     for number in count(1):
         prompt = f"{number}: {chance.choice(prompts)[:80]}."
-        taken.append(chat.asks(prompt))
-        said.append(prompt)
-        if number % max(1, asked.replies // 10) == 0:
-            stored = sum(file.stat().st_size for file in Paths(asked.home).database.parent.glob("localspec.db*"))
-            print(f"{number:6}  {chat.figures()}  {median(taken):.3f} s, at most {max(taken):.3f}  "
+        times.append(chat.asks(prompt))
+        sent.append(prompt)
+        if number % max(1, options.replies // 10) == 0:
+            stored = sum(file.stat().st_size for file in Paths(options.home).database.parent.glob("localspec.db*"))
+            print(f"{number:6}  {chat.figures()}  {median(times):.3f} s, at most {max(times):.3f}  "
                   f"database {stored / 2**20:.1f} MiB", flush=True)  # fmt: skip
-            taken.clear()
-        if number == asked.replies:
+            times.clear()
+        if number == options.replies:
             break
         left -= 1
         if left <= 0 and chance.random() < 0.1:
-            ended, left = ended + 1, asked.restart
+            ended, left = ended + 1, options.restart
             chat.ends(killed=ended % 3 == 0)
-            chat = Chat(asked, resumed=True)
-        elif chance.random() < 1 / asked.conversation:
+            chat = Chat(options, resumed=True)
+        elif chance.random() < 1 / options.conversation:
             assert chat.process.stdin
             chat.process.stdin.write(b"/new\n")
     chat.ends(killed=False)
-    with Store.open(Paths(asked.home).database, print) as store:
+    with Store.open(Paths(options.home).database, print) as store:
         turns = (t for i in store.history.conversations() for t in saved_conversation(store.history, i.id).turns)
-        found = {turn.prompt for turn in turns if turn.reason in ("stop", "length")}
+        saved = {turn.prompt for turn in turns if turn.reason in ("stop", "length")}
     print(
-        f"{ended} restarts, {ended // 3} by SIGKILL; of {len(said)} finished replies {len(found & set(said))} are kept"
+        f"{ended} restarts, {ended // 3} by SIGKILL; of {len(sent)} finished replies {len(saved & set(sent))} are kept"
     )
 
 

@@ -42,7 +42,7 @@ WARM = 2  # prompts that are answered first and do not count
 SHORT, MOST_ROUNDS = 0.25, 10  # seconds of a plain reply; shorter ones are repeated, at most this many times
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--prompts", type=Path, required=True, help="a directory of .jsonl files, or one file")
@@ -50,27 +50,27 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("-n", "--max-tokens", type=positive, default=64, help="of a reply")
     parser.add_argument("--drafters", nargs="+", required=True)
     parser.add_argument("--work", type=Path, required=True, help="where replies are kept; outside git")
-    asked = parser.parse_args(given)
-    decisive = {name: vars(asked)[name] for name in ("limit", "max_tokens", "drafters")}
+    options = parser.parse_args(argv)
+    decisive = {name: vars(options)[name] for name in ("limit", "max_tokens", "drafters")}
     try:
-        card = registry.resolve(asked.model)
-        decisive |= weights(card) | {"prompts": content(asked.prompts)}
-        every = questions(asked.prompts, None)
+        card = registry.resolve(options.model)
+        decisive |= weights(card) | {"prompts": content(options.prompts)}
+        every = questions(options.prompts, None)
         settings = config.load(flags={"temperature": 0.0, "seed": 0})
-        names = dict.fromkeys([PLAIN, *asked.drafters])
+        names = dict.fromkeys([PLAIN, *options.drafters])
         choices = {name: choose(card, replace(settings, drafter=name)) for name in names}
     except LocalspecError as mistake:
         parser.error(str(mistake))
-    same_settings(parser, asked.work, decisive)
+    same_settings(parser, options.work, decisive)
     with ExitStack() as at_the_end:
-        measure(choices, every, asked, at_the_end)
+        measure(choices, every, options, at_the_end)
 
 
 def measure(
-    choices: dict[str, Choice], every: Sequence[prompts.BenchPrompt], asked: argparse.Namespace, at_the_end: ExitStack
+    choices: dict[str, Choice], every: Sequence[prompts.BenchPrompt], options: argparse.Namespace, at_the_end: ExitStack
 ) -> None:
     """Save the replies of all drafters to each prompt that has none yet."""
-    place = asked.work
+    place = options.work
     store = at_the_end.enter_context(Store.open(file := place / "localspec.db", print))
     load = partial(Engine, phrases="off")
     first = load(choices[PLAIN], store=store)
@@ -85,7 +85,7 @@ def measure(
         return on_its_own_clock(engine.session, engine.chat(prompts.message(prompt.text), sampling, Limits(most)))
 
     def turn(number: int, prompt: prompts.BenchPrompt) -> dict[str, Any]:
-        plain = reply(PLAIN, prompt, asked.max_tokens, store)  # it would remember the phrases of a loop
+        plain = reply(PLAIN, prompt, options.max_tokens, store)  # it would remember the phrases of a loop
         *_, done = plain
         assert isinstance(done, Done)
         most = until_it_goes_round(done.statistics.token_ids)
@@ -93,23 +93,23 @@ def measure(
             return {}
         seconds = done.statistics.decode_seconds * most / len(done.statistics.token_ids)
         rounds = min(MOST_ROUNDS, 1 + int(SHORT / max(seconds, 1e-9)))
-        written: dict[str, list[Statistics]] = {name: [] for name in choices}
+        statistics: dict[str, list[Statistics]] = {name: [] for name in choices}
         for at in reversed(range(rounds)):  # only the last one is remembered
             begin = (number + at) % len(choices)
             order = (list(choices) * 2)[begin : begin + len(choices)]
             with ExitStack() as of_round:
                 kept_in = of_round.enter_context(Store.open(copy_of(file), print)) if at else store
-                for name, said in side_by_side({name: reply(name, prompt, most, kept_in) for name in order}).items():
-                    written[name].append(said)
-        replies = {name: figures(written[name]) for name in choices}
+                for name, stats in side_by_side({name: reply(name, prompt, most, kept_in) for name in order}).items():
+                    statistics[name].append(stats)
+        replies = {name: figures(statistics[name]) for name in choices}
         return {"category": category(prompt), "load": psutil.getloadavg()[0], "replies": replies}
 
-    def has_room(one: prompts.BenchPrompt) -> bool:
-        return bool(len(target.encode(prompts.message(one.text))) + asked.max_tokens <= min(target.context, 1024))
+    def has_room(prompt: prompts.BenchPrompt) -> bool:
+        return bool(len(target.encode(prompts.message(prompt.text))) + options.max_tokens <= min(target.context, 1024))
 
-    fitting = in_kinds(filter(has_room, every), asked.limit)
+    fitting = in_kinds(filter(has_room, every), options.limit)
     if any(not (place / f"turn-{number}.json").exists() for number in range(len(fitting))):
-        others = (one for one in every if one not in fitting and has_room(one))
+        others = (prompt for prompt in every if prompt not in fitting and has_room(prompt))
         for number, prompt in enumerate(islice(others, WARM)):
             turn(number, prompt)
     for number, prompt in enumerate(fitting):
@@ -127,16 +127,16 @@ def copy_of(file: Path) -> Path:
     return copy
 
 
-def figures(written: Sequence[Statistics]) -> dict[str, Any]:
+def figures(rounds: Sequence[Statistics]) -> dict[str, Any]:
     """Return the figures of all rounds of a reply together."""
-    held, off = written[0].memory, [one.off_reason for one in written if one.off_reason]
+    memory, off = rounds[0].memory, [stats.off_reason for stats in rounds if stats.off_reason]
     return {
-        "ids": [one.token_ids for one in written],
-        "tokens": sum(max(len(one.token_ids) - 1, 0) for one in written),
-        "steps": sum(one.steps for one in written),
-        "seconds": sum(one.decode_seconds for one in written),
-        "bytes": held.target + held.drafter + held.cache,
-        "off": off[0] if 2 * len(off) >= len(written) else None,
+        "ids": [stats.token_ids for stats in rounds],
+        "tokens": sum(max(len(stats.token_ids) - 1, 0) for stats in rounds),
+        "steps": sum(stats.steps for stats in rounds),
+        "seconds": sum(stats.decode_seconds for stats in rounds),
+        "bytes": memory.target + memory.drafter + memory.cache,
+        "off": off[0] if 2 * len(off) >= len(rounds) else None,
     }
 
 
@@ -144,15 +144,15 @@ def category(prompt: prompts.BenchPrompt) -> str:
     return next((kind for kind, files in KINDS.items() if prompt.category in files), "chat")
 
 
-def in_kinds(asked: Iterable[prompts.BenchPrompt], most: int) -> list[prompts.BenchPrompt]:
+def in_kinds(candidates: Iterable[prompts.BenchPrompt], most: int) -> list[prompts.BenchPrompt]:
     """Return `most` prompts of each kind of text, the kinds in turn, so that a busy machine slows all kinds equally."""
     by_kind: dict[str, list[prompts.BenchPrompt]] = {kind: [] for kind in EVERY}
-    for one in asked:
-        if len(own := by_kind[category(one)]) < most:
-            own.append(one)
+    for prompt in candidates:
+        if len(group := by_kind[category(prompt)]) < most:
+            group.append(prompt)
         elif all(len(some) == most for some in by_kind.values()):
             break
-    return [one for one in chain.from_iterable(zip_longest(*by_kind.values())) if one is not None]
+    return [prompt for prompt in chain.from_iterable(zip_longest(*by_kind.values())) if prompt is not None]
 
 
 if __name__ == "__main__":

@@ -51,17 +51,17 @@ class Quantiser:
         number, block = BY_NAME[kind]
         self._library.ggml_quantize_init(number)
         outputs, inputs = weights.shape
-        found = np.empty((outputs, inputs // block.weights * block.bytes), np.uint8)
+        data = np.empty((outputs, inputs // block.weights * block.bytes), np.uint8)
 
         def some(first: int) -> None:
             rows = min(64, outputs - first)
             self._library.ggml_quantize_chunk(
-                number, weights[first:].ctypes.data, found[first:].ctypes.data, 0, rows, inputs, importance.ctypes.data
+                number, weights[first:].ctypes.data, data[first:].ctypes.data, 0, rows, inputs, importance.ctypes.data
             )
 
         with ThreadPoolExecutor(physical_cores()) as pool:
             list(pool.map(some, range(0, outputs, 64)))
-        return floats(block, found).reshape(weights.shape)
+        return floats(block, data).reshape(weights.shape)
 
 
 def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
@@ -74,11 +74,11 @@ def stood_in(numbers: np.ndarray, kind: str) -> np.ndarray:
 
 def importances(layers: dict[str, Any], read: Callable[[], object]) -> dict[str, np.ndarray]:
     """Return the mean square of each input of some linear layers while a text is read."""
-    found: dict[str, np.ndarray] = {}
+    means: dict[str, np.ndarray] = {}
 
     def hook(name: str) -> Callable[..., None]:
-        def keep(module: Any, given: Any) -> None:
-            found[name] = given[0].square().mean((0, 1)).numpy().astype(np.float32)
+        def keep(module: Any, inputs: Any) -> None:
+            means[name] = inputs[0].square().mean((0, 1)).numpy().astype(np.float32)
 
         return keep
 
@@ -86,15 +86,17 @@ def importances(layers: dict[str, Any], read: Callable[[], object]) -> dict[str,
     read()
     for handle in handles:
         handle.remove()
-    return found
+    return means
 
 
-def compared(exact: list[np.ndarray], found: list[np.ndarray], texts: list[list[int]]) -> tuple[float, float, float]:
+def compared(
+    exact: list[np.ndarray], approximate: list[np.ndarray], texts: list[list[int]]
+) -> tuple[float, float, float]:
     """Return the mean divergence, and how much higher the surprise is, with the standard error of the tokens."""
     divergence, higher = list[np.ndarray](), list[np.ndarray]()
-    for one, other, ids in zip(exact, found, texts, strict=True):
+    for reference, other, ids in zip(exact, approximate, texts, strict=True):
         for at in range(0, len(ids) - 1, ROWS):
-            left, right = log_softmax(one[at : at + ROWS]), log_softmax(other[at : at + ROWS])
+            left, right = log_softmax(reference[at : at + ROWS]), log_softmax(other[at : at + ROWS])
             divergence.append((np.exp(left) * (left - right)).sum(-1))
             after = ids[at + 1 : at + 1 + ROWS]
             higher.append((left - right)[np.arange(len(after)), after])
@@ -112,21 +114,23 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", default=TYPES, choices=TYPES)
     parser.add_argument("--stand-ins", nargs="+", default=[], help="default: the one in the table")
     parser.add_argument("--layers", default="all", help="numbers with commas (default: all)")
-    given = parser.parse_args()
+    options = parser.parse_args()
     import torch
     from real.reference import Exact
 
-    work = given.work / given.model.stem
-    model = Exact(gguf_quality.Unpacked(given.model, work / "fp32")).model
+    work = options.work / options.model.stem
+    model = Exact(gguf_quality.Unpacked(options.model, work / "fp32")).model
     every = len(model.model.layers)
-    chosen: Sequence[int] = range(every) if given.layers == "all" else [int(one) for one in given.layers.split(",")]
+    chosen: Sequence[int] = (
+        range(every) if options.layers == "all" else [int(text) for text in options.layers.split(",")]
+    )
     layers = {
         f"{number}.{name}": part
         for number in chosen
         for name, part in model.model.layers[number].named_modules()
         if isinstance(part, torch.nn.Linear)
     }
-    first, *texts = gguf_quality.windows(given.model, given.texts, 1 + -(-given.tokens // gguf_quality.WINDOW))
+    first, *texts = gguf_quality.windows(options.model, options.texts, 1 + -(-options.tokens // gguf_quality.WINDOW))
 
     @torch.inference_mode()
     def logits(ids: list[int]) -> np.ndarray:
@@ -140,15 +144,15 @@ def main() -> None:
     weights = {name: layer.weight.numpy(force=True) for name, layer in layers.items()}
     weight = importances(layers, lambda: logits(first))
     quantiser, times = Quantiser(), every / len(chosen)
-    print(f"{given.model.name}, {sum(map(len, texts))} tokens, layers {given.layers}")
+    print(f"{options.model.name}, {sum(map(len, texts))} tokens, layers {options.layers}")
     print("| type | stand-in | energy of the error | divergence | change of perplexity |\n|---|---|--:|--:|--:|")
-    for kind in given.types:
-        numbers = {name: quantiser.numbers(kind, one, weight[name]) for name, one in weights.items()}
-        right, energy = read(numbers), sum(float(np.square(one).sum()) for one in numbers.values())
-        for other in given.stand_ins or [STAND_INS[kind]]:
-            found = {name: stood_in(one, other) for name, one in numbers.items()}
-            error = sum(float(np.square(found[name] - one).sum()) for name, one in numbers.items())
-            divergence, higher, deviation = compared(right, read(found), texts)
+    for kind in options.types:
+        numbers = {name: quantiser.numbers(kind, matrix, weight[name]) for name, matrix in weights.items()}
+        right, energy = read(numbers), sum(float(np.square(matrix).sum()) for matrix in numbers.values())
+        for other in options.stand_ins or [STAND_INS[kind]]:
+            replaced = {name: stood_in(matrix, other) for name, matrix in numbers.items()}
+            error = sum(float(np.square(replaced[name] - matrix).sum()) for name, matrix in numbers.items())
+            divergence, higher, deviation = compared(right, read(replaced), texts)
             shown = f"{100 * times * higher:+.2f} ± {100 * times * deviation:.2f} %"
             print(
                 f"| {kind} | {other} | {error / energy:.1e} | {100 * times * divergence:.3f} % | {shown} |", flush=True

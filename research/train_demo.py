@@ -83,21 +83,21 @@ class Run:
     """One stage in its own folder below `work`; a pass whose file has been removed is over."""
 
     name: str
-    asked: argparse.Namespace
+    options: argparse.Namespace
     tokenizer: PreTrainedTokenizerFast
     model: Phi3ForCausalLM
     teacher: Phi3ForCausalLM | None = None
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
-        self.stage, self.folder = STAGES[self.name], self.asked.work / self.name
+        self.stage, self.folder = STAGES[self.name], self.options.work / self.name
         self.checkpoint = self.folder / "checkpoint.pt"
         self.optimisers = optimizers(self.model)
-        self.body: Any = torch.compile(self.model.model) if self.asked.compile else self.model.model
+        self.body: Any = torch.compile(self.model.model) if self.options.compile else self.model.model
         self.device = next(self.model.parameters()).device
-        if self.device.type == "cpu" and not self.asked.compile:
+        if self.device.type == "cpu" and not self.options.compile:
             self.model.set_attn_implementation("eager")  # a tenth faster than the fused form, which gains by compiling
-        self.batch = self.asked.batch or self.stage.batch
+        self.batch = self.options.batch or self.stage.batch
 
     def load(self, checkpoint: Path) -> None:
         """Load weights, moments of the optimisers and, from this stage's own checkpoint, the position in the data."""
@@ -128,7 +128,7 @@ class Run:
 
     def build(self, number: int) -> None:
         """Write the file of a pass."""
-        examples = trained(self.asked.data, self.stage.mixture, number)
+        examples = trained(self.options.data, self.stage.mixture, number)
         Corpus.encode(examples, self.tokenizer).save(self.folder / f"pass-{number}.npz")
 
     def build_ahead(self, count: int) -> None:
@@ -156,13 +156,13 @@ class Run:
         for optimiser, base in self.optimisers:
             for group in optimiser.param_groups:
                 group["lr"] = base * factor
-        ids, labels, spoken = (torch.stack([torch.from_numpy(r[i]) for r in rows]).to(self.device) for i in range(3))
-        weights = torch.where(spoken, 1.0, self.stage.user_share)
+        ids, labels, marks = (torch.stack([torch.from_numpy(r[i]) for r in rows]).to(self.device) for i in range(3))
+        weights = torch.where(marks, 1.0, self.stage.user_share)
         total, share = 0.0, max(1.0, float(weights.sum()))
-        some = max(1, self.asked.micro // self.stage.length)
+        some = max(1, self.options.micro // self.stage.length)
         for part in range(0, len(rows), some):
             piece = slice(part, part + some)
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.asked.float32):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.options.float32):
                 loss = self.loss(ids[piece], labels[piece], weights[piece]) / share
             loss.backward()
             total += loss.item()
@@ -175,11 +175,11 @@ class Run:
     def train(self, stopped: list[bool]) -> None:
         """To the last token, or until stopped; a checkpoint is then there."""
         began, saved = time.process_time(), time.monotonic()
-        most, running, told = self.asked.tokens, 0.0, self.progress.tokens
+        most, running, last_tokens = self.options.tokens, 0.0, self.progress.tokens
         while self.progress.tokens < most and not stopped:
             source = self.corpus().rows(self.stage.length, self.progress.rows)
             while batch := [r for _, r in zip(range(self.batch // self.stage.length), source, strict=False)]:
-                factor = self.asked.rate * rate(self.stage, self.progress.steps, self.progress.tokens / most)
+                factor = self.options.rate * rate(self.stage, self.progress.steps, self.progress.tokens / most)
                 loss = self.step(batch, factor)
                 running = 0.95 * running + 0.05 * loss if running else loss
                 p, now, cpu = self.progress, time.monotonic(), time.process_time()
@@ -187,11 +187,11 @@ class Run:
                 p.cpu_seconds, began = p.cpu_seconds + cpu - began, cpu
                 if p.steps % MEASURED == 0 and self.name == "long":
                     self.measure(running)
-                if now - saved > self.asked.saved or stopped or p.tokens >= most:
+                if now - saved > self.options.saved or stopped or p.tokens >= most:
                     print(f"pass {p.number} step {p.steps}  {p.tokens / 1e6:.2f} M tokens  loss {running:.3f}  "
-                          f"{(p.tokens - told) / (now - saved):.0f} tokens/s", flush=True)  # fmt: skip
+                          f"{(p.tokens - last_tokens) / (now - saved):.0f} tokens/s", flush=True)  # fmt: skip
                     self.save()
-                    saved, told = now, p.tokens
+                    saved, last_tokens = now, p.tokens
                 if stopped or p.tokens >= most:
                     return
             self.progress.number, self.progress.rows = self.progress.number + 1, 0
@@ -201,55 +201,57 @@ class Run:
         """Held-out losses, and now and then samples, into their files."""
         p = self.progress
         self.model.eval()
-        told = {"step": p.steps, "tokens": p.tokens, "cpu_hours": round(p.cpu_seconds / 3600, 3)}
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.asked.float32):
+        record = {"step": p.steps, "tokens": p.tokens, "cpu_hours": round(p.cpu_seconds / 3600, 3)}
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.options.float32):
             losses = {loss.source: round(loss.mean, 4) for loss in held_out_losses(self.model, self.aside())}
-        told |= {"trained": round(running, 4), "held_out": round(sum(losses.values()) / len(losses), 4)}
-        log(self.folder / "held_out.jsonl", told | {"sources": losses})
+        record |= {"trained": round(running, 4), "held_out": round(sum(losses.values()) / len(losses), 4)}
+        log(self.folder / "held_out.jsonl", record | {"sources": losses})
         if p.steps % SPOKEN == 0:
-            log(self.folder / "samples.jsonl", told | {"samples": samples(self.model, self.tokenizer)})
+            log(self.folder / "samples.jsonl", record | {"samples": samples(self.model, self.tokenizer)})
         self.model.train()
 
     def aside(self) -> Corpus:
         """Return the examples that are never trained on."""
-        file = self.asked.work / "aside.npz"
+        file = self.options.work / "aside.npz"
         if not file.exists():
-            Corpus.encode(set_aside(self.asked.data), self.tokenizer).save(file)
+            Corpus.encode(set_aside(self.options.data), self.tokenizer).save(file)
         return Corpus.load(file)
 
 
-def prepare(asked: argparse.Namespace) -> Run:
+def prepare(options: argparse.Namespace) -> Run:
     """Return the run of the requested stage, from its own checkpoint or from the stage before it."""
-    (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
+    (options.work / options.stage).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
-    if asked.stage == "draft":
-        teacher = Phi3ForCausalLM.from_pretrained(asked.towards, dtype=torch.float32, local_files_only=True)
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.towards, local_files_only=True)
-        begin = asked.begin and Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
+    if options.stage == "draft":
+        teacher = Phi3ForCausalLM.from_pretrained(options.towards, dtype=torch.float32, local_files_only=True)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.towards, local_files_only=True)
+        begin = options.begin and Phi3ForCausalLM.from_pretrained(
+            options.begin, dtype=torch.float32, local_files_only=True
+        )
         model = begin or draft_of(teacher)
-        run = Run("draft", asked, tokenizer, model.to(asked.device).train(), teacher.to(asked.device).eval())
+        run = Run("draft", options, tokenizer, model.to(options.device).train(), teacher.to(options.device).eval())
     else:
-        if asked.begin:
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(asked.begin, local_files_only=True)
-            model = Phi3ForCausalLM.from_pretrained(asked.begin, dtype=torch.float32, local_files_only=True)
+        if options.begin:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(options.begin, local_files_only=True)
+            model = Phi3ForCausalLM.from_pretrained(options.begin, dtype=torch.float32, local_files_only=True)
         else:
-            place = asked.work / "tokenizer"
-            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(asked.data), place)
-            model = Phi3ForCausalLM(demo_config(asked.shape))
-        run = Run(asked.stage, asked, tokenizer, model.to(asked.device).train())
-    before = asked.work / "long" / "checkpoint.pt"
-    run.progress.number = asked.first_pass
+            place = options.work / "tokenizer"
+            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(options.data), place)
+            model = Phi3ForCausalLM(demo_config(options.shape))
+        run = Run(options.stage, options, tokenizer, model.to(options.device).train())
+    long_checkpoint = options.work / "long" / "checkpoint.pt"
+    run.progress.number = options.first_pass
     if run.checkpoint.exists():
         run.load(run.checkpoint)
         print(f"resuming: {run.progress}", flush=True)
-    elif asked.stage == "last" and not asked.begin:
-        if not before.exists():
-            raise SystemExit(f"{before} is not there; let `train_demo.py long` run first.")
-        run.load(before)
+    elif options.stage == "last" and not options.begin:
+        if not long_checkpoint.exists():
+            raise SystemExit(f"{long_checkpoint} is not there; let `train_demo.py long` run first.")
+        run.load(long_checkpoint)
     return run
 
 
-def options() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--data", type=Path, required=True, help="the folder with chat.jsonl.xz and text.jsonl.xz")
@@ -275,28 +277,28 @@ def options() -> argparse.Namespace:
     parser.add_argument("--towards", type=Path, default=Path("localspec/demo"), help="whose draft model to train")
     parser.add_argument("--float32", action="store_true", help="no bfloat16: for processors without such arithmetic")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
-    asked = parser.parse_args()
-    if asked.mean is not None and not 0 < asked.mean < 1:
-        parser.error(f"--mean {asked.mean} is no share between 0 and 1.")
-    if asked.mean and not asked.begin:
+    options = parser.parse_args()
+    if options.mean is not None and not 0 < options.mean < 1:
+        parser.error(f"--mean {options.mean} is no share between 0 and 1.")
+    if options.mean and not options.begin:
         parser.error("--mean needs --begin: the weights to take the mean with.")
-    asked.micro = asked.micro or MICRO.get(torch.device(asked.device).type, MICRO["cpu"])
-    return asked
+    options.micro = options.micro or MICRO.get(torch.device(options.device).type, MICRO["cpu"])
+    return options
 
 
 def main() -> None:
-    asked = options()
-    if asked.stage != "long" and math.isinf(asked.tokens):
-        raise SystemExit(f"The {asked.stage} stage needs --tokens: its rate goes down over them.")
-    (asked.work / asked.stage).mkdir(parents=True, exist_ok=True)
-    if asked.float32:
+    options = parse_options()
+    if options.stage != "long" and math.isinf(options.tokens):
+        raise SystemExit(f"The {options.stage} stage needs --tokens: its rate goes down over them.")
+    (options.work / options.stage).mkdir(parents=True, exist_ok=True)
+    if options.float32:
         muon_in_float32()
     try:
-        with FileLock(asked.work / asked.stage / "lock", timeout=0):
-            (asked.work / asked.stage / "pid").write_text(f"{os.getpid()}\n")
-            run = prepare(asked)
-            if asked.ahead:
-                run.build_ahead(asked.ahead)
+        with FileLock(options.work / options.stage / "lock", timeout=0):
+            (options.work / options.stage / "pid").write_text(f"{os.getpid()}\n")
+            run = prepare(options)
+            if options.ahead:
+                run.build_ahead(options.ahead)
             print(f"{sum(p.numel() for p in run.model.parameters()) / 1e6:.2f} M parameters", flush=True)
             stopped: list[bool] = []
             for name in (signal.SIGTERM, signal.SIGINT):
@@ -322,20 +324,22 @@ def towards_mean(model: Phi3ForCausalLM, before: Phi3ForCausalLM, share: float) 
 
 def finish(run: Run) -> None:
     """Write the model in its shipped form, and the record of its training."""
-    told = {"device": run.asked.device, "seed": SEED, "shape": run.asked.shape, "mean": run.asked.mean}
-    told["rate"] = run.asked.rate
+    record = {"device": run.options.device, "seed": SEED, "shape": run.options.shape, "mean": run.options.mean}
+    record["rate"] = run.options.rate
     for name in STAGES:
-        checkpoint = run.asked.work / name / "checkpoint.pt"
+        checkpoint = run.options.work / name / "checkpoint.pt"
         if checkpoint.exists():
-            told[name] = torch.load(checkpoint, map_location="cpu", weights_only=True)["progress"]
+            record[name] = torch.load(checkpoint, map_location="cpu", weights_only=True)["progress"]
     if run.teacher:
-        told |= agreement(run.model.eval(), run.teacher, run.aside())
-    if run.asked.mean:
-        towards_mean(run.model, Phi3ForCausalLM.from_pretrained(run.asked.begin, dtype=torch.float32), run.asked.mean)
-    out = run.asked.work / ("draft-model" if run.teacher else "model")
+        record |= agreement(run.model.eval(), run.teacher, run.aside())
+    if run.options.mean:
+        towards_mean(
+            run.model, Phi3ForCausalLM.from_pretrained(run.options.begin, dtype=torch.float32), run.options.mean
+        )
+    out = run.options.work / ("draft-model" if run.teacher else "model")
     export(run.model, run.tokenizer, out)
-    (out.parent / f"{out.name}.json").write_text(json.dumps(told, indent=1) + "\n")
-    print(json.dumps(told))
+    (out.parent / f"{out.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

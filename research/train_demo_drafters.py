@@ -57,20 +57,20 @@ def mixture(data: Path, work: Path) -> Path:
     return file
 
 
-def train(kind: str, own: list[str], asked: argparse.Namespace) -> Path:
+def train(kind: str, flags: list[str], options: argparse.Namespace) -> Path:
     """Return the directory of one finished training."""
-    directory: Path = asked.work / kind
+    directory: Path = options.work / kind
     if (directory / "drafter" / "drafter.json").exists():
         print(f"{kind} is trained already, in {directory}", flush=True)
         return directory
-    limit = ["--steps", str(asked.steps)] if asked.steps else ["--hours", str(asked.hours)]
-    data = asked.data if asked.data.is_file() else mixture(asked.data, asked.work)
-    words = ["train", kind, "-m", str(DEMO), "-o", str(directory), *limit, *own]
+    limit = ["--steps", str(options.steps)] if options.steps else ["--hours", str(options.hours)]
+    data = options.data if options.data.is_file() else mixture(options.data, options.work)
+    words = ["train", kind, "-m", str(DEMO), "-o", str(directory), *limit, *flags]
     words += [
         "--batch",
-        str(asked.batch),
+        str(options.batch),
         "--length",
-        str(asked.length),
+        str(options.length),
         "--data",
         str(data),
     ]
@@ -111,11 +111,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS), help="these kinds")
-    asked = parser.parse_args()
-    sizes = {kind: put(kind, train(kind, KINDS[kind], asked), asked.out) for kind in asked.only}
+    options = parser.parse_args()
+    sizes = {kind: put(kind, train(kind, KINDS[kind], options), options.out) for kind in options.only}
     for kind, size in sizes.items():
         print(f"{kind}: {size / 1e6:.2f} MB")
-    together = sum(file.stat().st_size for file in asked.out.glob("*/drafter.safetensors"))
+    together = sum(file.stat().st_size for file in options.out.glob("*/drafter.safetensors"))
     if together > MOST:
         raise SystemExit(f"the drafters take {together / 1e6:.1f} MB, more than {MOST / 1e6:.0f}; choose smaller ones")
 

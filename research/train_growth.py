@@ -59,10 +59,10 @@ def main() -> None:
     card = registry.resolve(arguments.model)
     for kind in arguments.kinds:
         train(kind, card, settings, arguments)
-    found = [row for kind in arguments.kinds for row in measured(kind, card, settings, arguments)]
+    rows = [row for kind in arguments.kinds for row in measured(kind, card, settings, arguments)]
     print("| kind | hours | " + " | ".join(f"τ, {nodes} nodes" for nodes in arguments.nodes) + " |")
     print("|---|---:|" + "---:|" * len(arguments.nodes))
-    for kind, hours, lengths in found:
+    for kind, hours, lengths in rows:
         print(f"| {kind} | {hours} | " + " | ".join(f"{lengths[str(nodes)]:.2f}" for nodes in arguments.nodes) + " |")
 
 
@@ -85,9 +85,9 @@ def train(kind: str, card: registry.TargetCard, settings: Settings, arguments: a
             REPORT.progress(f"{answered.replies} answers")
         if (job := course.train()) is not None:
             began, positions = time.process_time(), job.training.state.tokens
-            for seen in job.run():
+            for step in job.run():
                 for hours in arguments.at:
-                    if seen.seconds >= 3600 * hours and not _copy(directory, hours).exists():
+                    if step.seconds >= 3600 * hours and not _copy(directory, hours).exists():
                         write_copy(job, card, _copy(directory, hours))
             pace = (job.training.state.tokens - positions) / max(time.process_time() - began, 1e-9)
             print(f"{kind}: {pace:.0f} tokens a CPU-second in training", flush=True)
@@ -128,10 +128,10 @@ def measured(
             if str(nodes) in lengths:
                 continue
             target = target or load_target(choice, REPORT)
-            prompts = ([*target.encode([{"role": "user", "content": one.text}])] for one in held_out_prompts())
+            prompts = ([*target.encode([{"role": "user", "content": prompt.text}])] for prompt in held_out_prompts())
             drafter = load_drafter(read_drafter(copy), target)
-            found = measure_generated(target, drafter, prompts, arguments.replies, 1e9, nodes)
-            lengths[str(nodes)] = found["length"] if found else 1.0
+            result = measure_generated(target, drafter, prompts, arguments.replies, 1e9, nodes)
+            lengths[str(nodes)] = result["length"] if result else 1.0
             file.write_text(json.dumps(lengths) + "\n")
         rows.append((kind, hours, lengths))
     return rows

@@ -172,22 +172,22 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
     out.parent.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text("utf-8"))
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.parent) as place:
-        made = Path(place) / out.name
-        widen_model(source, made, factor, context)
-        widen_model(source / "draft", made / "draft", factor, context)
-        (made / "drafters").mkdir()
+        widened = Path(place) / out.name
+        widen_model(source, widened, factor, context)
+        widen_model(source / "draft", widened / "draft", factor, context)
+        (widened / "drafters").mkdir()
         for drafter in sorted((source / "drafters").iterdir()):
-            own = made / "drafters" / drafter.name
-            own.mkdir()
+            directory = widened / "drafters" / drafter.name
+            directory.mkdir()
             card = json.loads((drafter / "drafter.json").read_text("utf-8"))
-            kept = "drafter.safetensors"
-            Widening(config, factor).file(drafter / kept, own / kept, card["kind"])
-            card["target"] = {"name": out.name, "revision": revision(made)}
-            card[DIGEST] = file_digest(own / kept)
-            (own / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
-        shutil.copy(source / "NOTICES.txt", made / "NOTICES.txt")
-        (made / "README.md").write_text(_card(source, factor, context), "utf-8")
-        made.rename(out)
+            tensors = "drafter.safetensors"
+            Widening(config, factor).file(drafter / tensors, directory / tensors, card["kind"])
+            card["target"] = {"name": out.name, "revision": revision(widened)}
+            card[DIGEST] = file_digest(directory / tensors)
+            (directory / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
+        shutil.copy(source / "NOTICES.txt", widened / "NOTICES.txt")
+        (widened / "README.md").write_text(_card(source, factor, context), "utf-8")
+        widened.rename(out)
 
 
 def _card(source: Path, factor: int, context: int | None) -> str:
@@ -210,13 +210,13 @@ def main() -> int:
     parser.add_argument("--factor", type=int, required=True, help="how many times as wide; 8: 0.4 B, 16: 1.4 B")
     parser.add_argument("--out", type=Path, required=True, help="a directory that is not there yet")
     parser.add_argument("--context", type=int, help="the context it claims, for timing only")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        widen(asked.out, asked.factor, asked.context)
+        widen(options.out, options.factor, options.context)
     except LocalspecError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    print(f"{asked.out}: {inspect(asked.out).parameters / 1e9:.2f} B parameters")
+    print(f"{options.out}: {inspect(options.out).parameters / 1e9:.2f} B parameters")
     return 0
 
 

@@ -78,16 +78,16 @@ sys.path.insert(0, str(research))
 from experiment import OutOfTime, Results, Variant, trained
 from localspec.errors import LocalspecError
 from localspec.training.directory import Lock
-asked = SimpleNamespace(out=out, model="demo", data=[out / "text.jsonl"], distilled=None, steps=2)
+options = SimpleNamespace(out=out, model="demo", data=[out / "text.jsonl"], distilled=None, steps=2)
 file, variant = out / "results.jsonl", Variant("medusa")
-directory = variant.directory(0, asked)
+directory = variant.directory(0, options)
 def attempt(ends):
     script = out / "python"
     script.write_text(f"#!/bin/sh\\necho it ended >&2\\nexit {ends}\\n")
     script.chmod(0o755)
     sys.executable = str(script)
     try:
-        found = trained(variant, 0, SimpleNamespace(asked=asked, results=Results(file)))
+        found = trained(variant, 0, SimpleNamespace(options=options, results=Results(file)))
         print("parameters" in found, len(file.read_text().splitlines()))
     except (OutOfTime, LocalspecError) as error:
         print(type(error).__name__, error, file.exists())

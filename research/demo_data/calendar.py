@@ -30,7 +30,7 @@ def weekday(random: Random) -> Drawing:
     """Before, after, or some days from a day of the week."""
     day, steps = random.randrange(7), random.randint(1, 10)
     name = DAYS[day]
-    made = random.choice((
+    exercise = random.choice((
         ("", random.choice((f"What day comes after {name}?", f"Which day is after {name}?")), f"{DAYS[(day + 1) % 7]} comes after {name}."),
         ("", random.choice((f"Today is {name}. What day is tomorrow?", f"If today is {name}, what is tomorrow?")), f"Tomorrow is {DAYS[(day + 1) % 7]}."),
         ("", random.choice((f"What day comes before {name}?", f"Which day is before {name}?")), f"{DAYS[day - 1]} comes before {name}."),
@@ -38,8 +38,8 @@ def weekday(random: Random) -> Drawing:
         (f"{name} + {steps}", random.choice((f"Today is {name}. What day will it be in {units_word(steps, 'day')}?", f"What day is it {units_word(steps, 'day')} after {name}?")), f"It will be {DAYS[(day + steps) % 7]}."),
         (f"{name} - {steps}", f"Today is {name}. What day was it {units_word(steps, 'day')} ago?", f"It was {DAYS[(day - steps) % 7]}."),
     ))  # fmt: skip
-    key, asked, answer = made
-    return chat(key or asked, asked, answer)  # what can only be known is held out by its wording
+    key, question, answer = exercise
+    return chat(key or question, question, answer)  # what can only be known is held out by its wording
 
 
 def month(random: Random) -> Drawing:
@@ -48,35 +48,35 @@ def month(random: Random) -> Drawing:
     name = MONTHS[number]
     length = (date(2025 + (number == 11), (number + 1) % 12 + 1, 1) - timedelta(1)).day
     long = "February has 28 days, and 29 in a leap year." if number == 1 else f"{name} has {length} days."
-    made = random.choice((
+    exercise = random.choice((
         ("", f"Which month comes after {name}?", f"{MONTHS[(number + 1) % 12]} comes after {name}."),
         ("", f"Which month comes before {name}?", f"{MONTHS[number - 1]} comes before {name}."),
         ("", random.choice((f"How many days does {name} have?", f"How long is {name}?", f"How many days are in {name}?")), long),
         ("", f"Which month is number {number + 1}?", f"Month number {number + 1} is {name}."),
         ("", f"Which month of the year is {name}?", f"{name} is the {ORDINALS[number]} month of the year."),
     ))  # fmt: skip
-    _, asked, answer = made
-    return chat(asked, asked, answer)
+    _, question, answer = exercise
+    return chat(question, question, answer)
 
 
 def dated(random: Random) -> Drawing:
     """Return a date in another form, the day before or after it, the days between two."""
     day = date(random.randint(1950, 2035), 1, 1) + timedelta(random.randrange(365))
-    written = f"{MONTHS[day.month - 1]} {day.day}, {day.year}"
+    long_date = f"{MONTHS[day.month - 1]} {day.day}, {day.year}"
     later = day + timedelta(1)
     gap = random.randint(2, 12)
     first = day.replace(day=random.randint(1, 28 - gap))
     month_name = MONTHS[day.month - 1]
     leap = day.year % 4 == 0 and (day.year % 100 != 0 or day.year % 400 == 0)
-    made = random.choice((
-        (f"long {day}", random.choice((f"Write {day} in words.", f"Write the date {day} with the name of the month.")), f"{written}"),
-        (f"iso {day}", random.choice((f"Write {written} as year-month-day.", f"Write {written} in numbers.")), f"{day}"),
-        (f"next {day}", f"What is the day after {written}?", f"The day after is {MONTHS[later.month - 1]} {later.day}, {later.year}."),
+    exercise = random.choice((
+        (f"long {day}", random.choice((f"Write {day} in words.", f"Write the date {day} with the name of the month.")), f"{long_date}"),
+        (f"iso {day}", random.choice((f"Write {long_date} as year-month-day.", f"Write {long_date} in numbers.")), f"{day}"),
+        (f"next {day}", f"What is the day after {long_date}?", f"The day after is {MONTHS[later.month - 1]} {later.day}, {later.year}."),
         (f"gap {month_name} {first.day} {gap}", f"How many days are there from {month_name} {first.day} to {month_name} {first.day + gap}?", f"{first.day + gap} - {first.day} = {gap}. There are {gap} days."),
         (f"leap {day.year}", f"Is {day.year} a leap year?", f"{'Yes' if leap else 'No'}, {day.year} is {'' if leap else 'not '}a leap year."),
-        (f"year {day}", f"Which year is in this date: {written}?", f"{day.year}"),
+        (f"year {day}", f"Which year is in this date: {long_date}?", f"{day.year}"),
     ))  # fmt: skip
-    return chat(*made)
+    return chat(*exercise)
 
 
 def clock(random: Random) -> Drawing:
@@ -84,12 +84,12 @@ def clock(random: Random) -> Drawing:
     hour, steps = random.randint(1, 12), random.randint(1, 11)
     minute = random.choice(range(0, 40, 5))
     more = random.choice(range(5, 60 - minute, 5))
-    made = random.choice((
+    exercise = random.choice((
         (f"{hour} + {steps}", f"It is {hour} o'clock. What time will it be in {units_word(steps, 'hour')}?", f"It will be {(hour + steps - 1) % 12 + 1} o'clock."),
         (f"{hour} - {steps}", f"It is {hour} o'clock. What time was it {units_word(steps, 'hour')} ago?", f"It was {(hour - steps - 1) % 12 + 1} o'clock."),
         (f"{hour}:{minute} + {more}", f"It is {hour}:{minute:02}. What time is it in {more} minutes?", f"{minute} + {more} = {minute + more}. It will be {hour}:{minute + more:02}."),
     ))  # fmt: skip
-    return chat(*made)
+    return chat(*exercise)
 
 
 def convert(random: Random) -> Drawing:
@@ -97,10 +97,10 @@ def convert(random: Random) -> Drawing:
     (large, small), (factor, most) = random.choice(list(UNITS.items()))
     number = random.randint(1, most)
     many, few = units_word(number * factor, small), units_word(number, large)
-    one = f"{'1' if large != 'dozen' else 'One'} {large} is {units_word(factor, small)}."
+    rule = f"{'1' if large != 'dozen' else 'One'} {large} is {units_word(factor, small)}."
     plural_small, plural_large = units_word(2, small)[2:], units_word(2, large)[2:]
     if random.random() < 0.6 or large == "dozen":
-        asked = random.choice(
+        question = random.choice(
             (
                 f"How many {plural_small} are {few}?",
                 f"Convert {few} to {plural_small}.",
@@ -110,22 +110,22 @@ def convert(random: Random) -> Drawing:
         )
         return chat(
             f"{few} {small}",
-            capital(asked),
-            f"{one} {number} x {factor} = {number * factor}. {capital(few)} {'is' if number == 1 or large == 'dozen' else 'are'} {many}."
+            capital(question),
+            f"{rule} {number} x {factor} = {number * factor}. {capital(few)} {'is' if number == 1 or large == 'dozen' else 'are'} {many}."
             if number > 1
-            else one,
+            else rule,
         )
-    asked = random.choice((f"Convert {many} to {plural_large}.", f"How many {plural_large} are {many}?"))
+    question = random.choice((f"Convert {many} to {plural_large}.", f"How many {plural_large} are {many}?"))
     return chat(
         f"{many} {large}",
-        asked,
-        f"{one} {number * factor} / {factor} = {number}. {many} {'is' if number == 1 else 'are'} {few}.",
+        question,
+        f"{rule} {number * factor} / {factor} = {number}. {many} {'is' if number == 1 else 'are'} {few}.",
     )
 
 
 def known(random: Random) -> Drawing:
     """Return what every calendar says."""
-    made = random.choice((
+    exercise = random.choice((
         ("How many days are in a week?", "A week has seven days."),
         ("How many months are in a year?", "A year has twelve months."),
         ("How many hours are in a day?", "A day has 24 hours."),
@@ -141,7 +141,7 @@ def known(random: Random) -> Drawing:
         ("Which days are the weekend?", "Saturday and Sunday are the weekend."),
         ("Write the numbers from one to ten in words.", ", ".join(NUMBER_WORDS[1:11])),
     ))  # fmt: skip
-    return Drawing((), made)
+    return Drawing((), exercise)
 
 
 def draw(random: Random) -> Drawing:

@@ -31,11 +31,11 @@ def chain(random: Random) -> Drawing:
         if sign == "-":
             number = random.randint(0, min(20, result))
         after = result + number if sign == "+" else result - number
-        asked = {
+        forms = {
             "+": ("Add {} to that.", "And plus {}?", "Plus {}"),
             "-": ("Take {} away.", "And minus {}?", "Minus {}"),
         }[sign]
-        turns += [random.choice(asked).format(number), f"{result} {sign} {number} = {after}."]
+        turns += [random.choice(forms).format(number), f"{result} {sign} {number} = {after}."]
         keys.append(f"{result} {sign} {number}")
         result = after
     return Drawing(tuple(keys), tuple(turns))
@@ -71,9 +71,9 @@ def on_a_list(random: Random) -> Drawing:
         elif how == "last":
             turns += [random.choice(("Which one is the last?", "What is the last one?")), f"The last one is {row[-1]}."]
         elif len(row) > 2:
-            gone = random.choice(row)
-            row = [w for w in row if w != gone]
-            turns += [random.choice((f"Leave out {gone}.", f"Remove {gone}.")), ", ".join(row)]
+            removed = random.choice(row)
+            row = [w for w in row if w != removed]
+            turns += [random.choice((f"Leave out {removed}.", f"Remove {removed}.")), ", ".join(row)]
     return Drawing((f"list {' '.join(sorted(row))}",), tuple(turns))
 
 
@@ -83,8 +83,8 @@ def again(random: Random) -> Drawing:
         (things.riddle, things.name_some, writing.sentences, sums.plain, rewriting.on_one_word, stories.in_short)
     )
     first, second = draw(random), draw(random)
-    asked = random.choice(("{} ", "Thank you. {} ", "And now: {} ", "Good. {} ")).format(second.turns[0]).strip()
-    return Drawing((*first.keys, *second.keys), (*first.turns, asked, *second.turns[1:]))
+    question = random.choice(("{} ", "Thank you. {} ", "And now: {} ", "Good. {} ")).format(second.turns[0]).strip()
+    return Drawing((*first.keys, *second.keys), (*first.turns, question, *second.turns[1:]))
 
 
 def draw(random: Random) -> Drawing:

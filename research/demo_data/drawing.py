@@ -33,11 +33,11 @@ def chat(key: str, *turns: str) -> Drawing:
 
 def example(source: str, drawing: Drawing) -> dict[str, Any]:
     """In the form of the shared data, with the keys of the drawing beside it."""
-    told: dict[str, Any] = {"source": source, "keys": list(drawing.keys)}
+    record: dict[str, Any] = {"source": source, "keys": list(drawing.keys)}
     if len(drawing.turns) == 1:
-        return told | {"text": drawing.turns[0]}
+        return record | {"text": drawing.turns[0]}
     roles = ("user", "assistant")
-    return told | {"messages": [{"role": roles[i % 2], "content": t} for i, t in enumerate(drawing.turns)]}
+    return record | {"messages": [{"role": roles[i % 2], "content": t} for i, t in enumerate(drawing.turns)]}
 
 
 def _fraction(text: str) -> float:
@@ -55,12 +55,12 @@ def held_out(example: dict[str, Any]) -> bool:
 
 def generate(source: str, draw: Draw, seed: int, count: int) -> Iterator[dict[str, Any]]:
     """`count` different examples, or fewer where a hundred draws in a row bring nothing new."""
-    random, seen, idle = Random(f"{source} {seed}"), set[tuple[str, ...]](), 0
+    random, drawn, idle = Random(f"{source} {seed}"), set[tuple[str, ...]](), 0
     while count and idle < 100:
         drawing = draw(random)
-        if drawing.turns in seen:
+        if drawing.turns in drawn:
             idle += 1
             continue
-        seen.add(drawing.turns)
+        drawn.add(drawing.turns)
         idle, count = 0, count - 1
         yield example(source, drawing)

@@ -111,31 +111,35 @@ def draw(random: Random) -> Drawing:
         return chat(f"who {p}", random.choice(BIOGRAPHY).format(p=p), random.choice(UNKNOWN))
     if kind == 2:
         y = random.randint(1800, 2030)
-        asked = random.choice(EVENTS)
-        return chat(f"{asked} {y}", asked.format(y=y), random.choice(UNKNOWN))
+        question = random.choice(EVENTS)
+        return chat(f"{question} {y}", question.format(y=y), random.choice(UNKNOWN))
     if kind == 4:
-        language, asked = random.choice(LANGUAGES), random.choice(PROGRAMS)
-        return chat(f"{asked} {language}", asked.format(l=language), random.choice(PROGRAMS_ANSWERS).format(l=language))
+        language, question = random.choice(LANGUAGES), random.choice(PROGRAMS)
+        return chat(
+            f"{question} {language}", question.format(l=language), random.choice(PROGRAMS_ANSWERS).format(l=language)
+        )
     if kind == 5:
-        foreign, asked = random.choice(FOREIGN), random.choice(TRANSLATE)
-        return chat(f"{asked} {foreign}", asked.format(f=foreign), random.choice(TRANSLATE_ANSWERS).format(f=foreign))
+        foreign, question = random.choice(FOREIGN), random.choice(TRANSLATE)
+        return chat(
+            f"{question} {foreign}", question.format(f=foreign), random.choice(TRANSLATE_ANSWERS).format(f=foreign)
+        )
     asks, answers = {3: (NOW, NOW_ANSWERS), 6: (ADVICE, ADVICE_ANSWERS), 7: (DO, DO_ANSWERS), 8: (HARM, HARM_ANSWERS)}[
         kind
     ]
-    asked = random.choice(asks)
-    return chat(asked, varied(random, asked), random.choice(answers))
+    question = random.choice(asks)
+    return chat(question, varied(random, question), random.choice(answers))
 
 
-def varied(random: Random, asked: str) -> str:
+def varied(random: Random, question: str) -> str:
     """Return the same question, less carefully typed or more politely asked."""
     how = random.randrange(6)
-    small = asked[0].lower() + asked[1:] if not asked.startswith("I ") else asked
+    small = question[0].lower() + question[1:] if not question.startswith("I ") else question
     if how == 1:
         return small.rstrip("?.")
     if how == 2:
         return f"Please tell me: {small}"
     if how == 3:
-        return f"Hello. {asked}"
+        return f"Hello. {question}"
     if how == 4:
-        return f"{asked} I need to know."
-    return asked
+        return f"{question} I need to know."
+    return question

@@ -36,45 +36,45 @@ def careless(random: Random, example: Example) -> Example:
     """Change one prompt in five to how people type: no capital, no final mark, or a word such as "hey," before it."""
     if example["source"] not in CARELESS or "messages" not in example or random.random() > 0.2:
         return example
-    *before, asked, answer = example["messages"]
-    text = asked["content"]
+    *before, question, answer = example["messages"]
+    text = question["content"]
     if random.random() < 0.7 and not text.startswith("I "):
         text = text[0].lower() + text[1:]
     if random.random() < 0.7:
         text = text.rstrip(".?!") or text
     elif random.random() < 0.3:
         text = f"{random.choice(('please', 'hey,', 'ok,', 'now'))} {text}"
-    return example | {"messages": [*before, asked | {"content": text}, answer]}
+    return example | {"messages": [*before, question | {"content": text}, answer]}
 
 
 def trained(data: Path, stage: str, number: int) -> list[Example]:
     """Return the examples of pass `number` of a stage ("long", "last" or "draft"), shuffled; generated ones are always new."""
-    random, found = Random(f"{stage} {number}"), list[Example]()
+    random, examples = Random(f"{stage} {number}"), list[Example]()
     for example in shared.examples(data):
         share = SHARED.get(example["source"])
         if share and shared.clean(example) and not held_out(example):
-            found += [example] * _views(share.of(stage), random)
+            examples += [example] * _views(share.of(stage), random)
     for source, share in MADE.items():
-        made = generate(source, GENERATORS[source], random.getrandbits(32), int(share.of(stage)))
-        for example in made:
+        generated = generate(source, GENERATORS[source], random.getrandbits(32), int(share.of(stage)))
+        for example in generated:
             if not held_out(example):
-                found.append(careless(random, example))
-    random.shuffle(found)
-    return found
+                examples.append(careless(random, example))
+    random.shuffle(examples)
+    return examples
 
 
 def set_aside(data: Path) -> list[Example]:
     """At most SET_ASIDE held-out examples of every source of the mixture, the same in every pass."""
-    found: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE)}
+    by_source: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE)}
     for example in shared.examples(data):
-        there = found.get(example["source"])
+        there = by_source.get(example["source"])
         if there is not None and len(there) < SET_ASIDE and shared.clean(example) and held_out(example):
             there.append(example)
     for source in MADE:
         for example in generate(source, GENERATORS[source], 0, 100 * SET_ASIDE):
-            if len(found[source]) < SET_ASIDE and held_out(example):
-                found[source].append(example)
-    return [example for examples in found.values() for example in examples]
+            if len(by_source[source]) < SET_ASIDE and held_out(example):
+                by_source[source].append(example)
+    return [example for examples in by_source.values() for example in examples]
 
 
 def vocabulary_texts(data: Path) -> list[str]:

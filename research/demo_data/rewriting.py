@@ -137,7 +137,7 @@ def some_words(random: Random, low: int = 3, high: int = 6) -> list[str]:
     return random.sample(pool, random.randint(low, high))
 
 
-def given(random: Random, order: str, text: str) -> str:
+def with_text(random: Random, order: str, text: str) -> str:
     """Return an order with the text it is about, or a question on it."""
     if order.split(maxsplit=1)[0] in ("What", "Which", "Who", "How"):
         form = random.choice(
@@ -177,7 +177,7 @@ def on_words(random: Random) -> Drawing:
     )  # fmt: skip
     forms, shown, answer = random.choice(orders)
     order = random.choice(forms)
-    return chat(f"{forms[0]} {shown}", given(random, order, shown), answer)
+    return chat(f"{forms[0]} {shown}", with_text(random, order, shown), answer)
 
 
 def on_one_word(random: Random) -> Drawing:
@@ -189,11 +189,11 @@ def on_one_word(random: Random) -> Drawing:
     letter = random.choice(word)
     times = word.count(letter)
     new, times_said = random.choice((new_word(random), word)), random.randint(3, 5)
-    told = {1: "once", 2: "twice"}.get(times, f"{times} times")
-    made = random.choice((
+    times_word = {1: "once", 2: "twice"}.get(times, f"{times} times")
+    exercise = random.choice((
         (f"spell {word}", random.choice((f'Spell "{word}".', f"How do you spell {word}?", f"Spell the word {word}.")), "-".join(word)),
         (f"letters {word}", random.choice((f'How many letters are in "{word}"?', f'Count the letters of "{word}".')), f'{"-".join(word)}: "{word}" has {len(word)} letters.'),
-        (f"letter {letter} {word}", f'How many times is the letter {letter} in "{word}"?', f'{"-".join(word)}: the letter {letter} is there {told}.'),
+        (f"letter {letter} {word}", f'How many times is the letter {letter} in "{word}"?', f'{"-".join(word)}: the letter {letter} is there {times_word}.'),
         (f"backwards {word}", random.choice((f'Write "{word}" backwards.', f"Spell {word} backwards.")), "-".join(reversed(word))),
         (f"first letter {word}", f'What is the first letter of "{word}"?', f'The first letter of "{word}" is {word[0]}.'),
         (f"last letter {word}", f'What is the last letter of "{word}"?', f'The last letter of "{word}" is {word[-1]}.'),
@@ -204,14 +204,14 @@ def on_one_word(random: Random) -> Drawing:
         (f"lower {word}", random.choice((f'Write "{word.upper()}" in small letters.', f"Write {word.upper()} in small letters.")), word),
         (f"say {new} {times_said}", random.choice((f'Say "{new}" {NUMBER_WORDS[times_said]} times.', f"Write {new} {NUMBER_WORDS[times_said]} times.")), ", ".join([new] * times_said)),
     ))  # fmt: skip
-    key, asked, answer = made
-    return chat(key or asked, asked, answer)  # what can only be known is held out by its wording
+    key, question, answer = exercise
+    return chat(key or question, question, answer)  # what can only be known is held out by its wording
 
 
 def on_a_sentence(random: Random) -> Drawing:
     """One order on a simple sentence."""
-    made = sentence(random)
-    text, words = made.text, made.text.rstrip(".").split()
+    base = sentence(random)
+    text, words = base.text, base.text.rstrip(".").split()
     other = random.choice([c for c in COLORS if c not in text])
     broken = list(words)
     spot = random.randrange(1, len(words) - 1)
@@ -224,18 +224,20 @@ def on_a_sentence(random: Random) -> Drawing:
         (("How many words does this sentence have", "Count the words"), text, f"It has {NUMBER_WORDS[len(words)]} words."),
         (("What is the last word",), text, words[-1]),
         (("What is the first word",), text, words[0]),
-        (("Who is this sentence about", "Find the name"), text, f"{made.name}."),
-        (("Which thing is in this sentence", "Find the thing"), text, f"{capital(a(made.thing))}."),
-        (("Which color is in this sentence", "Find the color"), text, f"{capital(made.color)}."),
-        ((f'Change "{made.color}" to "{other}"', f'Replace "{made.color}" with "{other}"'), text, text.replace(a(made.color), a(other))),
-        (("Write this for yesterday", "Put this in the past"), made.present, text),
-        (("Make this a question",), text, made.question),
-        (("Say that this is not so", "Make this negative"), text, made.negative),
+        (("Who is this sentence about", "Find the name"), text, f"{base.name}."),
+        (("Which thing is in this sentence", "Find the thing"), text, f"{capital(a(base.thing))}."),
+        (("Which color is in this sentence", "Find the color"), text, f"{capital(base.color)}."),
+        ((f'Change "{base.color}" to "{other}"', f'Replace "{base.color}" with "{other}"'), text, text.replace(a(base.color), a(other))),
+        (("Write this for yesterday", "Put this in the past"), base.present, text),
+        (("Make this a question",), text, base.question),
+        (("Say that this is not so", "Make this negative"), text, base.negative),
         (("Put the words in the right order",), " ".join(broken), text),
     ]  # fmt: skip
     forms, shown, answer = random.choice(orders)
     # The name stands for the sentence: another order on the same words would give the answer away.
-    return chat(f"sentence {made.name} {made.color} {made.thing}", given(random, random.choice(forms), shown), answer)
+    return chat(
+        f"sentence {base.name} {base.color} {base.thing}", with_text(random, random.choice(forms), shown), answer
+    )
 
 
 def odd_one(random: Random) -> Drawing:
@@ -252,25 +254,27 @@ def odd_one(random: Random) -> Drawing:
             f"Which word does not belong: {', '.join(row)}?",
             f"{capital(odd)} does not belong. The others are {plural(first)}.",
         )
-    asked = random.choice((f"Find the {second}: {', '.join(row)}", f"Which of these is {a(second)}: {', '.join(row)}?"))
-    return chat(key, asked, f"{capital(odd)} is {a(second)}.")
+    question = random.choice(
+        (f"Find the {second}: {', '.join(row)}", f"Which of these is {a(second)}: {', '.join(row)}?")
+    )
+    return chat(key, question, f"{capital(odd)} is {a(second)}.")
 
 
 def compose(random: Random) -> Drawing:
     """Return a sentence with given words."""
     noun, color = random.choice(ANIMALS + THINGS), random.choice(COLORS)
     name, he, _, his = person(random)
-    made = random.choice((
+    answer = random.choice((
         f"{name} saw {a(color)} {noun} near the old bridge.", f"The {color} {noun} belongs to {name}.",
         f"{name} drew {a(color)} {noun}, and {he} showed it to {his} mother.",
     ))  # fmt: skip
-    asked = random.choice(
+    question = random.choice(
         (
             f'Write a sentence with "{noun}" and "{color}" about {name}.',
             f"Make a sentence with the words {color}, {noun} and {name}.",
         )
     )
-    return chat(f"compose {noun} {color} {name}", asked, made)
+    return chat(f"compose {noun} {color} {name}", question, answer)
 
 
 def group(random: Random) -> Drawing:
@@ -282,14 +286,14 @@ def group(random: Random) -> Drawing:
     wanted = set(row[:number])
     random.shuffle(row)
     shown = ", ".join(row)
-    found = [w for w in row if w in wanted]
+    members = [w for w in row if w in wanted]
     if random.random() < 0.5:
         return chat(
             f"group {shown}",
             f"How many {plural(kind)} are in this list? {shown}",
-            f"{capital(listing(found))}: {count(number, kind)}.",
+            f"{capital(listing(members))}: {count(number, kind)}.",
         )
-    return chat(f"group {shown}", f"Write only the {plural(kind)}: {shown}", ", ".join(found))
+    return chat(f"group {shown}", f"Write only the {plural(kind)}: {shown}", ", ".join(members))
 
 
 PARTS: dict[Callable[[Random], Drawing], float] = {

@@ -34,9 +34,9 @@ def clean(example: dict[str, Any]) -> bool:
     """Fit to be learnt from."""
     if "text" in example:
         return not repeats(example["text"])
-    said = [m["content"] for m in example["messages"] if m["role"] == "assistant"]
-    if any(len(text) > LONGEST or repeats(text) for text in said):
+    replies = [m["content"] for m in example["messages"] if m["role"] == "assistant"]
+    if any(len(text) > LONGEST or repeats(text) for text in replies):
         return False
-    if len(said) > 2 and len(set(said)) < len(said) - 1:
+    if len(replies) > 2 and len(set(replies)) < len(replies) - 1:
         return False  # the same answer again and again
-    return not any(re.search(r"https?://|www\.|\w@\w|[^\x00-\x7f–—’éèüöäñçá°²×÷£€ß]", text) for text in said)
+    return not any(re.search(r"https?://|www\.|\w@\w|[^\x00-\x7f–—’éèüöäñçá°²×÷£€ß]", text) for text in replies)

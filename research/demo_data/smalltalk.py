@@ -59,8 +59,8 @@ HEARD = (
 def talk(random: Random) -> Drawing:
     """One turn, or two."""
     rows = random.sample(TALK, random.choice((1, 1, 1, 2)))
-    turns = [part for said, answers in rows for part in (random.choice(said), random.choice(answers))]
-    return Drawing(tuple(f"talk {said}" for said in turns[::2]) if len(rows) == 1 else (), tuple(turns))
+    turns = [part for openings, answers in rows for part in (random.choice(openings), random.choice(answers))]
+    return Drawing(tuple(f"talk {turn}" for turn in turns[::2]) if len(rows) == 1 else (), tuple(turns))
 
 
 def remember(random: Random) -> Drawing:
@@ -78,8 +78,8 @@ def remember(random: Random) -> Drawing:
         for fact in facts:
             turns += [fact[0].format_map(slots), random.choice(HEARD)]
     if random.random() < 0.3:
-        said, answers = random.choice(TALK)
-        turns += [random.choice(said), random.choice(answers)]
+        openings, answers = random.choice(TALK)
+        turns += [random.choice(openings), random.choice(answers)]
     random.shuffle(facts)
     for fact in facts:
         turns += [fact[1].format_map(slots), fact[2].format_map(slots)]
@@ -89,7 +89,7 @@ def remember(random: Random) -> Drawing:
 def likes(random: Random) -> Drawing:
     """Return what the user likes or has, answered kindly with the same words."""
     thing, animal, name = random.choice(FRUITS + THINGS), random.choice(ANIMALS), random.choice(GIRLS + BOYS)
-    made = random.choice((
+    turns = random.choice((
         (f"I like {plural(thing)}.", f"{capital(plural(thing))} are nice. What do you like about them?"),
         (f"I saw {a(animal)} today.", f"How nice! What did the {animal} do?"),
         (f"I bought {a(thing)} today.", f"How nice! What will you do with the {thing}?"),
@@ -99,7 +99,7 @@ def likes(random: Random) -> Drawing:
         (f"Do you like {plural(animal)}?", f"I am a program and have never met {a(animal)}. Do you like {plural(animal)}?"),
         (f"{name} gave me {a(thing)}.", f"That was kind of {name}."),
     ))  # fmt: skip
-    return chat(made[0], *made)
+    return chat(turns[0], *turns)
 
 
 def draw(random: Random) -> Drawing:

@@ -153,7 +153,7 @@ def tell(random: Random) -> Story:
     )  # fmt: skip
 
 
-def told(random: Random) -> Drawing:
+def story_text(random: Random) -> Drawing:
     """Return a story as a text."""
     story = tell(random)
     text = f"{story.title}\n\n{story.text}" if random.random() < 0.5 else story.text
@@ -227,7 +227,7 @@ def told_and_asked(random: Random) -> Drawing:
 
 def draw(random: Random) -> Drawing:
     """Return a story on its own or on request."""
-    return random.choices((told, asked_for, told_and_asked, in_short), (4, 6, 2, 1.5))[0](random)
+    return random.choices((story_text, asked_for, told_and_asked, in_short), (4, 6, 2, 1.5))[0](random)
 
 
 def draw_reading(random: Random) -> Drawing:

@@ -49,9 +49,9 @@ def in_words(random: Random) -> Drawing:
         a, b = max(a, b), min(a, b)
     result = a + b if sign == "+" else a - b
     first, second, third = (NUMBER_WORDS[n] for n in (a, b, result))
-    asked = random.choice(("What is {} {} {}?", "{} {} {}", "How much is {} {} {}?"))
+    form = random.choice(("What is {} {} {}?", "{} {} {}", "How much is {} {} {}?"))
     return chat(
-        f"{a} {sign} {b}", capital(asked.format(first, word, second)), capital(f"{first} {word} {second} is {third}.")
+        f"{a} {sign} {b}", capital(form.format(first, word, second)), capital(f"{first} {word} {second} is {third}.")
     )
 
 
@@ -64,45 +64,48 @@ def story_sum(random: Random) -> Drawing:
     a, b = random.randint(2, 30), random.randint(1, 20)
     kind = random.choice(("more", "less", "each", "share", "both", "difference"))
     if kind == "more":
-        got = random.choice(
+        gain = random.choice(
             (f"{capital(other)} gives {him} {b} more", f"{capital(he)} finds {b} more", f"{capital(he)} buys {b} more")
         )
-        text, asked = f"{name} has {count(a, noun)}. {got}.", f"How many {plural(noun)} does {name} have now?"
+        text, question = f"{name} has {count(a, noun)}. {gain}.", f"How many {plural(noun)} does {name} have now?"
         answer = f"{a} + {b} = {a + b}. {name} has {count(a + b, noun)}."
     elif kind == "less":
         a, b = max(a, b + 1), min(a - 1, b)
-        gone = random.choice(
+        loss = random.choice(
             (f"{capital(he)} loses {b}", f"{capital(he)} gives {b} to {other}", f"{capital(he)} sells {b}")
         )
-        text, asked = f"{name} has {count(a, noun)}. {gone}.", f"How many {plural(noun)} are left?"
+        text, question = f"{name} has {count(a, noun)}. {loss}.", f"How many {plural(noun)} are left?"
         answer = f"{a} - {b} = {a - b}. {capital(count(a - b, noun))} {'is' if a - b == 1 else 'are'} left."
     elif kind == "each":
         a, b = random.randint(2, 10), random.randint(2, 10)
         text = f"{name} has {count(a, 'box')}. There are {count(b, noun)} in each box."
-        asked, answer = f"How many {plural(noun)} are there?", f"{a} x {b} = {a * b}. There are {count(a * b, noun)}."
+        question, answer = (
+            f"How many {plural(noun)} are there?",
+            f"{a} x {b} = {a * b}. There are {count(a * b, noun)}.",
+        )
     elif kind == "share":
         b, each = random.randint(2, 10), random.randint(1, 10)
         a = b * each
-        text, asked = f"{name} shares {count(a, noun)} equally among {b} friends.", "How many does each friend get?"
+        text, question = f"{name} shares {count(a, noun)} equally among {b} friends.", "How many does each friend get?"
         answer = f"{a} / {b} = {each}. Each friend gets {count(each, noun)}."
     elif kind == "both":
         text = f"{name} has {count(a, noun)} and {other} has {b}."
-        asked, answer = (
+        question, answer = (
             "How many do they have together?",
             f"{a} + {b} = {a + b}. Together they have {count(a + b, noun)}.",
         )
     else:
         a, b = max(a, b) + 1, min(a, b)
         text = f"{name} has {count(a, noun)} and {other} has {b}."
-        asked, answer = f"How many more does {name} have?", f"{a} - {b} = {a - b}. {name} has {a - b} more."
-    return chat(f"{kind} {a} {b}", f"{text} {asked}", answer)
+        question, answer = f"How many more does {name} have?", f"{a} - {b} = {a - b}. {name} has {a - b} more."
+    return chat(f"{kind} {a} {b}", f"{text} {question}", answer)
 
 
 def compare(random: Random) -> Drawing:
     """Return the larger, the smaller, even or odd, before and after, half and double."""
     a, b = random.sample(range(100), 2)
     c = random.randint(1, 99)
-    made = random.choice((
+    exercise = random.choice((
         (f"larger {a} {b}", f"Which number is {random.choice(('larger', 'bigger', 'greater'))}, {a} or {b}?", f"{max(a, b)} is larger than {min(a, b)}."),
         (f"smaller {a} {b}", f"Which is smaller, {a} or {b}?", f"{min(a, b)} is smaller than {max(a, b)}."),
         (f"even {c}", f"Is {c} even or odd?", f"{c} is {'odd' if c % 2 else 'even'}."),
@@ -111,7 +114,7 @@ def compare(random: Random) -> Drawing:
         (f"double {c}", random.choice((f"What is double {c}?", f"Double {c}.", f"What is twice {c}?")), f"Twice {c} is {2 * c}."),
         (f"half {2 * c}", random.choice((f"What is half of {2 * c}?", f"Half of {2 * c}?")), f"Half of {2 * c} is {c}."),
     ))  # fmt: skip
-    return chat(*made)
+    return chat(*exercise)
 
 
 def sequence(random: Random) -> Drawing:
@@ -119,8 +122,10 @@ def sequence(random: Random) -> Drawing:
     step, start = random.choice((1, 2, 3, 5, 10)), random.randint(0, 30)
     row = [start + step * i for i in range(5)]
     shown = ", ".join(map(str, row[:4]))
-    asked = random.choice((f"What comes next: {shown}?", f"Continue: {shown}, ...", f"Which number is next? {shown}"))
-    return chat(f"row {start} {step}", asked, f"The next number is {row[4]}.")
+    question = random.choice(
+        (f"What comes next: {shown}?", f"Continue: {shown}, ...", f"Which number is next? {shown}")
+    )
+    return chat(f"row {start} {step}", question, f"The next number is {row[4]}.")
 
 
 def counting(random: Random) -> Drawing:
@@ -129,17 +134,17 @@ def counting(random: Random) -> Drawing:
     end = start + random.randint(3, 10)
     forward = random.random() < 0.7
     row = range(start, end + 1) if forward else range(end, start - 1, -1)
-    asked = random.choice(("Count from {} to {}.", "Please count from {} to {}.", "Count {} to {}"))
-    return chat(f"count {row[0]} {row[-1]}", asked.format(row[0], row[-1]), ", ".join(map(str, row)))
+    question = random.choice(("Count from {} to {}.", "Please count from {} to {}.", "Count {} to {}"))
+    return chat(f"count {row[0]} {row[-1]}", question.format(row[0], row[-1]), ", ".join(map(str, row)))
 
 
 def table(random: Random) -> Drawing:
     """Return a part of a times table."""
     a, start = random.randint(2, 12), random.randint(1, 8)
-    asked = random.choice(
+    question = random.choice(
         (f"Show me the {a} times table from {start} to {start + 4}.", f"{a} times table, {start} to {start + 4}")
     )
-    return chat(f"table {a} {start}", asked, "\n".join(f"{a} x {b} = {a * b}" for b in range(start, start + 5)))
+    return chat(f"table {a} {start}", question, "\n".join(f"{a} x {b} = {a * b}" for b in range(start, start + 5)))
 
 
 def draw(random: Random) -> Drawing:

@@ -188,20 +188,20 @@ def kinds(kind: str) -> str:
     return {"person": "people", "thing in the house": "things in the house"}.get(kind, plural(head) + of + rest)
 
 
-def one(name: str) -> str:
+def with_article(name: str) -> str:
     return "a pair of scissors" if name == "scissors" else a(name)
 
 
 def describe(random: Random) -> Drawing:
     """Return what it is, in two to five sentences."""
     t = random.choice(THINGS)
-    parts = [f"{capital(one(t.name))} is {a(t.kind)}.", f"It {t.looks}.", f"It {t.does}."]
+    parts = [f"{capital(with_article(t.name))} is {a(t.kind)}.", f"It {t.looks}.", f"It {t.does}."]
     if t.kind == "person":
         parts = [f"{capital(a(t.name))} {t.looks}.", f"{capital(a(t.name))} {t.does}."]
     parts += [f"It lives {t.where}."] * bool(t.where and t.eats) + [f"It eats {t.eats}."] * bool(t.eats)
     parts += [f"You find it {t.where}."] * bool(t.where and not t.eats and t.kind != "person")
     parts += [f"It is {t.color}."] * bool(t.color)
-    asked = random.choice(
+    form = random.choice(
         (
             "What is {}?",
             "Describe {}.",
@@ -211,44 +211,44 @@ def describe(random: Random) -> Drawing:
             "Can you describe {}?",
         )
     )
-    return chat(asked.format(one(t.name)), asked.format(one(t.name)), " ".join(parts))
+    return chat(form.format(with_article(t.name)), form.format(with_article(t.name)), " ".join(parts))
 
 
 def ask(random: Random) -> Drawing:
     """One question on one thing."""
     t = random.choice([t for t in THINGS if t.name != "scissors"])
     it, name = capital(a(t.name)), t.name
-    made = [
+    pairs = [
         (random.choice((f"What kind of thing is {a(name)}?", f"Is {a(name)} {a(t.kind)}?")), f"{it} is {a(t.kind)}.")
     ]
     other = random.choice([k for k in BY_KIND if k not in (t.kind, "animal", "person") and t.kind not in k])
     if t.kind != "person":
-        made = [
+        pairs = [
             (f"What kind of thing is {a(name)}?", f"{it} is {a(t.kind)}."),
             (f"Is {a(name)} {a(t.kind)}?", f"Yes, {a(name)} is {a(t.kind)}."),
         ]
         if not (t.kind.endswith("animal") or t.kind in ("pet", "bird", "insect")):
-            made.append((f"Is {a(name)} {a(other)}?", f"No, {a(name)} is {a(t.kind)}."))
+            pairs.append((f"Is {a(name)} {a(other)}?", f"No, {a(name)} is {a(t.kind)}."))
     else:
-        made = [(f"What does {a(name)} do?", f"{it} {t.does}.")]
+        pairs = [(f"What does {a(name)} do?", f"{it} {t.does}.")]
     if t.eats:
-        made.append(
+        pairs.append(
             (random.choice((f"What does {a(name)} eat?", f"What do {plural(name)} eat?")), f"{it} eats {t.eats}.")
         )
     if t.where:
-        made.append(
+        pairs.append(
             (
                 f"Where do you find {a(name)}?" if not t.eats else f"Where does {a(name)} live?",
                 f"You find {a(name)} {t.where}." if not t.eats else f"{it} lives {t.where}.",
             )
         )
     if t.color:
-        made.append((f"What color is {a(name)}?", f"{it} is {t.color}."))
+        pairs.append((f"What color is {a(name)}?", f"{it} is {t.color}."))
     if t.does.startswith("is for "):
-        made.append((f"What is {a(name)} for?", f"{it} {t.does}."))
+        pairs.append((f"What is {a(name)} for?", f"{it} {t.does}."))
     if t.does.startswith("can "):
-        made.append((f"What can {a(name)} do?", f"{it} {t.does}."))
-    question, answer = random.choice(made)
+        pairs.append((f"What can {a(name)} do?", f"{it} {t.does}."))
+    question, answer = random.choice(pairs)
     return chat(question, question, answer)
 
 
@@ -267,14 +267,14 @@ def riddle(random: Random) -> Drawing:
 def differ(random: Random) -> Drawing:
     """Return what sets two things apart."""
     first, second = random.sample([t for t in THINGS if t.name != "scissors"], 2)
-    one, two = a(first.name), a(second.name)
-    answer = f"{capital(one)} {first.looks}. {capital(two)} {second.looks}. {capital(one)} {first.does}, and {two} {second.does}."
+    first_name, second_name = a(first.name), a(second.name)
+    answer = f"{capital(first_name)} {first.looks}. {capital(second_name)} {second.looks}. {capital(first_name)} {first.does}, and {second_name} {second.does}."
     if first.kind != second.kind:
-        answer = f"{capital(one)} is {a(first.kind)}, and {two} is {a(second.kind)}. {capital(one)} {first.does}, and {two} {second.does}."
-    asked = random.choice(
+        answer = f"{capital(first_name)} is {a(first.kind)}, and {second_name} is {a(second.kind)}. {capital(first_name)} {first.does}, and {second_name} {second.does}."
+    form = random.choice(
         ("What is the difference between {} and {}?", "How are {} and {} different?", "Compare {} with {}.")
     )
-    return chat(f"differ {first.name} {second.name}", asked.format(one, two), answer)
+    return chat(f"differ {first.name} {second.name}", form.format(first_name, second_name), answer)
 
 
 def name_some(random: Random) -> Drawing:
@@ -285,7 +285,7 @@ def name_some(random: Random) -> Drawing:
     word = random.choice((str(number), NUMBER_WORDS[number]))
     key = f"name {number} {kind}"
     if random.random() < 0.5:
-        asked = random.choice(
+        question = random.choice(
             (
                 f"Name {word} {kinds(kind)}.",
                 f"Can you name {word} {kinds(kind)}?",
@@ -293,8 +293,8 @@ def name_some(random: Random) -> Drawing:
                 f"Give me {word} {kinds(kind)}.",
             )
         )
-        return chat(key, asked, f"{capital(listing(names))}.")
-    asked = random.choice(
+        return chat(key, question, f"{capital(listing(names))}.")
+    question = random.choice(
         (
             f"List {word} {kinds(kind)}.",
             f"Make a list of {word} {kinds(kind)}.",
@@ -303,9 +303,9 @@ def name_some(random: Random) -> Drawing:
     )
     return chat(
         key,
-        asked,
+        question,
         "\n".join(f"{i}. {n}" for i, n in enumerate(names, 1))
-        if "Make" not in asked
+        if "Make" not in question
         else "\n".join(f"- {n}" for n in names),
     )
 

@@ -130,16 +130,16 @@ def sentences(random: Random) -> Drawing:
     answer = " ".join(pool[i] for i in chosen)
     if random.random() < 0.6:
         word = NUMBER_WORDS[number]
-        asked = random.choice(ASK_SENTENCES).format(n=word, N=capital(word), s=subject)
+        question = random.choice(ASK_SENTENCES).format(n=word, N=capital(word), s=subject)
     else:
-        asked = random.choice(ASK_TEXT).format(s=subject)
-    return chat(f"{subject} {chosen}", asked, answer)
+        question = random.choice(ASK_TEXT).format(s=subject)
+    return chat(f"{subject} {chosen}", question, answer)
 
 
 def rhyme(random: Random) -> Drawing:
     """Return a poem of two or four lines."""
     subject, text = random.choice(list(RHYMES.items()))
-    asked = random.choice(
+    form = random.choice(
         (
             "Write a poem about {}.",
             "Write a short poem about {}.",
@@ -149,7 +149,7 @@ def rhyme(random: Random) -> Drawing:
             "Do you know a poem about {}?",
         )
     )
-    return Drawing((), (asked.format(subject), capital(text.replace("|", "\n"))))
+    return Drawing((), (form.format(subject), capital(text.replace("|", "\n"))))
 
 
 def note(random: Random) -> Drawing:
@@ -161,7 +161,7 @@ def note(random: Random) -> Drawing:
         random.randint(1, 8),
     )
     where, food = place(random)[0], random.choice(FOODS)
-    made = random.choice((
+    letter = random.choice((
         (f"Write a note to thank {name} for the {thing}. My name is {sender}.", f"Dear {name},\n\nthank you very much for the {thing}. I am very happy with it.\n\nBest wishes\n{sender}", ("What is the note about?", f"{sender} thanks {name} for the {thing}.")),
         (f"Write an invitation to {name} for {day} at {hour} o'clock. My name is {sender}.", f"Dear {name},\n\nI would like to invite you for {day} at {hour} o'clock. I hope that you can come.\n\nBest wishes\n{sender}", ("When is it?", f"It is on {day} at {hour} o'clock.")),
         (f"Tell {name} in a letter that I lost the {thing} and that I am sorry. I am {sender}.", f"Dear {name},\n\nI have lost your {thing}, and I am very sorry. I will look for it again tomorrow.\n\nBest wishes\n{sender}", ("What was lost?", f"The {thing} was lost.")),
@@ -169,16 +169,16 @@ def note(random: Random) -> Drawing:
         (f"Write a birthday card for {name} from {sender}.", f"Dear {name},\n\nhappy birthday! I wish you a good day and a happy new year of life.\n\nBest wishes\n{sender}", ("Who is it for?", f"It is for {name}.")),
         (f"Invite {name} to eat {food} near the {where} on {day}. My name is {sender}.", f"Dear {name},\n\nwould you like to come and eat {food} with me near the {where} on {day}? I would be very glad.\n\nBest wishes\n{sender}", ("What will they eat?", f"They will eat {food}.")),
     ))  # fmt: skip
-    asked, answer, (question, told) = made
-    more = (question, told) if random.random() < 0.4 else ()
-    return chat(f"note {name} {sender}", asked, answer, *more)
+    order, answer, (question, reply) = letter
+    more = (question, reply) if random.random() < 0.4 else ()
+    return chat(f"note {name} {sender}", order, answer, *more)
 
 
 def reason(random: Random) -> Drawing:
     """Why something is so."""
     question, answer = random.choice(WHY)
     small = question[0].lower() + question[1:]
-    asked = random.choice(
+    form = random.choice(
         (
             question,
             question,
@@ -189,16 +189,16 @@ def reason(random: Random) -> Drawing:
             f"Do you know {small}",
         )
     )
-    return chat(asked, asked, answer)
+    return chat(form, form, answer)
 
 
 def advice(random: Random) -> Drawing:
     """Something that helps on an ordinary day."""
     asks, answer = random.choice(ADVICE)
-    asked = random.choice(asks)
-    if not asked.endswith("?") and random.random() < 0.6:
-        asked = f"{asked} {random.choice(('What should I do?', 'What can I do?', 'Do you have an idea?', 'Can you help me?', 'Any advice?'))}"
-    return chat(asked, asked, answer)
+    question = random.choice(asks)
+    if not question.endswith("?") and random.random() < 0.6:
+        question = f"{question} {random.choice(('What should I do?', 'What can I do?', 'Do you have an idea?', 'Can you help me?', 'Any advice?'))}"
+    return chat(question, question, answer)
 
 
 def draw(random: Random) -> Drawing:

@@ -26,22 +26,22 @@ EXACT = 1.0
 class Aim:
     """A figure that should be `aim` at least, or at most; None where nothing was measured."""
 
-    what: str
-    found: float | None
+    title: str
+    value: float | None
     aim: float
     at_most: bool = False
 
     @property
     def verdict(self) -> str:
-        if self.found is None:
+        if self.value is None:
             return "not measured"
-        return "met" if (self.found <= self.aim if self.at_most else self.found >= self.aim) else "**missed**"
+        return "met" if (self.value <= self.aim if self.at_most else self.value >= self.aim) else "**missed**"
 
 
 def aims_table(aims: Sequence[tuple[str, Aim]]) -> str:
     """All of them, each with its stage."""
     lines = [
-        [f"{stage}: {aim.what}", f"{'≤' if aim.at_most else '≥'} {aim.aim:g}", "" if aim.found is None else f"{aim.found:.2f}", aim.verdict]
+        [f"{stage}: {aim.title}", f"{'≤' if aim.at_most else '≥'} {aim.aim:g}", "" if aim.value is None else f"{aim.value:.2f}", aim.verdict]
         for stage, aim in aims
     ]  # fmt: skip
     return table(["stage: what was measured", "wanted", "found", "verdict"], lines)

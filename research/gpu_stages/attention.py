@@ -10,10 +10,10 @@ from figures import table
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpu_stages.aims import failed
-from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, LLAMA3, SHAPES, SMALL_SHAPES
 from gpu_stages.products import COMPARED, bits, cell
 from gpu_stages.record import Record, failure
+from gpu_stages.request import Request
 from gpu_stages.timing import captured_seconds_each, seconds_each
 from localspec.models.shape import Shape
 from localspec.nn.attention import Attention, fastest, invariant
@@ -30,12 +30,12 @@ INVARIANT = "our invariant form"
 MODELS = (LLAMA2, LLAMA3)  # a key head for each query head, and one for four
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Every backend with both kinds of heads."""
     for name in MODELS:
-        shape, slots = (SMALL_SHAPES[name], 128) if asked.small else (SHAPES[name], SLOTS)
+        shape, slots = (SMALL_SHAPES[name], 128) if request.small else (SHAPES[name], SLOTS)
         for way in (*BACKENDS, INVARIANT):
-            record.measured(f"attention {name}, {way}", partial(measured, way, shape, slots, asked.device))
+            record.measured(f"attention {name}, {way}", partial(measured, way, shape, slots, request.device))
 
 
 @torch.no_grad()
@@ -55,15 +55,15 @@ def measured(way: str, shape: Shape, slots: int, device: str) -> dict[str, Any]:
         with sdpa_kernel(backend) if backend else nullcontext():
             return attend(x, layer[0], layer[1], mask)
 
-    found: dict[str, Any] = {"us": {}, "captured": {}}
+    result: dict[str, Any] = {"us": {}, "captured": {}}
     for count in ROWS:
         x, mask = grouped(range(count)), tree_mask(count, slots, group, device)
         works = [partial(of, layer, x, mask) for layer in layers]
-        found["us"][str(count)] = 1e6 * seconds_each(works, device)
+        result["us"][str(count)] = 1e6 * seconds_each(works, device)
         graph = captured_seconds_each(works, device)
-        found["captured"][str(count)] = 1e6 * graph if isinstance(graph, float) else graph
-    found["differing"] = differing(partial(of, layers[0]), grouped, slots, group, device)
-    return found
+        result["captured"][str(count)] = 1e6 * graph if isinstance(graph, float) else graph
+    result["differing"] = differing(partial(of, layers[0]), grouped, slots, group, device)
+    return result
 
 
 def differing(
@@ -74,16 +74,16 @@ def differing(
     device: str,
 ) -> list[int]:
     """All rows see the same slots, so a row must be the same with and without other rows."""
-    found = []
+    counts = []
     for count in COMPARED:
         every = torch.zeros(group * count, slots, device=device, dtype=torch.bfloat16)
-        beside = by_row(of(grouped(range(count)), every), count)
+        batched = by_row(of(grouped(range(count)), every), count)
         for row in range(count):
             alone = by_row(of(grouped([row]), every[:group]), 1)
-            if not torch.equal(beside[:, :, :, row], alone[:, :, :, 0]):
-                found.append(count)
+            if not torch.equal(batched[:, :, :, row], alone[:, :, :, 0]):
+                counts.append(count)
                 break
-    return found
+    return counts
 
 
 def by_row(mixed: torch.Tensor, rows: int) -> torch.Tensor:
@@ -93,18 +93,24 @@ def by_row(mixed: torch.Tensor, rows: int) -> torch.Tensor:
 
 def tree_mask(rows: int, slots: int, group: int, device: str) -> torch.Tensor:
     """Return an additive mask [group * rows, slots]: a binary tree after a text that fills almost all slots."""
-    seen, committed = torch.zeros(rows, slots, dtype=torch.bool), slots - 2 * rows
-    seen[:, :committed] = True
-    seen[:, committed : committed + rows] = ancestor_mask([-1, *[(node - 1) // 2 for node in range(1, rows)]])
-    additive = torch.zeros(rows, slots, dtype=torch.bfloat16).masked_fill_(~seen, float("-inf"))
+    visible, committed = torch.zeros(rows, slots, dtype=torch.bool), slots - 2 * rows
+    visible[:, :committed] = True
+    visible[:, committed : committed + rows] = ancestor_mask([-1, *[(node - 1) // 2 for node in range(1, rows)]])
+    additive = torch.zeros(rows, slots, dtype=torch.bfloat16).masked_fill_(~visible, float("-inf"))
     return additive.repeat(group, 1).to(device)
 
 
 def section(figures: Mapping[str, Any]) -> list[str]:
-    own = {name.removeprefix("attention "): one for name, one in figures.items() if name.startswith("attention ")}
-    good = {name: one for name, one in own.items() if not failure(one)}
+    results = {
+        name.removeprefix("attention "): result for name, result in figures.items() if name.startswith("attention ")
+    }
+    good = {name: result for name, result in results.items() if not failure(result)}
     if not good:
-        return failed(own)
-    lines = [[name, *(cell(one, count) for count in ROWS), bits(one)] for name, one in good.items()]
-    told = f"Attention of a layer over {SLOTS} slots with a tree's mask, μs: captured, and in brackets as Python starts it."
-    return [told, table(["heads and backend", *(f"{n} rows" for n in ROWS), "bits of a row"], lines), *failed(own)]
+        return failed(results)
+    lines = [[name, *(cell(result, count) for count in ROWS), bits(result)] for name, result in good.items()]
+    caption = f"Attention of a layer over {SLOTS} slots with a tree's mask, μs: captured, and in brackets as Python starts it."
+    return [
+        caption,
+        table(["heads and backend", *(f"{n} rows" for n in ROWS), "bits of a row"], lines),
+        *failed(results),
+    ]

@@ -11,8 +11,8 @@ import torch
 from figures import figure, table
 
 from gpu_stages.aims import Aim, failed
-from gpu_stages.asked import Asked
 from gpu_stages.record import Record, failure
+from gpu_stages.request import Request
 from gpu_stages.wide import questions_of, settings_of, wide_demo, without_phrases
 from localspec import Engine, Limits
 from localspec.bench.prompts import message
@@ -67,30 +67,30 @@ class Generate:
     def tokens_per_second(self, prompt: str) -> float:
         device, stops = str(self._stock.device), sorted(self._target.stop_tokens)
         clock, ids = Clock(device), torch.tensor([self._target.encode(message(prompt))], device=device)
-        said = self._stock.generate(
+        output = self._stock.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=self._tokens, do_sample=False, eos_token_id=stops,
             pad_token_id=stops[0], stopping_criteria=[clock], **self._options,
         )  # fmt: skip
-        return clock.tokens_per_second(int(said.shape[1]))
+        return clock.tokens_per_second(int(output.shape[1]))
 
 
 class Everybody:
     """All that answer, each loaded when it is first asked."""
 
-    def __init__(self, asked: Asked, card: TargetCard, store: Store) -> None:
-        self._asked, self._card, self._store, self._made = asked, card, store, dict[str, Contender]()
-        self._tokens = SMALL_TOKENS if asked.small else TOKENS
+    def __init__(self, request: Request, card: TargetCard, store: Store) -> None:
+        self._request, self._card, self._store, self._contenders = request, card, store, dict[str, Contender]()
+        self._tokens = SMALL_TOKENS if request.small else TOKENS
         self._limits = Limits(self._tokens)
 
     @property
     def names(self) -> Sequence[str]:
-        ours = [f"localspec {name}" for name in (SMALL_OURS if self._asked.small else OURS)]
-        return [*ours, EAGER, "transformers, compiled", "transformers, assisted", "transformers, prompt look-up"]
+        variants = [f"localspec {name}" for name in (SMALL_OURS if self._request.small else OURS)]
+        return [*variants, EAGER, "transformers, compiled", "transformers, assisted", "transformers, prompt look-up"]
 
     def __getitem__(self, name: str) -> Contender:
-        if name not in self._made:
-            self._made[name] = self._make(name)
-        return self._made[name]
+        if name not in self._contenders:
+            self._contenders[name] = self._make(name)
+        return self._contenders[name]
 
     @cached_property
     def _plain(self) -> Engine:
@@ -101,7 +101,7 @@ class Everybody:
         return compare_peers.Transformers(self._plain, self._limits)
 
     def _choice(self, drafter: str) -> Any:
-        return choose(self._card, without_phrases(settings_of(self._asked, PRECISION), drafter))
+        return choose(self._card, without_phrases(settings_of(self._request, PRECISION), drafter))
 
     def _make(self, name: str) -> Contender:
         kind = name.removeprefix("localspec ")
@@ -116,7 +116,7 @@ class Everybody:
             return self._stock
         options: dict[str, Any] = {"prompt_lookup_num_tokens": LOOKED_UP}
         if name.endswith("compiled"):  # transformers compiles by itself on CUDA if the cache is static
-            options = {"cache_implementation": "static", "disable_compile": not self._asked.on_gpu}
+            options = {"cache_implementation": "static", "disable_compile": not self._request.on_gpu}
         elif name.endswith("assisted"):
             options = {"assistant_model": self._assistant}
         return Generate(self._stock.model, self._plain, self._tokens, **options)
@@ -127,16 +127,16 @@ class Everybody:
 
         draft = self._card.path / "draft"
         loaded = AutoModelForCausalLM.from_pretrained(draft, dtype=torch.bfloat16, local_files_only=True)
-        return loaded.to(self._asked.device)
+        return loaded.to(self._request.device)
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Run all contenders once, to load and compile, and then prompt by prompt in turns."""
-    card = wide_demo(asked)
-    asked_prompts = [one.text for one in questions_of(asked, SMALL_TURNS if asked.small else TURNS)]
+    card = wide_demo(request)
+    asked_prompts = [prompt.text for prompt in questions_of(request, SMALL_TURNS if request.small else TURNS)]
     longest = max(asked_prompts, key=len)  # code compiled for this text serves shorter ones, too
-    with Store.open(asked.work / "measured-peers.db", print) as store:
-        everybody = Everybody(asked, card, store)
+    with Store.open(request.work / "measured-peers.db", print) as store:
+        everybody = Everybody(request, card, store)
         turns = [f"turn {number}" for number in range(len(asked_prompts))]
         if all(turn in record.figures for turn in turns):
             return
@@ -145,7 +145,7 @@ def run(record: Record, asked: Asked) -> None:
             # Whatever was saved, every program that answers has to be warm in this process.
             why = first_reply(record, everybody, name, longest)
             able += [] if why else [name]
-            give_back(asked.device)
+            give_back(request.device)
         for number, (turn, prompt) in enumerate(zip(turns, asked_prompts, strict=True)):
             order = able[number % len(able) :] + able[: number % len(able)]
             record.measured(turn, partial(all_of, everybody, order, prompt), least=10)
@@ -165,27 +165,27 @@ def first_reply(record: Record, everybody: Everybody, name: str, prompt: str) ->
 
 def all_of(everybody: Everybody, order: Sequence[str], prompt: str) -> dict[str, Any]:
     """Tokens/s of everybody for one prompt; one who fails does not cost the others."""
-    found: dict[str, Any] = {}
+    speeds: dict[str, Any] = {}
     for name in order:
         try:
-            found[name] = everybody[name].tokens_per_second(prompt)
+            speeds[name] = everybody[name].tokens_per_second(prompt)
         except RuntimeError as error:
-            found[name] = {"failed": first_line(error)}
-    return found
+            speeds[name] = {"failed": first_line(error)}
+    return speeds
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def gains(figures: dict[str, Any], beside: str) -> dict[str, list[float]]:
+def gains(figures: dict[str, Any], rival: str) -> dict[str, list[float]]:
     """Return the speedup over one contender, prompt by prompt."""
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for name, turn in figures.items():
-        if name.startswith("turn ") and not failure(turn) and number(turn.get(beside)):
+        if name.startswith("turn ") and not failure(turn) and number(turn.get(rival)):
             for who, speed in turn.items():
                 if number(speed):
-                    found.setdefault(who, []).append(speed / turn[beside])
-    return found
+                    ratios.setdefault(who, []).append(speed / turn[rival])
+    return ratios
 
 
 def number(speed: Any) -> bool:
@@ -195,30 +195,32 @@ def number(speed: Any) -> bool:
 
 def section(figures: dict[str, Any]) -> str:
     turns = [turn for name, turn in figures.items() if name.startswith("turn ") and not failure(turn)]
-    told = []
+    parts = []
     if turns:
         times, beside_plain = gains(figures, EAGER), gains(figures, PLAIN)
         lines = []
         for name in sorted(times, key=lambda who: -median(times[who])):
             speeds = [turn[name] for turn in turns if number(turn.get(name))]
-            ours = beside_plain.get(name)
+            over_plain = beside_plain.get(name)
             lines.append([
-                name, f"{median(speeds):.1f}", figure(median(times[name])), figure(median(ours) if ours else None),
+                name, f"{median(speeds):.1f}", figure(median(times[name])), figure(median(over_plain) if over_plain else None),
                 figure(figures.get(f"first {name}", {}).get("seconds"), "{:.1f} s"),
             ])  # fmt: skip
         heads = ["who", "tokens/s", "× of transformers", "× of our plain decoding", "first reply"]
-        told.append(
+        parts.append(
             f"The widened demo in {PRECISION}, greedy, {len(turns)} prompts in turns; medians, ratios prompt by prompt. The "
             f"first reply loads and, where it says so, compiles.\n\n{table(heads, lines)}"
         )
-    return "\n\n".join([*told, *failed({name: one for name, one in figures.items() if name.startswith("first ")})])
+    return "\n\n".join(
+        [*parts, *failed({name: result for name, result in figures.items() if name.startswith("first ")})]
+    )
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
     times = {name: median(ratios) for name, ratios in gains(figures, EAGER).items()}
-    ours = max((gain for name, gain in times.items() if name.startswith("localspec")), default=None)
-    theirs = max((gain for name, gain in times.items() if name.startswith("transformers")), default=None)
-    ahead = ours / theirs if ours and theirs else None
+    local = max((gain for name, gain in times.items() if name.startswith("localspec")), default=None)
+    peer = max((gain for name, gain in times.items() if name.startswith("transformers")), default=None)
+    ahead = local / peer if local and peer else None
     return [
         Aim("speed of our plain decoding ÷ transformers as it starts", times.get(PLAIN), 1.0),
         Aim("speed with our best drafter ÷ the best of transformers", ahead, 1.0),

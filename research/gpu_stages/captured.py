@@ -9,9 +9,9 @@ import torch
 from figures import table
 
 from gpu_stages.aims import Aim, failed, shares
-from gpu_stages.asked import Asked
 from gpu_stages.invented import HYBRID, LLAMA2, random_target
 from gpu_stages.record import Record, failure
+from gpu_stages.request import Request
 from gpu_stages.timing import held_bytes, seconds_each, watch_peak
 from localspec.decoding.tree import DraftTree
 from localspec.engine.model_profile import picks_after
@@ -30,18 +30,18 @@ NONE = "no captured step in this version"
 class Steps:
     """A model in one precision, and the results of its eager steps; both are made on first use."""
 
-    def __init__(self, asked: Asked, name: str, precision: str) -> None:
-        self._asked, self._name, self._precision = asked, name, precision
+    def __init__(self, request: Request, name: str, precision: str) -> None:
+        self._request, self._name, self._precision = request, name, precision
 
     @cached_property
     def target(self) -> Target:
-        return random_target(self._name, self._asked.small, self._asked.device, self._precision)
+        return random_target(self._name, self._request.small, self._request.device, self._precision)
 
     @property
     def use(self) -> Callable[[str], Any] | None:
         """What changes the form of a step, in versions that have several."""
-        found = getattr(self.target, "use_step_form", None)
-        return found if callable(found) else None
+        method = getattr(self.target, "use_step_form", None)
+        return method if callable(method) else None
 
     @cached_property
     def eager(self) -> Mapping[int, torch.Tensor]:
@@ -51,12 +51,12 @@ class Steps:
         return {rows: logits_of(self.target, form_cache(self.target, rows), rows) for rows in ROWS}
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Run each model by itself, its forms one after the other."""
     for name, precision in MODELS:
-        steps = Steps(asked, name, precision)
+        steps = Steps(request, name, precision)
         for form in FORMS:
-            record.measured(f"{name} {precision} {form}", partial(measured, steps, form, asked.device), least=20)
+            record.measured(f"{name} {precision} {form}", partial(measured, steps, form, request.device), least=20)
 
 
 def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
@@ -65,23 +65,23 @@ def measured(steps: Steps, form: str, device: str) -> dict[str, Any]:
     if steps.use is None:
         return {"none": NONE}
     steps.use(form)
-    taken = getattr(target, "step_form", form)
-    if taken != form:
-        return {"none": f"the model keeps to its form '{taken}' where '{form}' was asked for"}
+    actual = getattr(target, "step_form", form)
+    if actual != form:
+        return {"none": f"the model keeps to its form '{actual}' where '{form}' was asked for"}
     watch_peak(device)
-    found: dict[str, Any] = {"ms": {}, "first": {}, "bytes": {}, "differing": []}
+    result: dict[str, Any] = {"ms": {}, "first": {}, "bytes": {}, "differing": []}
     for rows in ROWS:
         cache, tokens = form_cache(target, rows), tokens_of(target, rows)
-        free, held, began = free_memory(device), held_bytes(device), time.perf_counter()
-        own = logits_of(target, cache, rows)
+        free, used, began = free_memory(device), held_bytes(device), time.perf_counter()
+        logits = logits_of(target, cache, rows)
         wait_for(device)
-        found["first"][str(rows)] = time.perf_counter() - began
-        found["bytes"][str(rows)] = {"card": free - free_memory(device), "tensors": held_bytes(device) - held}
-        if not torch.equal(own, eager[rows]):
-            found["differing"].append(rows)
-        found["ms"][str(rows)] = 1e3 * seconds_each([partial(picks_after, target, cache, tokens)], device)
-    found["trouble"] = getattr(target, "step_trouble", None)
-    return found
+        result["first"][str(rows)] = time.perf_counter() - began
+        result["bytes"][str(rows)] = {"card": free - free_memory(device), "tensors": held_bytes(device) - used}
+        if not torch.equal(logits, eager[rows]):
+            result["differing"].append(rows)
+        result["ms"][str(rows)] = 1e3 * seconds_each([partial(picks_after, target, cache, tokens)], device)
+    result["trouble"] = getattr(target, "step_trouble", None)
+    return result
 
 
 def form_cache(target: Target, rows: int) -> Any:
@@ -108,17 +108,17 @@ def logits_of(target: Target, cache: Any, rows: int) -> torch.Tensor:
 
 
 def section(figures: dict[str, Any]) -> str:
-    good = {name: one for name, one in figures.items() if not failure(one) and "ms" in one}
-    absent = sorted({one["none"] for one in figures.values() if "none" in one})
-    told = [f"- {why}" for why in absent]
+    good = {name: result for name, result in figures.items() if not failure(result) and "ms" in result}
+    absent = sorted({result["none"] for result in figures.values() if "none" in result})
+    parts = [f"- {why}" for why in absent]
     if good:
         lines = [
             [
-                name, *(f"{one['ms'][str(rows)]:.2f}" for rows in ROWS), f"{max(one['first'].values()):.2f} s",
-                f"{sum(size['card'] for size in one['bytes'].values()) / 2**20:.0f} MiB",
-                f"differ at {', '.join(map(str, one['differing']))} rows" if one["differing"] else "as eager",
+                name, *(f"{result['ms'][str(rows)]:.2f}" for rows in ROWS), f"{max(result['first'].values()):.2f} s",
+                f"{sum(size['card'] for size in result['bytes'].values()) / 2**20:.0f} MiB",
+                f"differ at {', '.join(map(str, result['differing']))} rows" if result["differing"] else "as eager",
             ]
-            for name, one in good.items()
+            for name, result in good.items()
         ]  # fmt: skip
         heads = [
             "model and form",
@@ -127,26 +127,26 @@ def section(figures: dict[str, Any]) -> str:
             "memory for first steps",
             "bits",
         ]
-        told.insert(
+        parts.insert(
             0,
             f"Milliseconds until a step's picks are on the host, after about {CONTEXT} tokens of text. *Static* "
             f"steps are eager, with tensors of fixed shapes. *Bits* compares all results with those of the eager step. With recurrent "
             f"layers, steps of more than 16 rows are not captured.\n\n{table(heads, lines)}",
         )
-    told += [f"- {name} fell back, for: {one['trouble']}" for name, one in good.items() if one.get("trouble")]
-    return "\n\n".join([*told, *failed(figures)])
+    parts += [f"- {name} fell back, for: {result['trouble']}" for name, result in good.items() if result.get("trouble")]
+    return "\n\n".join([*parts, *failed(figures)])
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
-    found = []
+    goals = []
     fine = (item for item in figures.items() if not failure(item[1]) and not item[1].get("trouble"))
-    good = {name: one for name, one in fine if "ms" in one}
+    good = {name: result for name, result in fine if "ms" in result}
     for name, precision in MODELS:
         eager, captured = (good.get(f"{name} {precision} {form}") for form in (EAGER, CAPTURED))
         gain = eager["ms"]["1"] / captured["ms"]["1"] if eager and captured else None
-        found.append(
+        goals.append(
             Aim(f"{name} in {precision}: time of an eager step of one row ÷ time of a captured one", gain, 1.0)
         )
-    same = shares(not one["differing"] for name, one in good.items() if not name.endswith(EAGER))
-    found.append(Aim("share of static and captured forms whose results equal the eager one's bit for bit", same, 1.0))
-    return found
+    same = shares(not result["differing"] for name, result in good.items() if not name.endswith(EAGER))
+    goals.append(Aim("share of static and captured forms whose results equal the eager one's bit for bit", same, 1.0))
+    return goals

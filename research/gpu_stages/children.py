@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_stages.asked import ROOT
+from gpu_stages.request import ROOT
 
 GRACE = 20.0  # seconds in which a script may save its progress
 
@@ -24,8 +24,9 @@ def run_script(
 
     It and its children get SIGTERM first, and have `grace` seconds to end. Their output is appended to `log`.
     """
-    own = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]  # before the directories that may have other packages
-    paths = os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])
+    # These are before the directories that may have other packages.
+    folders = [str(ROOT), str(ROOT / "research"), str(ROOT / "tui")]
+    paths = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {**os.environ, "PYTHONPATH": paths, **(environment or {})}
     with log.open("a", encoding="utf-8") as out:
         child = subprocess.Popen(
@@ -59,10 +60,10 @@ def _end(child: "subprocess.Popen[bytes]", grace: float) -> None:
         child.wait()
 
 
-def _tell(child: "subprocess.Popen[bytes]", what: int) -> bool:
+def _tell(child: "subprocess.Popen[bytes]", signal_number: int) -> bool:
     """Send a signal to a group; return whether anybody is left in it."""
     try:
-        os.killpg(child.pid, what)
+        os.killpg(child.pid, signal_number)
     except ProcessLookupError:
         return False
     return True

@@ -6,9 +6,9 @@ from figures import table
 
 from gpu_stages import attention, products, timing
 from gpu_stages.aims import HOST_SHARE, READS, SIXTEEN_ROWS, Aim, failed
-from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PHI, PRECISIONS, SHAPES, random_target
 from gpu_stages.record import Record, failure
+from gpu_stages.request import Request
 from gpu_stages.timing import copy_bandwidth, runtime_calls
 from localspec.decoding.measuring import finished
 from localspec.engine.model_profile import picks_after, timing_forwards
@@ -21,31 +21,31 @@ CONTEXT = 256
 FIRST = [(PHI, "bf16"), (LLAMA2, "nf4"), (LLAMA2, "bf16"), (LLAMA2, "int8")]
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Measure the bandwidth, the models that matter most, kernels, attention, and the other models."""
-    if asked.small:
+    if request.small:
         timing.ENOUGH = 0.0
-    record.measured("bandwidth", lambda: bandwidth(asked.device))
-    rest = [(PHI, "fp32")] if asked.small else [(name, one) for name in SHAPES for one in PRECISIONS]
+    record.measured("bandwidth", lambda: bandwidth(request.device))
+    rest = [(PHI, "fp32")] if request.small else [(name, precision) for name in SHAPES for precision in PRECISIONS]
     for name, precision in FIRST:
-        record.measured(f"{name} {precision}", lambda: model(asked, name, precision), least=20)
-    products.run(record, asked)
-    attention.run(record, asked)
+        record.measured(f"{name} {precision}", lambda: model(request, name, precision), least=20)
+    products.run(record, request)
+    attention.run(record, request)
     for name, precision in rest:
-        record.measured(f"{name} {precision}", lambda: model(asked, name, precision), least=20)
+        record.measured(f"{name} {precision}", lambda: model(request, name, precision), least=20)
 
 
 def bandwidth(device: str) -> dict[str, float]:
     return {"copy": copy_bandwidth(device), "read": memory_bandwidth(device)}
 
 
-def model(asked: Asked, name: str, precision: str) -> dict[str, Any]:
+def model(request: Request, name: str, precision: str) -> dict[str, Any]:
     """One model in one precision."""
-    target = random_target(name, asked.small, asked.device, precision)
+    target = random_target(name, request.small, request.device, precision)
     eager = of_form(target)
     if not callable(use := getattr(target, "use_step_form", None)):
         return eager
-    use("captured" if asked.on_gpu else "static")
+    use("captured" if request.on_gpu else "static")
     return {**eager, "recorded": of_form(target), "trouble": getattr(target, "step_trouble", None)}
 
 
@@ -71,53 +71,53 @@ def calls(target: Target, rows: int) -> dict[str, float]:
 
 def section(figures: dict[str, Any]) -> str:
     speed = figures.get("bandwidth", {})
-    told = []
+    parts = []
     if "copy" in speed:
-        told.append(
+        parts.append(
             f"The memory of the card: {speed['copy'] / 1e9:.0f} GB/s while a large tensor is copied (read and written), "
             f"{speed['read'] / 1e9:.0f} GB/s while one is summed. The table has the milliseconds of a forward pass by its number of "
             f"rows, after {CONTEXT} tokens of text. In brackets is the speed at which one row reads the weights, as a share of "
             "the speed of copying. Passes that are not *recorded* are eager."
         )
-    models = {name: found for name, found in figures.items() if name.rpartition(" ")[0] in SHAPES}
-    good = {name: found for name, found in models.items() if not failure(found)}
+    models = {name: result for name, result in figures.items() if name.rpartition(" ")[0] in SHAPES}
+    good = {name: result for name, result in models.items() if not failure(result)}
     lines, of_calls = [], []
-    for name, found in good.items():
-        for form, one in forms(found).items():
-            part = share(one, speed)
-            first, *cells = [f"{1e3 * seconds:.2f}" for seconds in one["seconds"][0]]
+    for name, result in good.items():
+        for form, form_result in forms(result).items():
+            part = share(form_result, speed)
+            first, *cells = [f"{1e3 * seconds:.2f}" for seconds in form_result["seconds"][0]]
             read = f"{first} ({100 * part:.0f} %)" if part else first
-            lines.append([f"{name}{form}", f"{one['held'] / 2**30:.1f} GiB", read, *cells])
-            of_calls.append([f"{name}{form}", *calls_told(one)])
+            lines.append([f"{name}{form}", f"{form_result['held'] / 2**30:.1f} GiB", read, *cells])
+            of_calls.append([f"{name}{form}", *calls_told(form_result)])
     if good:
         rows = next(iter(good.values()))["rows"]
-        told.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
-        told.append(
+        parts.append(table(["model", "weights", *(f"{n} rows" if n > 1 else "1 row" for n in rows)], lines))
+        parts.append(
             "The next table counts, for one step: kernels launched / recordings (CUDA graphs) launched / times that the host waits for the GPU / copies."
         )
-        told.append(table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], of_calls))
-        told += waits_told(good)
-    told += [f"- {name} is not recorded: {why}" for name, found in good.items() if (why := found.get("trouble"))]
-    told += failed(models)
-    return "\n\n".join([*told, *products.section(figures), *attention.section(figures)])
+        parts.append(table(["model", *(f"{n} rows" if n > 1 else "1 row" for n in PROFILED)], of_calls))
+        parts += waits_told(good)
+    parts += [f"- {name} is not recorded: {why}" for name, result in good.items() if (why := result.get("trouble"))]
+    parts += failed(models)
+    return "\n\n".join([*parts, *products.section(figures), *attention.section(figures)])
 
 
-def calls_told(found: dict[str, Any]) -> list[str]:
+def calls_told(result: dict[str, Any]) -> list[str]:
     """Call of the steps of a model in cells of a table."""
     cells = []
     for rows in PROFILED:
-        one = found["calls"][str(rows)]
-        known = [one[name] for name in ("kernels", "graphs", "waits", "copies") if name in one]
+        launches = result["calls"][str(rows)]
+        known = [launches[name] for name in ("kernels", "graphs", "waits", "copies") if name in launches]
         if not known:
-            cells.append(f"{one['operators']} operators")
+            cells.append(f"{launches['operators']} operators")
         else:
-            cells.append(" / ".join(map(str, known)) if one["seen"] else "the profiler saw none")
+            cells.append(" / ".join(map(str, known)) if launches["seen"] else "the profiler saw none")
     return cells
 
 
-def waits(one: dict[str, Any]) -> dict[int, float | None]:
+def waits(result: dict[str, Any]) -> dict[int, float | None]:
     """Return, by rows, the share of a step in which the device waits for the host; None where it is unknown."""
-    known = {rows: one["calls"][str(rows)] for rows in PROFILED}
+    known = {rows: result["calls"][str(rows)] for rows in PROFILED}
     return {
         rows: max(0.0, 1 - of["busy"] / of["seconds"]) if of.get("busy") and of.get("seconds") else None
         for rows, of in known.items()
@@ -126,10 +126,14 @@ def waits(one: dict[str, Any]) -> dict[int, float | None]:
 
 def waits_told(good: dict[str, Any]) -> list[str]:
     """Return a table of the waits, or a sentence that there are no figures."""
-    found = {f"{name}{form}": waits(one) for name, known in good.items() for form, one in forms(known).items()}
+    by_name = {
+        f"{name}{form}": waits(form_result)
+        for name, known in good.items()
+        for form, form_result in forms(known).items()
+    }
     lines = [
         [name, *("" if part is None else f"{100 * part:.0f} %" for part in parts.values())]
-        for name, parts in found.items()
+        for name, parts in by_name.items()
         if any(part is not None for part in parts.values())
     ]
     if not lines:
@@ -143,36 +147,36 @@ def waits_told(good: dict[str, Any]) -> list[str]:
     ]
 
 
-def forms(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def forms(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the figures of operations as Python starts them, and of the recording, where there is one."""
-    return {"": found, **({", recorded": found["recorded"]} if "recorded" in found else {})}
+    return {"": result, **({", recorded": result["recorded"]} if "recorded" in result else {})}
 
 
 def quickest(known: Any) -> dict[str, Any] | None:
     """Return the form in which a row takes the least; None where nothing was measured."""
     if not known or failure(known):
         return None
-    return min(forms(known).values(), key=lambda one: float(one["seconds"][0][0]))
+    return min(forms(known).values(), key=lambda form: float(form["seconds"][0][0]))
 
 
-def share(found: dict[str, Any], speed: dict[str, float]) -> float | None:
+def share(result: dict[str, Any], speed: dict[str, float]) -> float | None:
     """With which share of the memory's speed a forward of one row reads the weights."""
     if "copy" not in speed:
         return None
-    return float(found["read"] / found["seconds"][0][0] / speed["copy"])
+    return float(result["read"] / result["seconds"][0][0] / speed["copy"])
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
     """Return the aims of a step, and what the choice of precisions assumes of int8 until it is measured."""
-    found = []
+    goals = []
     for precision in ("bf16", "int8", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
         assumed, growth = READS[precision], SIXTEEN_ROWS[precision]
-        one = share(known, figures.get("bandwidth", {})) if known else None
-        found.append(
+        reading = share(known, figures.get("bandwidth", {})) if known else None
+        goals.append(
             Aim(
                 f"{LLAMA2} in {precision}: speed at which one row reads the weights ÷ the memory's speed",
-                one,
+                reading,
                 assumed,
             )
         )
@@ -180,18 +184,18 @@ def aims(figures: dict[str, Any]) -> list[Aim]:
         if known and 16 in known["rows"]:
             line = known["seconds"][0]
             sixteen = line[known["rows"].index(16)] / line[0]
-        found.append(Aim(f"{LLAMA2} in {precision}: time of 16 rows ÷ time of one", sixteen, growth, at_most=True))
+        goals.append(Aim(f"{LLAMA2} in {precision}: time of 16 rows ÷ time of one", sixteen, growth, at_most=True))
     for precision in ("bf16", "nf4"):
         known = quickest(figures.get(f"{LLAMA2} {precision}"))
         idle = [part for part in waits(known).values() if part is not None] if known else []
-        told = f"{LLAMA2} in {precision}: share of a step in which the device waits for the host"
-        found.append(Aim(told, max(idle, default=None), HOST_SHARE, at_most=True))
+        title = f"{LLAMA2} in {precision}: share of a step in which the device waits for the host"
+        goals.append(Aim(title, max(idle, default=None), HOST_SHARE, at_most=True))
     rival = products.beside_others(figures, 8)
-    found.append(
+    goals.append(
         Aim(
             "8 rows: time with the fastest packed kernel of others ÷ time with our NF4",
             rival,
             0.95,
         )
     )
-    return found
+    return goals

@@ -13,9 +13,9 @@ from typing import Any
 from train_demo_drafters import DEMO, KINDS
 
 from gpu_stages.aims import Aim, shares
-from gpu_stages.asked import ROOT, Asked
 from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.record import Record, TimeUp
+from gpu_stages.request import ROOT, Request
 from gpu_stages.small_demo import write_data
 
 # As in the Makefile; the draft model as in its script.
@@ -26,59 +26,60 @@ KEPT = ("checkpoint.pt", "held_out.jsonl", "samples.jsonl")  # of a stage of the
 LEAST = 45.0  # seconds in which anything can be learned, including the start of a script
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Train the model, its draft model and its drafters, each as far as there is time."""
-    data = asked.data
-    if data is None and asked.small:
-        data = asked.models / "small-data"
+    data = request.data
+    if data is None and request.small:
+        data = request.models / "small-data"
         write_data(data)
     if data is None:
         record.keep("data", {"failed": "no --data was given: the folder with chat.jsonl.xz and text.jsonl.xz"})
         return
     record.figures.pop("data", None)
-    kept, work = asked.work / "demo", asked.models / "demo-training"
-    bring(kept, work)
+    saved, work = request.work / "demo", request.models / "demo-training"
+    bring(saved, work)
     try:
-        for stage, tokens in (SMALL_TOKENS if asked.small else TOKENS).items():
-            part(record, asked, stage, train_words(asked, data, stage, tokens, work), kept, work)
-        for kind in [*KINDS][: 1 if asked.small else None]:
-            part(record, asked, kind, drafter_words(asked, data, kind, work), kept, work)
+        for stage, tokens in (SMALL_TOKENS if request.small else TOKENS).items():
+            part(record, request, stage, train_words(request, data, stage, tokens, work), saved, work)
+        for kind in [*KINDS][: 1 if request.small else None]:
+            part(record, request, kind, drafter_words(request, data, kind, work), saved, work)
     finally:
-        bring(work, kept)
+        bring(work, saved)
 
 
-def part(record: Record, asked: Asked, name: str, words: Sequence[str], kept: Path, work: Path) -> None:
+def part(record: Record, request: Request, name: str, words: Sequence[str], saved: Path, work: Path) -> None:
     """Run one script, which continues where it stopped. Raise TimeUp where it is not finished."""
     if record.figures.get(name, {}).get("done"):
         return
     if record.left < LEAST:
         raise TimeUp(name)
     print(f"  {name}", flush=True)
-    log, began = asked.work / f"demo-{name}.log", time.monotonic()
-    own = {"LOCALSPEC_DEVICE": asked.device} if asked.on_gpu else {}  # else the smallest models are trained on the CPU
-    code = run_script(words, record.left - GRACE, log, own)
-    taken = record.figures.get(name, {}).get("seconds", 0.0) + time.monotonic() - began
-    bring(work, kept)
+    log, began = request.work / f"demo-{name}.log", time.monotonic()
+    # Otherwise the smallest models are trained on the CPU.
+    environment = {"LOCALSPEC_DEVICE": request.device} if request.on_gpu else {}
+    code = run_script(words, record.left - GRACE, log, environment)
+    spent = record.figures.get(name, {}).get("seconds", 0.0) + time.monotonic() - began
+    bring(work, saved)
     record.keep(
-        name, {"done": code == 0, "seconds": taken, "reached": reached(work, name), "said": last_line(log)[:300]}
+        name, {"done": code == 0, "seconds": spent, "reached": reached(work, name), "said": last_line(log)[:300]}
     )
     if code is None:
         raise TimeUp(name)
 
 
-def train_words(asked: Asked, data: Path, stage: str, tokens: float, work: Path) -> list[str]:
+def train_words(request: Request, data: Path, stage: str, tokens: float, work: Path) -> list[str]:
     scripts = ROOT / "research"
     words = [str(scripts / "train_demo.py")]
-    if asked.small:
+    if request.small:
         words = [str(scripts / "gpu_stages" / "small_demo.py"), "train_demo.py"]
     words += [stage, "--data", str(data), "--work", str(work)]
-    words += ["--tokens", str(tokens), "--device", asked.device, "--saved", "30"]
+    words += ["--tokens", str(tokens), "--device", request.device, "--saved", "30"]
     words += ["--towards", str(work / "model")] if stage == "draft" else []
-    return [*words, *(["--batch", "2048", "--micro", "1024", "--float32"] if asked.small else [])]
+    return [*words, *(["--batch", "2048", "--micro", "1024", "--float32"] if request.small else [])]
 
 
-def drafter_words(asked: Asked, data: Path, kind: str, work: Path) -> list[str]:
-    steps, texts = (SMALL_STEPS, data / "mixture.jsonl") if asked.small else (trained_before(kind), data)
+def drafter_words(request: Request, data: Path, kind: str, work: Path) -> list[str]:
+    steps, texts = (SMALL_STEPS, data / "mixture.jsonl") if request.small else (trained_before(kind), data)
     words = [str(ROOT / "research" / "train_demo_drafters.py"), "--data", str(texts), "--work", str(work / "trainings")]
     return [*words, "--out", str(work / "drafters"), "--only", kind, "--steps", str(steps)]
 
@@ -93,11 +94,11 @@ def reached(work: Path, name: str) -> dict[str, Any]:
     """Return the progress of a part, from the files that it wrote."""
     if name in TOKENS:
         lines = (work / name / "held_out.jsonl", work / ("draft-model.json" if name == "draft" else "model.json"))
-        found = [json.loads(file.read_text("utf-8").strip().splitlines()[-1]) for file in lines[:1] if file.exists()]
-        told = {"tokens": found[-1]["tokens"], "held_out": found[-1]["held_out"]} if found else {}
+        records = [json.loads(file.read_text("utf-8").strip().splitlines()[-1]) for file in lines[:1] if file.exists()]
+        progress = {"tokens": records[-1]["tokens"], "held_out": records[-1]["held_out"]} if records else {}
         if lines[1].exists():
-            told |= {"tokens": json.loads(lines[1].read_text("utf-8")).get(name, {}).get("tokens")}
-        return told
+            progress |= {"tokens": json.loads(lines[1].read_text("utf-8")).get(name, {}).get("tokens")}
+        return progress
     card, losses = work / "drafters" / name / "drafter.json", work / "trainings" / name / "losses.jsonl"
     if card.exists():
         content = json.loads(card.read_text("utf-8"))
@@ -129,9 +130,9 @@ def section(figures: dict[str, Any]) -> str:
     if "data" in figures:
         return f"- {figures['data']['failed']}"
     lines = []
-    for name, one in figures.items():
-        far = ", ".join(f"{what} {value}" for what, value in one["reached"].items()) or one["said"]
-        lines.append(f"- {name}: {'done' if one['done'] else 'not done'} after {one['seconds']:.0f} s; {far}")
+    for name, result in figures.items():
+        far = ", ".join(f"{key} {value}" for key, value in result["reached"].items()) or result["said"]
+        lines.append(f"- {name}: {'done' if result['done'] else 'not done'} after {result['seconds']:.0f} s; {far}")
     return "\n".join(lines) + "\n\nCheckpoints, models and drafters lie in `demo` of the work, and go on from there."
 
 

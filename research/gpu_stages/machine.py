@@ -9,25 +9,25 @@ from typing import Any
 
 import torch
 
-from gpu_stages.asked import ROOT, Asked
+from gpu_stages.request import ROOT, Request
 from localspec.machine.hardware import cpu_name, nvidia_driver, physical_cores
 from localspec.machine.memory import free_memory, total_memory
 
 PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "accelerate", "numpy")
 
 
-def machine(asked: Asked) -> dict[str, Any]:
+def machine(request: Request) -> dict[str, Any]:
     """Facts, as they are now."""
     driver = nvidia_driver()
-    card = torch.cuda.get_device_properties(asked.device) if asked.on_gpu else None
+    card = torch.cuda.get_device_properties(request.device) if request.on_gpu else None
     return {
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "card": f"{card.name}, {card.multi_processor_count} multiprocessors" if card else "none: a rehearsal",
-        "memory": total_memory(asked.device), "free": free_memory(asked.device),
+        "memory": total_memory(request.device), "free": free_memory(request.device),
         "driver": driver.version if driver else "", "cuda": torch.version.cuda or "",
         "cpu": f"{cpu_name()}, {physical_cores()} cores, {platform.platform()}",
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: number for name in PACKAGES if (number := _version(name))},
         "commit": _commit(), "load": os.getloadavg()[0],
     }  # fmt: skip
 

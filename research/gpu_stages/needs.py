@@ -9,7 +9,7 @@ from pathlib import Path
 
 from figures import table
 
-from gpu_stages.asked import ROOT
+from gpu_stages.request import ROOT
 
 THERE = ("torch", "transformers")  # with all that they bring along
 NEEDED = {
@@ -24,7 +24,7 @@ _REQUIRED = re.compile(r"^([A-Za-z0-9._-]+)")
 _SUFFIXES = (".xz", ".gz", ".zip", ".png")  # which no archive makes smaller
 
 
-def told(data: Path | None, prompts: Path | None) -> str:
+def requirements(data: Path | None, prompts: Path | None) -> str:
     """Return the list, with its sum."""
     there = closure(THERE)
     wanted = {name: why for name, why in NEEDED.items() if normal(name) not in there}
@@ -39,11 +39,11 @@ def told(data: Path | None, prompts: Path | None) -> str:
         lines.append([name, version_of(name), f"{installed_size / 1e6:.1f}", f"{size / 1e6:.1f}", note])
     places = {"data of stage g": data, "prompts": prompts}
     parts = {"repository with the native library": packed(repository()), "packages": sum_}
-    parts |= {what: packed(every(place)) for what, place in places.items() if place is not None}
+    parts |= {label: packed(every(place)) for label, place in places.items() if place is not None}
     return "\n".join([
         "In addition to torch and transformers, and what those require, the run needs (MB installed, MB as a wheel, about):",
         table(["package", "version", "installed", "wheel", "for"], lines),
-        *(f"- {what}: {size / 1e6:.1f} MB" for what, size in parts.items()),
+        *(f"- {label}: {size / 1e6:.1f} MB" for label, size in parts.items()),
         f"- and one library of bitsandbytes, {CUDA}NNN.so, where NNN is torch.version.cuda without its point (130 for 13.0), or "
         "the newest below it of the same first number. The whole kit with it:",
         *(whole(name, size, sum(parts.values())) for name, size in libraries.items()),
@@ -64,18 +64,18 @@ def normal(name: str) -> str:
 
 def closure(names: Iterable[str]) -> list[str]:
     """Return these packages and all that they require here, in the order in which they are found."""
-    found: dict[str, None] = {}
+    packages: dict[str, None] = {}
     waiting = [normal(name) for name in names]
     while waiting:
         name = waiting.pop(0)
-        if name in found or (known := installed(name)) is None:
+        if name in packages or (known := installed(name)) is None:
             continue
-        found[name] = None
+        packages[name] = None
         for required in known.requires or ():
             plain, _, marker = required.partition(";")
             if "extra" not in marker and (match := _REQUIRED.match(plain)):
                 waiting.append(normal(match[1]))
-    return list(found)
+    return list(packages)
 
 
 def installed(name: str) -> Distribution | None:
@@ -87,14 +87,14 @@ def installed(name: str) -> Distribution | None:
 
 
 def version_of(name: str) -> str:
-    found = installed(name)
-    return found.version if found else ""
+    package = installed(name)
+    return package.version if package else ""
 
 
 def files_of(name: str) -> tuple[list[Path], list[Path]]:
     """Return the files of a package, and its libraries for one version of CUDA each; without those for other makers' cards."""
-    found = installed(name)
-    listed = [] if found is None else [found.locate_file(file) for file in found.files or ()]
+    package = installed(name)
+    listed = [] if package is None else [package.locate_file(file) for file in package.files or ()]
     every = [Path(str(file)) for file in listed]
     real = [file for file in every if file.is_file() and file.suffix != ".pyc"]
     libraries = [file for file in real if file.name.startswith(CUDA)]

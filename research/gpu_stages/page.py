@@ -20,68 +20,68 @@ TITLES = {
 UNKNOWN = "an unknown commit"
 
 
-def written(work: Path, out: Path, small: bool) -> None:
+def write(work: Path, out: Path, small: bool) -> None:
     """Write the page from the figures of all stages."""
-    found = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
-    known = {stage: one for stage, one in found.items() if one["figures"]}
+    stages = {stage: read(work / f"{stage}.json") for stage in sorted(MODULES)}
+    known = {stage: content for stage, content in stages.items() if content["figures"]}
     aims = [(stage, aim) for stage in known for aim in MODULES[stage].aims(known[stage]["figures"])]
-    parts = ["# Figures of one NVIDIA GPU", head(list(found.values()), small)]
+    parts = ["# Figures of one NVIDIA GPU", head(list(stages.values()), small)]
     parts += [f"## Aims\n\n{aims_table(aims)}"] if aims else []
-    for stage, one in known.items():
+    for stage, content in known.items():
         parts.append(
-            f"## {stage}: {TITLES[stage]}\n\n{runs_told(one['runs'])}\n\n{commits_told(one)}{MODULES[stage].section(one['figures'])}"
+            f"## {stage}: {TITLES[stage]}\n\n{runs_told(content['runs'])}\n\n{commits_told(content)}{MODULES[stage].section(content['figures'])}"
         )
     half = out.with_name(out.name + ".part")
     half.write_text("\n\n".join(part.strip() for part in parts) + "\n", "utf-8")
     half.replace(out)
 
 
-def head(found: Sequence[Mapping[str, Any]], small: bool) -> str:
+def head(stages: Sequence[Mapping[str, Any]], small: bool) -> str:
     """Return the machine, as the latest run found it."""
-    runs = sorted((run for one in found for run in one["runs"]), key=lambda run: str(run["when"]))
-    missing = [stage for stage, one in zip(sorted(MODULES), found, strict=True) if not one["figures"]]
+    runs = sorted((run for content in stages for run in content["runs"]), key=lambda run: str(run["when"]))
+    missing = [stage for stage, content in zip(sorted(MODULES), stages, strict=True) if not content["figures"]]
     absent = f" Not run: {', '.join(missing)}." if missing else ""
-    said = (
+    intro = (
         "For readers of [gpu.md](../gpu.md#what-the-h200-showed), which explains the words and what follows from these figures; this page has only the records. Made by `research/gpu_proof.py` in *stages* a, b, c, …; under the title of a stage is its command."
         f"{absent} In an *eager* step Python starts each operation; a *captured* or *recorded* step is replayed as one CUDA graph. All models except the demo "
         "have random weights."
     )
     if small:
-        said += " **A rehearsal with tiny shapes: none of these figures means anything.**"
+        intro += " **A rehearsal with tiny shapes: none of these figures means anything.**"
     if not runs:
-        return said
+        return intro
     last = runs[-1]
-    commits = list(dict.fromkeys(commit for one in found for commit in commits_of(one)))
+    commits = list(dict.fromkeys(commit for content in stages for commit in commits_of(content)))
     if len(commits) > 1:
-        told = f"**figures of more than one commit**, {' and '.join(commits)}; each stage names its commit"
+        commit_words = f"**figures of more than one commit**, {' and '.join(commits)}; each stage names its commit"
     else:
-        told = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
+        commit_words = f"localspec at {commits[0] if commits else last['commit'] or UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items())
     return (
-        f"{said}\n\n- card: {last['card']}, {last['memory'] / 2**30:.1f} GiB, driver {last['driver'] or 'none'}, CUDA "
-        f"{last['cuda'] or 'none'}\n- machine: {last['cpu']}\n- versions: Python {last['python']}, {versions}; {told}"
+        f"{intro}\n\n- card: {last['card']}, {last['memory'] / 2**30:.1f} GiB, driver {last['driver'] or 'none'}, CUDA "
+        f"{last['cuda'] or 'none'}\n- machine: {last['cpu']}\n- versions: Python {last['python']}, {versions}; {commit_words}"
     )
 
 
-def commits_of(one: Mapping[str, Any]) -> dict[str, list[str]]:
+def commits_of(content: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the figures of a stage by the commits that measured them; a stage can have figures of several."""
-    ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in one["runs"]))
-    told = [(run.get("commit") or UNKNOWN, name) for run in one["runs"] for name in run.get("measured", ())]
-    known = {name for _, name in told}
+    ran = list(dict.fromkeys(run.get("commit") or UNKNOWN for run in content["runs"]))
+    pairs = [(run.get("commit") or UNKNOWN, name) for run in content["runs"] for name in run.get("measured", ())]
+    known = {name for _, name in pairs}
     # Runs of an earlier version of this program do not list their measurements.
-    told += [(ran[0] if len(ran) == 1 else UNKNOWN, name) for name in one["figures"] if name not in known]
-    found: dict[str, list[str]] = {}
-    for commit, name in dict.fromkeys(told):
-        if name in one["figures"]:
-            found.setdefault(commit, []).append(name)
-    return found
+    pairs += [(ran[0] if len(ran) == 1 else UNKNOWN, name) for name in content["figures"] if name not in known]
+    by_commit: dict[str, list[str]] = {}
+    for commit, name in dict.fromkeys(pairs):
+        if name in content["figures"]:
+            by_commit.setdefault(commit, []).append(name)
+    return by_commit
 
 
-def commits_told(one: Mapping[str, Any]) -> str:
+def commits_told(content: Mapping[str, Any]) -> str:
     """Return which figures are of which commit, where they are of several."""
-    found = commits_of(one)
-    lines = [f"- {commit}: {', '.join(names)}" for commit, names in found.items()]
-    return "By the commits that measured them:\n\n" + "\n".join(lines) + "\n\n" if len(found) > 1 else ""
+    by_commit = commits_of(content)
+    lines = [f"- {commit}: {', '.join(names)}" for commit, names in by_commit.items()]
+    return "By the commits that measured them:\n\n" + "\n".join(lines) + "\n\n" if len(by_commit) > 1 else ""
 
 
 def runs_told(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from figures import figure, table
 
 from gpu_stages.aims import failed
-from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, SHAPES, SMALL_SHAPES
 from gpu_stages.record import Record, failure
+from gpu_stages.request import Request
 from gpu_stages.timing import captured_seconds_each, seconds_each
 from localspec.models.shape import Shape
 from localspec.nn.linear_bitsandbytes import BLOCK, LLMInt8Linear, NF4Linear
@@ -140,14 +140,14 @@ MATRICES: Mapping[str, Callable[[Shape], tuple[int, int]]] = {
 }
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Every kernel with the largest matrix, then with the next one."""
-    shape = (SMALL_SHAPES if asked.small else SHAPES)[LLAMA2]
-    for matrix, sizes in list(MATRICES.items())[: 1 if asked.small else None]:
+    shape = (SMALL_SHAPES if request.small else SHAPES)[LLAMA2]
+    for matrix, sizes in list(MATRICES.items())[: 1 if request.small else None]:
         for kernel, (build, item) in KERNELS.items():
-            read = 4 * 2**20 if asked.small else READ
+            read = 4 * 2**20 if request.small else READ
             record.measured(
-                f"product {matrix}, {kernel}", lambda: product(build, item, sizes(shape), asked.device, read)
+                f"product {matrix}, {kernel}", lambda: product(build, item, sizes(shape), request.device, read)
             )
 
 
@@ -159,23 +159,23 @@ def product(build: Build, item: float, sizes: tuple[int, int], device: str, read
     weight = torch.randn(rows, columns, device=device, dtype=torch.bfloat16) * 0.02
     copies = [build(weight) for _ in range(min(64, max(2, round(read / (item * rows * columns)))))]
     x = torch.randn(max(ROWS), columns, device=device, dtype=torch.bfloat16)
-    exact, ours = x.float() @ weight.float().t(), copies[0](x[:1])
-    found: dict[str, Any] = {
-        "error": float((ours.float() - exact[:1]).norm() / exact[:1].norm()),
+    exact, output = x.float() @ weight.float().t(), copies[0](x[:1])
+    result: dict[str, Any] = {
+        "error": float((output.float() - exact[:1]).norm() / exact[:1].norm()),
         "us": {},
         "captured": {},
     }
     for count in ROWS:
         try:
-            works = [lambda one=one: one(x[:count]) for one in copies]
-            found["us"][str(count)] = 1e6 * seconds_each(works, device)
+            works = [lambda copy=copy: copy(x[:count]) for copy in copies]
+            result["us"][str(count)] = 1e6 * seconds_each(works, device)
         except RuntimeError as error:  # some accept only one row
-            found["most"] = f"not for {count} rows: {str(error).strip().splitlines()[0][:120]}"
-            return found
+            result["most"] = f"not for {count} rows: {str(error).strip().splitlines()[0][:120]}"
+            return result
         graph = captured_seconds_each(works, device)
-        found["captured"][str(count)] = 1e6 * graph if isinstance(graph, float) else graph
-    found["differing"] = differing(copies[0], x)
-    return found
+        result["captured"][str(count)] = 1e6 * graph if isinstance(graph, float) else graph
+    result["differing"] = differing(copies[0], x)
+    return result
 
 
 def differing(product: Product, x: torch.Tensor) -> list[int]:
@@ -183,7 +183,7 @@ def differing(product: Product, x: torch.Tensor) -> list[int]:
     alone = [product(x[row : row + 1])[0] for row in range(len(x))]
     return [
         count for count in COMPARED
-        if not all(torch.equal(ours, theirs) for ours, theirs in zip(product(x[:count]), alone, strict=False))
+        if not all(torch.equal(left, right) for left, right in zip(product(x[:count]), alone, strict=False))
     ]  # fmt: skip
 
 
@@ -197,54 +197,56 @@ def _bitsandbytes() -> Any:
 
 
 def section(figures: Mapping[str, Any]) -> list[str]:
-    own = {name.removeprefix("product "): one for name, one in figures.items() if name.startswith("product ")}
-    good = {name: one for name, one in own.items() if not failure(one)}
+    results = {name.removeprefix("product "): result for name, result in figures.items() if name.startswith("product ")}
+    good = {name: result for name, result in results.items() if not failure(result)}
     if not good:
-        return failed(own)
+        return failed(results)
     lines = []
-    for name, one in good.items():
-        cells = [cell(one, count) for count in ROWS]
-        lines.append([name, *cells, figure(one["error"], "{:.3f}"), bits(one)])
-    told = (
+    for name, result in good.items():
+        cells = [cell(result, count) for count in ROWS]
+        lines.append([name, *cells, figure(result["error"], "{:.3f}"), bits(result)])
+    caption = (
         "The next table has the microseconds of the product of 1 to 32 rows with one matrix of Llama-2-7B (`gate_up` or `down`): "
         "recorded, and in brackets eager. A kernel is localspec's (*our*), or a function of bitsandbytes or torch. *Error* is "
         "relative to the product with unpacked weights (*dense*). *Bits of a row* says whether a row has the same bits "
         "when it is computed by itself and with others."
     )
     return [
-        told,
+        caption,
         table(["matrix, kernel", *(f"{n} rows" if n > 1 else "1 row" for n in ROWS), "error", "bits of a row"], lines),
-        *failed(own),
+        *failed(results),
     ]
 
 
-def cell(one: Mapping[str, Any], count: int) -> str:
-    eager, graph = one["us"].get(str(count)), one["captured"].get(str(count))
+def cell(result: Mapping[str, Any], count: int) -> str:
+    eager, graph = result["us"].get(str(count)), result["captured"].get(str(count))
     if eager is None:
         return ""
     return f"{graph:.1f} ({eager:.1f})" if isinstance(graph, float) else f"({eager:.1f})"
 
 
-def bits(one: Mapping[str, Any]) -> str:
-    if "differing" not in one:
-        return str(one.get("most", ""))
-    return f"differ at {', '.join(map(str, one['differing']))} rows" if one["differing"] else "always the same"
+def bits(result: Mapping[str, Any]) -> str:
+    if "differing" not in result:
+        return str(result.get("most", ""))
+    return f"differ at {', '.join(map(str, result['differing']))} rows" if result["differing"] else "always the same"
 
 
-def seconds(one: Any, count: int) -> float | None:
+def seconds(result: Any, count: int) -> float | None:
     """Return the best known μs of a kernel for `count` rows."""
-    if failure(one) or str(count) not in one["us"] or one["error"] > WRONG:
+    if failure(result) or str(count) not in result["us"] or result["error"] > WRONG:
         return None
-    graph = one["captured"].get(str(count))
-    return float(graph if isinstance(graph, float) else one["us"][str(count)])
+    graph = result["captured"].get(str(count))
+    return float(graph if isinstance(graph, float) else result["us"][str(count)])
 
 
 def beside_others(figures: Mapping[str, Any], count: int) -> float | None:
     """Return the time of the best packing of others over that of our NF4, for the largest matrix and `count` rows."""
-    (matrix, *_), ours = MATRICES, OURS["nf4"]
+    (matrix, *_), kernel = MATRICES, OURS["nf4"]
     known = {
-        name: seconds(figures[found], count) for name in KERNELS if (found := f"product {matrix}, {name}") in figures
+        name: seconds(figures[title], count) for name in KERNELS if (title := f"product {matrix}, {name}") in figures
     }
-    others = [one for name, one in known.items() if one and name not in OURS.values() and not name.startswith("dense")]
-    own = known.get(ours)
-    return min(others) / own if own and others else None
+    others = [
+        time for name, time in known.items() if time and name not in OURS.values() and not name.startswith("dense")
+    ]
+    nf4 = known.get(kernel)
+    return min(others) / nf4 if nf4 and others else None

@@ -58,9 +58,9 @@ class Record:
         print(f"  {name}", flush=True)
         failed = ""
         try:
-            found = self.keep(name, make())
+            figure = self.keep(name, make())
             give_back(self._device)  # the next query of free memory must see it
-            return found
+            return figure
         except (TimeUp, DeviceLost, KeyboardInterrupt, SystemExit) as stopped:  # the process did not die of this
             overran = isinstance(stopped, SystemExit) and self.left <= 0  # otherwise every call would begin it again
             if not overran:
@@ -71,12 +71,12 @@ class Record:
             failed = f"{type(error).__name__}: {first_line(error)}"[:LONGEST]
         # Outside the handler, because an error keeps everything alive that its frames hold.
         print(f"    {failed}", flush=True)
-        found = self.keep(name, {"failed": failed})
+        figure = self.keep(name, {"failed": failed})
         gc.collect()
         if not answers(self._device):
             raise DeviceLost(failed)
         give_back(self._device)
-        return found
+        return figure
 
     def keep(self, name: str, figure: Any) -> Any:
         """Write a figure down."""
@@ -105,7 +105,7 @@ class Record:
         for name in [name for name, figure in self.figures.items() if failure(figure)]:
             del self.figures[name]
             for run in self._content["runs"]:
-                run["measured"] = [one for one in run.get("measured", ()) if one != name]
+                run["measured"] = [item for item in run.get("measured", ()) if item != name]
         self._content["tries"].clear()
         self._write()
 
@@ -121,10 +121,12 @@ def read(file: Path) -> dict[str, Any]:
     if not file.exists():
         return nothing
     try:
-        found = json.loads(file.read_text("utf-8"))
-        whole = isinstance(found, dict) and all(isinstance(found.get(part), type(nothing[part])) for part in nothing)
-        if whole and all(isinstance(run, dict) for run in found["runs"]):
-            return dict(found)
+        content = json.loads(file.read_text("utf-8"))
+        whole = isinstance(content, dict) and all(
+            isinstance(content.get(part), type(nothing[part])) for part in nothing
+        )
+        if whole and all(isinstance(run, dict) for run in content["runs"]):
+            return dict(content)
     except (OSError, ValueError):
         pass
     raise UsageMistake(f"{file} is damaged; delete it, and what it held is measured again.")

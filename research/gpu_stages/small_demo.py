@@ -34,8 +34,8 @@ def write_data(place: Path) -> None:
     texts = [{"source": "pratham-books", "text": say(30)} for _ in range(EXAMPLES)]
     for name, some in (("chat", chats), ("text", texts)):
         with lzma.open(place / f"{name}.jsonl.xz", "wt") as file:
-            file.writelines(json.dumps(one) + "\n" for one in some)
-    (place / "mixture.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chats), "utf-8")
+            file.writelines(json.dumps(example) + "\n" for example in some)
+    (place / "mixture.jsonl").write_text("".join(json.dumps(example) + "\n" for example in chats), "utf-8")
 
 
 def shrink() -> None:

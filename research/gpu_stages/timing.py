@@ -70,14 +70,14 @@ def runtime_calls(work: Work, device: str) -> dict[str, float]:
     wait_for(device)
     on_gpu = device.startswith("cuda")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as seen:
+    with profile(activities=activities) as profiler:
         work()
-    counts = {str(event.key): int(event.count) for event in seen.key_averages()}
+    counts = {str(event.key): int(event.count) for event in profiler.key_averages()}
     if not on_gpu:
         return {"operators": sum(count for name, count in counts.items() if name.startswith("aten::"))}
     spans = [
         (float(event.time_range.start), float(event.time_range.end))
-        for event in seen.events() or ()
+        for event in profiler.events() or ()
         if event.device_type.name == "CUDA" and not getattr(event, "is_user_annotation", False)
     ]
     return {**counted(counts), "busy": covered(spans) / 1e6, "seconds": seconds_each([work], device)}

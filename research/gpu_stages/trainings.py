@@ -14,9 +14,9 @@ from accelerate.state import AcceleratorState
 from figures import figure, table
 
 from gpu_stages.aims import Aim, failed, shares
-from gpu_stages.asked import Asked
 from gpu_stages.invented import LLAMA2, PRECISIONS, SHAPES, SMALL_SHAPES, random_target
 from gpu_stages.record import Record, failure
+from gpu_stages.request import Request
 from gpu_stages.timing import held_bytes, peak_bytes, watch_peak
 from localspec.choosing import fit
 from localspec.choosing.choice import Choice
@@ -60,18 +60,18 @@ class RandomRows:
             yield [self._row() for _ in range(self._batch // self._length)], start, 0.0
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Every kind that is trained here, on one model."""
-    shape = (SMALL_SHAPES if asked.small else SHAPES)[LLAMA2]
-    made: list[Target] = []
+    shape = (SMALL_SHAPES if request.small else SHAPES)[LLAMA2]
+    targets: list[Target] = []
 
     def target() -> Target:
-        if not made:
-            made.append(random_target(LLAMA2, asked.small, asked.device, PRECISION))
-        return made[0]
+        if not targets:
+            targets.append(random_target(LLAMA2, request.small, request.device, PRECISION))
+        return targets[0]
 
     for kind in kinds("weights"):
-        record.measured(kind, partial(training, kind, target, shape, asked), least=30)
+        record.measured(kind, partial(training, kind, target, shape, request), least=30)
 
 
 def choice_of(shape: Shape, device: str) -> Choice:
@@ -84,23 +84,23 @@ def choice_of(shape: Shape, device: str) -> Choice:
     )  # fmt: skip
 
 
-def training(kind: str, target: Any, shape: Shape, asked: Asked) -> dict[str, Any]:
+def training(kind: str, target: Any, shape: Shape, request: Request) -> dict[str, Any]:
     """Run some steps of the usual loop. Return the seconds of one, and the peak including the target."""
     model = target()
-    length, batch = (SMALL_LENGTH, SMALL_BATCH) if asked.small else (LENGTH, BATCH)
-    options = (SMALL_OPTIONS if asked.small else OPTIONS).get(kind, {})
-    watch_peak(asked.device)
-    before = held_bytes(asked.device)
-    choice = choice_of(shape, asked.device)
+    length, batch = (SMALL_LENGTH, SMALL_BATCH) if request.small else (LENGTH, BATCH)
+    options = (SMALL_OPTIONS if request.small else OPTIONS).get(kind, {})
+    watch_peak(request.device)
+    before = held_bytes(request.device)
+    choice = choice_of(shape, request.device)
     AcceleratorState._reset_state(reset_partial_state=True)
     drafter = make_drafter(kind, model, options).to(model.device)
     needed = estimate.needs(drafter, choice, length)
     fit = estimate.fitting(needed, choice, batch, length)
     for transformer in drafter.transformers:
         transformer.recomputed = fit.recomputed
-    plan = TrainingPlan(batch, fit.at_once, 1e-3, steps=SMALL_STEPS if asked.small else STEPS, save_seconds=1e9)
-    asked.models.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="training-", dir=asked.models))
+    plan = TrainingPlan(batch, fit.at_once, 1e-3, steps=SMALL_STEPS if request.small else STEPS, save_seconds=1e9)
+    request.models.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix="training-", dir=request.models))
     times: list[float] = []
     try:
         corpus: Any = RandomRows(model.vocab_size, length, batch)
@@ -111,11 +111,11 @@ def training(kind: str, target: Any, shape: Shape, asked: Asked) -> dict[str, An
         shutil.rmtree(place)
         for transformer in drafter.transformers:
             transformer.recomputed = False
-    taken = [later - earlier for earlier, later in pairwise(times)]
+    durations = [later - earlier for earlier, later in pairwise(times)]
     return {
-        "seconds": sorted(taken)[len(taken) // 2], "at_once": fit.at_once, "recomputed": fit.recomputed, "batch": batch,
+        "seconds": sorted(durations)[len(durations) // 2], "at_once": fit.at_once, "recomputed": fit.recomputed, "batch": batch,
         "trainable": needed.trainable, "loss": loop.state.loss, "held_before": before,
-        "peak": peak_bytes(asked.device), "estimate": needed.memory(fit.at_once, fit.recomputed) - estimate.PROGRAM,
+        "peak": peak_bytes(request.device), "estimate": needed.memory(fit.at_once, fit.recomputed) - estimate.PROGRAM,
     }  # fmt: skip
 
 
@@ -123,14 +123,14 @@ def training(kind: str, target: Any, shape: Shape, asked: Asked) -> dict[str, An
 
 
 def section(figures: dict[str, Any]) -> str:
-    good = {kind: one for kind, one in figures.items() if not failure(one)}
+    good = {kind: result for kind, result in figures.items() if not failure(result)}
     lines = [
         [
-            kind, f"{one['trainable'] / 1e6:.0f} M", figure(one["seconds"]), f"{one['batch'] / one['seconds']:.0f}",
-            f"{one['at_once']}{', layers twice' if one['recomputed'] else ''}", gib(one["peak"]), gib(one["estimate"]),
-            figure(one["peak"] / one["estimate"] if one["peak"] else None),
+            kind, f"{result['trainable'] / 1e6:.0f} M", figure(result["seconds"]), f"{result['batch'] / result['seconds']:.0f}",
+            f"{result['at_once']}{', layers twice' if result['recomputed'] else ''}", gib(result["peak"]), gib(result["estimate"]),
+            figure(result["peak"] / result["estimate"] if result["peak"] else None),
         ]
-        for kind, one in good.items()
+        for kind, result in good.items()
     ]  # fmt: skip
     heads = [
         "drafter",
@@ -142,8 +142,8 @@ def section(figures: dict[str, Any]) -> str:
         "estimated GiB",
         "peak ÷ estimate",
     ]
-    told = f"{LLAMA2} in NF4 with random weights; drafters with their default options. A training step reads {BATCH} tokens in sequences of {LENGTH}."
-    return "\n\n".join([told, *([table(heads, lines)] if lines else []), *failed(figures)])
+    caption = f"{LLAMA2} in NF4 with random weights; drafters with their default options. A training step reads {BATCH} tokens in sequences of {LENGTH}."
+    return "\n\n".join([caption, *([table(heads, lines)] if lines else []), *failed(figures)])
 
 
 def gib(size: float) -> str:
@@ -151,9 +151,9 @@ def gib(size: float) -> str:
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
-    known: Sequence[Any] = [one for one in figures.values() if not failure(one) and one["peak"]]
-    within = shares(one["peak"] <= ALLOWED * one["estimate"] for one in known)
-    near = shares(one["peak"] >= one["estimate"] / 2 for one in known)
+    known: Sequence[Any] = [result for result in figures.values() if not failure(result) and result["peak"]]
+    within = shares(result["peak"] <= ALLOWED * result["estimate"] for result in known)
+    near = shares(result["peak"] >= result["estimate"] / 2 for result in known)
     return [
         Aim(f"share of drafter kinds whose peak memory is at most {ALLOWED} of the estimate", within, 1.0),
         Aim("share of drafter kinds whose estimate is at most twice the peak", near, 1.0),

@@ -9,7 +9,7 @@ from typing import Any
 from experiment import questions
 from widen_demo import widen
 
-from gpu_stages.asked import Asked
+from gpu_stages.request import Request
 from localspec import config
 from localspec.bench import prompts
 from localspec.config import Settings
@@ -22,43 +22,43 @@ PRECISIONS = {"bf16": {"dtype": "bf16", "quantize": "none"}, "nf4": {"dtype": "b
 SMALL_PRECISIONS = {"bf16": PRECISIONS["bf16"]}
 
 
-def precisions(asked: Asked) -> dict[str, dict[str, str]]:
+def precisions(request: Request) -> dict[str, dict[str, str]]:
     """Return the precisions that it is measured in, as settings."""
-    return PRECISIONS if asked.on_gpu else SMALL_PRECISIONS
+    return PRECISIONS if request.on_gpu else SMALL_PRECISIONS
 
 
-def wide_demo(asked: Asked) -> TargetCard:
+def wide_demo(request: Request) -> TargetCard:
     """Return the widened demo, made where it is not there yet."""
-    path = asked.models / f"demo-{asked.width}"
+    path = request.models / f"demo-{request.width}"
     if not path.exists():
-        for other in asked.models.glob("demo-*"):  # unfinished, or of another width: each takes gigabytes
+        for other in request.models.glob("demo-*"):  # unfinished, or of another width: each takes gigabytes
             shutil.rmtree(other)
-        widen(path, asked.width, CONTEXT)
+        widen(path, request.width, CONTEXT)
     return registry.resolve(str(path))
 
 
-def settings_of(asked: Asked, precision: str, **more: Any) -> Settings:
+def settings_of(request: Request, precision: str, **more: Any) -> Settings:
     """Return the settings of a precision, greedy and with a seed."""
-    flags = {"device": asked.device, "temperature": 0.0, "seed": 0, **precisions(asked)[precision], **more}
+    flags = {"device": request.device, "temperature": 0.0, "seed": 0, **precisions(request)[precision], **more}
     return config.load(flags=flags)
 
 
-def questions_of(asked: Asked, count: int) -> list[prompts.BenchPrompt]:
+def questions_of(request: Request, count: int) -> list[prompts.BenchPrompt]:
     """Return `count` prompts, of all kinds."""
-    if asked.prompts is None:
+    if request.prompts is None:
         return prompts.spread(prompts.BUILT_IN, count)
-    return questions(asked.prompts, count)
+    return questions(request.prompts, count)
 
 
-def prompts_place(asked: Asked) -> Path:
+def prompts_place(request: Request) -> Path:
     """Return the place of the prompts for `speedups.py`: the named ones, or else the program's own, by their kinds."""
-    if asked.prompts is not None:
-        return asked.prompts
-    place = asked.work / "prompts"
+    if request.prompts is not None:
+        return request.prompts
+    place = request.work / "prompts"
     place.mkdir(exist_ok=True)
-    for one in prompts.BUILT_IN:
-        file = place / f"{one.category}.jsonl"
-        others = [other for other in prompts.BUILT_IN if other.category == one.category]
+    for prompt in prompts.BUILT_IN:
+        file = place / f"{prompt.category}.jsonl"
+        others = [other for other in prompts.BUILT_IN if other.category == prompt.category]
         file.write_text("".join(json.dumps({"id": o.id, "prompt": o.text}) + "\n" for o in others), "utf-8")
     return place
 

@@ -17,10 +17,10 @@ from side_by_side import PLAIN, interval, length, speedup, worth
 from speedups import EVERY
 
 from gpu_stages.aims import FASTER, LEAN, METHODS, Aim, failed
-from gpu_stages.asked import Asked
 from gpu_stages.children import GRACE, last_line, run_script
 from gpu_stages.papers import S3D_OVER_ALL, S3D_ROWS
 from gpu_stages.record import Record, TimeUp, failure
+from gpu_stages.request import Request
 from gpu_stages.timing import peak_bytes, watch_peak
 from gpu_stages.wide import parameters, precisions, prompts_place, questions_of, settings_of, wide_demo, without_phrases
 from localspec import Done, Engine, Limits, Sampling, Statistics
@@ -42,100 +42,102 @@ LEAST_SEARCHED = 60.0
 SHARED = 60.0  # seconds that replies in turns need at least
 
 
-def run(record: Record, asked: Asked) -> None:
+def run(record: Record, request: Request) -> None:
     """Measure replies one by one in all precisions, then replies side by side, which share the time that is left."""
-    card = wide_demo(asked)
+    card = wide_demo(request)
     if "model" not in record.figures:
-        record.keep("model", {"parameters": parameters(card), "factor": asked.width})
-    for precision in precisions(asked):
-        alone(record, asked, card, precision)
-    waiting = [precision for precision in precisions(asked) if f"{precision} side by side" not in record.figures]
+        record.keep("model", {"parameters": parameters(card), "factor": request.width})
+    for precision in precisions(request):
+        alone(record, request, card, precision)
+    waiting = [precision for precision in precisions(request) if f"{precision} side by side" not in record.figures]
     for index, precision in enumerate(waiting):
         seconds = record.left / (len(waiting) - index) - GRACE
-        side_by_side(record, asked, card, precision, seconds)
+        side_by_side(record, request, card, precision, seconds)
 
 
-def drafters(asked: Asked) -> Sequence[str]:
-    return SMALL_DRAFTERS if asked.small else DRAFTERS
+def drafters(request: Request) -> Sequence[str]:
+    return SMALL_DRAFTERS if request.small else DRAFTERS
 
 
 # -- one by one --------------------------------------------------------------------------------------------------------
 
 
-def alone(record: Record, asked: Asked, card: TargetCard, precision: str) -> None:
+def alone(record: Record, request: Request, card: TargetCard, precision: str) -> None:
     """Run one drafter after the other on one target, so that each peak belongs to one drafter."""
-    missing = [name for name in drafters(asked) if f"{precision} {name}" not in record.figures]
+    missing = [name for name in drafters(request) if f"{precision} {name}" not in record.figures]
     if not missing:
         return
-    with Store.open(asked.work / f"measured-{precision}.db", print) as store:
+    with Store.open(request.work / f"measured-{precision}.db", print) as store:
         engines: list[Engine] = []
 
         def plain() -> Engine:
             if not engines:
-                choice = choose(card, without_phrases(settings_of(asked, precision), PLAIN))
+                choice = choose(card, without_phrases(settings_of(request, precision), PLAIN))
                 engines.append(Engine(choice, store=store, phrases="off", measured=True))
-                replies(engines[0], asked)  # the first replies load kernels
+                replies(engines[0], request)  # the first replies load kernels
             return engines[0]
 
         for name in missing:
             least = LEAST_SEARCHED if name in SEARCHED else LEAST
-            make = partial(one_alone, plain, asked, card, precision, name, store)
+            make = partial(one_alone, plain, request, card, precision, name, store)
             record.measured(f"{precision} {name}", make, least)
         engines.clear()
         gc.collect()
 
 
-def one_alone(plain: Any, asked: Asked, card: TargetCard, precision: str, name: str, store: Store) -> dict[str, Any]:
+def one_alone(
+    plain: Any, request: Request, card: TargetCard, precision: str, name: str, store: Store
+) -> dict[str, Any]:
     """Tokens/s, tokens a step and peak memory of one drafter."""
     first = plain()
-    choice = choose(card, without_phrases(settings_of(asked, precision), name))
-    watch_peak(asked.device)
+    choice = choose(card, without_phrases(settings_of(request, precision), name))
+    watch_peak(request.device)
     engine = first if name == PLAIN else Engine(choice, store=store, phrases="off", share_with=first, measured=True)
-    loaded = peak_bytes(asked.device)
+    loaded = peak_bytes(request.device)
     if name != PLAIN:
-        replies(engine, asked)  # these take longer, because steps are recorded
-    watch_peak(asked.device)
-    said = replies(engine, asked)
-    told, held = [one for one in said if one.tokens_per_second], said[-1].memory
+        replies(engine, request)  # these take longer, because steps are recorded
+    watch_peak(request.device)
+    statistics = replies(engine, request)
+    timed, memory = [reply for reply in statistics if reply.tokens_per_second], statistics[-1].memory
     return {
-        "tokens_per_second": sum(len(one.token_ids) - 1 for one in told) / sum(one.decode_seconds for one in told),
-        "length": fmean(one.acceptance_length for one in told),
-        "peak": peak_bytes(asked.device) or held.target + held.drafter + held.cache,
-        "loading": loaded, "drafter": held.drafter, "exactness": engine.exactness.bitwise,
-        "ids": [list(one.token_ids) for one in said], "off": sum(bool(one.off_reason) for one in said),
+        "tokens_per_second": sum(len(reply.token_ids) - 1 for reply in timed) / sum(reply.decode_seconds for reply in timed),
+        "length": fmean(reply.acceptance_length for reply in timed),
+        "peak": peak_bytes(request.device) or memory.target + memory.drafter + memory.cache,
+        "loading": loaded, "drafter": memory.drafter, "exactness": engine.exactness.bitwise,
+        "ids": [list(reply.token_ids) for reply in statistics], "off": sum(bool(reply.off_reason) for reply in statistics),
         "load_seconds": engine.load_seconds, "form": str(getattr(engine.target, "step_form", "")),
     }  # fmt: skip
 
 
-def replies(engine: Engine, asked: Asked, count: int | None = None) -> list[Statistics]:
+def replies(engine: Engine, request: Request, count: int | None = None) -> list[Statistics]:
     """Greedy replies to the first prompts."""
-    found = []
-    most = Limits(SMALL_TOKENS if asked.small else TOKENS)
-    for prompt in questions_of(asked, count or (SMALL_REPLIES if asked.small else REPLIES)):
+    statistics = []
+    most = Limits(SMALL_TOKENS if request.small else TOKENS)
+    for prompt in questions_of(request, count or (SMALL_REPLIES if request.small else REPLIES)):
         *_, done = engine.chat(message(prompt.text), Sampling(), most)
         assert isinstance(done, Done)
-        found.append(done.statistics)
-    return found
+        statistics.append(done.statistics)
+    return statistics
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------
 
 
-def side_by_side(record: Record, asked: Asked, card: TargetCard, precision: str, seconds: float) -> None:
+def side_by_side(record: Record, request: Request, card: TargetCard, precision: str, seconds: float) -> None:
     """Run as many prompts as there is time for, with `speedups.py`; the next call continues."""
-    if seconds < SHARED and not asked.small:
+    if seconds < SHARED and not request.small:
         raise TimeUp("side by side")
-    work, log = asked.work / f"speedups-{precision}", asked.work / f"speedups-{precision}.log"
-    words = [str(Path("research") / "speedups.py"), "-m", str(card.path), "--prompts", str(prompts_place(asked))]
-    words += ["--limit", "1" if asked.small else "6", "-n", str(SMALL_TOKENS if asked.small else 64)]
-    words += ["--drafters", *(name for name in drafters(asked) if name != PLAIN), "--work", str(work)]
-    named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(asked)[precision].items()}
+    work, log = request.work / f"speedups-{precision}", request.work / f"speedups-{precision}.log"
+    words = [str(Path("research") / "speedups.py"), "-m", str(card.path), "--prompts", str(prompts_place(request))]
+    words += ["--limit", "1" if request.small else "6", "-n", str(SMALL_TOKENS if request.small else 64)]
+    words += ["--drafters", *(name for name in drafters(request) if name != PLAIN), "--work", str(work)]
+    named_settings = {f"LOCALSPEC_{name.upper()}": value for name, value in precisions(request)[precision].items()}
     # A second process writes the replies, so this process must leave nothing on the card.
-    code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": asked.device})
-    found = turns_of(work)
-    record.keep(f"{precision} turns", found)
+    code = run_script(words, seconds, log, {**named_settings, "LOCALSPEC_DEVICE": request.device})
+    turns = turns_of(work)
+    record.keep(f"{precision} turns", turns)
     if code is not None:
-        record.keep(f"{precision} side by side", {"turns": len(found)} if code == 0 else {"failed": last_line(log)})
+        record.keep(f"{precision} side by side", {"turns": len(turns)} if code == 0 else {"failed": last_line(log)})
 
 
 def turns_of(place: Path) -> list[dict[str, Any]]:
@@ -149,8 +151,8 @@ def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
     """Return a turn with whether each reply differs from the plain one, in place of all tokens."""
     plain = turn["replies"][PLAIN]["ids"]
     replies = {
-        name: {key: value for key, value in one.items() if key != "ids"} | {"differs": one["ids"] != plain}
-        for name, one in turn["replies"].items()
+        name: {key: value for key, value in reply.items() if key != "ids"} | {"differs": reply["ids"] != plain}
+        for name, reply in turn["replies"].items()
     }
     return {**turn, "replies": replies}
 
@@ -160,62 +162,62 @@ def without_ids(turn: dict[str, Any]) -> dict[str, Any]:
 
 def by_precision(figures: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what was measured one by one, by precision and drafter."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, one in figures.items():
+    by_name: dict[str, dict[str, Any]] = {}
+    for name, result in figures.items():
         precision, _, drafter = name.partition(" ")
         if drafter in DRAFTERS:
-            found.setdefault(precision, {})[drafter] = one
-    return found
+            by_name.setdefault(precision, {})[drafter] = result
+    return by_name
 
 
-def ratios(one: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[float, float]:
+def ratios(result: Mapping[str, Any], plain: Mapping[str, Any]) -> tuple[float, float]:
     """(speedup, M)."""
-    faster = one["tokens_per_second"] / plain["tokens_per_second"]
-    return faster, faster / (one["peak"] / plain["peak"])
+    faster = result["tokens_per_second"] / plain["tokens_per_second"]
+    return faster, faster / (result["peak"] / plain["peak"])
 
 
 def section(figures: dict[str, Any]) -> str:
     model = figures.get("model")
-    told = []
+    parts = []
     if model:
-        told.append(
+        parts.append(
             f"The demo model was enlarged with zeros, {model['factor']} times in width: {model['parameters'] / 1e9:.2g} B parameters in 8 layers. It writes the demo's texts and drafts. "
             "A usual model of that size has four times as many layers, and so launches four times as many kernels in a step. "
             "*Peak GiB* is the most memory used, τ the tokens per step, × the speedup over plain decoding (`none`), and M is × ÷ "
             "relative peak memory. *Other texts* counts replies that differ from plain "
             "decoding, and *switched off* replies in which drafting stopped because it did not pay."
         )
-    for precision, of in by_precision(figures).items():
-        plain = of.get(PLAIN)
+    for precision, results in by_precision(figures).items():
+        plain = results.get(PLAIN)
         if plain is None or failure(plain):
-            told += failed({f"{precision} {name}": one for name, one in of.items()})
+            parts += failed({f"{precision} {name}": result for name, result in results.items()})
             continue
         lines = []
-        for drafter, one in of.items():
-            if failure(one):
+        for drafter, result in results.items():
+            if failure(result):
                 continue
-            faster, worth = ratios(one, plain)
-            differing = sum(ours != theirs for ours, theirs in zip(one["ids"], plain["ids"], strict=True))
+            faster, worth = ratios(result, plain)
+            differing = sum(left != right for left, right in zip(result["ids"], plain["ids"], strict=True))
             lines.append([
-                drafter, f"{one['tokens_per_second']:.1f}", figure(one["length"]), figure(faster), f"{one['peak'] / 2**30:.2f}",
-                figure(worth), figure(one["tokens_per_second"] / (one["peak"] / 2**30)), str(differing), str(one["off"]),
+                drafter, f"{result['tokens_per_second']:.1f}", figure(result["length"]), figure(faster), f"{result['peak'] / 2**30:.2f}",
+                figure(worth), figure(result["tokens_per_second"] / (result["peak"] / 2**30)), str(differing), str(result["off"]),
             ])  # fmt: skip
         heads = ["drafter", "tokens/s", "τ", "×", "peak GiB", "M", "tokens/s per GiB", "other texts", "switched off"]
         form = f" (steps of plain decoding are {plain['form']})" if plain.get("form") else ""
-        told.append(f"In {precision}, {len(plain['ids'])} replies of each drafter{form}:\n\n{table(heads, lines)}")
-        told += failed({f"{precision} {name}": one for name, one in of.items()})
-        told += beside(figures.get(f"{precision} turns") or [], precision)
-        told += failed({name: one for name, one in figures.items() if name == f"{precision} side by side"})
+        parts.append(f"In {precision}, {len(plain['ids'])} replies of each drafter{form}:\n\n{table(heads, lines)}")
+        parts += failed({f"{precision} {name}": result for name, result in results.items()})
+        parts += speedups_by_kind(figures.get(f"{precision} turns") or [], precision)
+        parts += failed({name: result for name, result in figures.items() if name == f"{precision} side by side"})
     papers = [[f"table {row[0]}: {row[1]}", *(figure(value) for value in row[2:])] for row in S3D_ROWS]
     heads = ["table of the S3D paper: method", "peak GiB", "tokens/s", "M", "M over all"]
-    told.append(
+    parts.append(
         "For comparison: figures of the S3D paper, from an A10G with the prompts of MT-Bench. M compares with the first row. "
         f"*M over all* is for all three sets of prompts.\n\n{table(heads, papers)}"
     )
-    return "\n\n".join(told)
+    return "\n\n".join(parts)
 
 
-def beside(turns: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
+def speedups_by_kind(turns: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
     """× of replies that were written side by side, by the kind of text."""
     if not turns:
         return []
@@ -234,24 +236,26 @@ def beside(turns: Sequence[Mapping[str, Any]], precision: str) -> list[str]:
 
 
 def aims(figures: dict[str, Any]) -> list[Aim]:
-    found = []
-    for precision, of in by_precision(figures).items():
-        plain = of.get(PLAIN)
+    goals = []
+    for precision, results in by_precision(figures).items():
+        plain = results.get(PLAIN)
         good = {
-            name: ratios(one, plain) for name, one in of.items() if plain and not failure(plain) and not failure(one)
+            name: ratios(result, plain)
+            for name, result in results.items()
+            if plain and not failure(plain) and not failure(result)
         }
         worth = max((worth for _, worth in good.values()), default=None)
-        told = f"{precision}: best speedup of {', '.join(METHODS)} over recorded plain decoding, with at most {LEAN} times its memory"
+        title = f"{precision}: best speedup of {', '.join(METHODS)} over recorded plain decoding, with at most {LEAN} times its memory"
         recorded = plain is not None and plain.get("form") == "captured"
-        found.append(Aim(told, best_lean(good) if recorded else None, FASTER))
-        found.append(
+        goals.append(Aim(title, best_lean(good) if recorded else None, FASTER))
+        goals.append(
             Aim(
                 f"{precision}: best *M over all* of a drafter (wanted: that of S3D in table 1 of its paper)",
                 worth,
                 S3D_OVER_ALL,
             )
         )
-    return found or [Aim("× of the best drafter", None, FASTER)]
+    return goals or [Aim("× of the best drafter", None, FASTER)]
 
 
 def best_lean(good: Mapping[str, tuple[float, float]]) -> float | None:

@@ -20,7 +20,7 @@ SMALL = 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """Where to measure and where to keep it; `small` is a rehearsal with tiny shapes."""
 
     device: str
@@ -56,24 +56,24 @@ class Asked:
         }  # fmt: skip
 
 
-def check(asked: Asked) -> None:
+def check(request: Request) -> None:
     """Raise UsageMistake for a device that is not here, and for files that cannot be read."""
-    if asked.device not in ("cuda", "cpu"):
+    if request.device not in ("cuda", "cpu"):
         raise UsageMistake(
-            f"--device {asked.device} is not for this; give cuda or cpu, and choose a card by CUDA_VISIBLE_DEVICES."
+            f"--device {request.device} is not for this; give cuda or cpu, and choose a card by CUDA_VISIBLE_DEVICES."
         )
-    if asked.on_gpu and not any(name.startswith("cuda") for name in devices()):
+    if request.on_gpu and not any(name.startswith("cuda") for name in devices()):
         raise UsageMistake("There is no GPU here that torch can use; rehearse with --device cpu --small.")
-    if asked.device == "cpu" and not asked.small:
+    if request.device == "cpu" and not request.small:
         raise UsageMistake("On a CPU there is only the rehearsal; give --small.")
-    if asked.data is not None and not (asked.data / "chat.jsonl.xz").is_file():
-        raise UsageMistake(f"--data {asked.data} holds no chat.jsonl.xz; name the folder that does.")
-    if asked.factor is not None and asked.factor < 1:
-        raise UsageMistake(f"--factor {asked.factor} is too small; give 1 or more.")
-    own(asked.models)
+    if request.data is not None and not (request.data / "chat.jsonl.xz").is_file():
+        raise UsageMistake(f"--data {request.data} holds no chat.jsonl.xz; name the folder that does.")
+    if request.factor is not None and request.factor < 1:
+        raise UsageMistake(f"--factor {request.factor} is too small; give 1 or more.")
+    claim(request.models)
 
 
-def own(models: Path) -> None:
+def claim(models: Path) -> None:
     """Make the directory of large models, into which nobody else may have put what is loaded from there.
 
     Raises UsageMistake for one that is a file, somebody else's, a link of somebody else's, or one into which all may write.
