@@ -216,15 +216,15 @@ def load(
         if name not in NAMES:
             raise UsageMistake(f"Unknown setting {name!r} in {file}{nearest(name, NAMES)}; correct or remove it.")
         take(name, value, str(file), f"{name} = {_shown(value)} in {file}", "correct or remove it")
-    known = {PREFIX + name.upper(): name for name in NAMES}
+    variables = {PREFIX + name.upper(): name for name in NAMES}
     for variable, value in sorted(environ.items()):
         if not variable.startswith(PREFIX) or variable in _NO_SETTINGS:
             continue
-        if variable not in known:
-            guess = nearest(variable, [*known, *_NO_SETTINGS])
+        if variable not in variables:
+            guess = nearest(variable, [*variables, *_NO_SETTINGS])
             raise UsageMistake(f"Unknown environment variable {variable}{guess}; correct or unset it.")
         if value:
-            name = known[variable]
+            name = variables[variable]
             take(name, TABLE[name].check.read(value), variable, f"{variable}={_shown(value)}", "correct or unset it")
     for name, value in (flags or {}).items():
         if value is not None and value != []:

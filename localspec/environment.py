@@ -16,8 +16,8 @@ TAB_DRIVER = "localspec_tui.tab:TabDriver"  # Textual's driver in a tab of a bro
 
 def home(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory that LOCALSPEC_HOME names, absolute, or None."""
-    named = environ.get(HOME)
-    return Path(os.path.expanduser(named)).absolute() if named else None
+    path = environ.get(HOME)
+    return Path(os.path.expanduser(path)).absolute() if path else None
 
 
 def instruction_set(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -28,8 +28,8 @@ def instruction_set(environ: Mapping[str, str] = os.environ) -> str | None:
 
 def ollama_models(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of Ollama's models that OLLAMA_MODELS names; None if it is not set."""
-    named = environ.get("OLLAMA_MODELS")
-    return Path(named) if named else None
+    path = environ.get("OLLAMA_MODELS")
+    return Path(path) if path else None
 
 
 def serve_key(environ: Mapping[str, str] = os.environ) -> str | None:

@@ -37,14 +37,14 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
     if (kind := config.get("speculators_model_type")) is not None:
         return bool(kind == "eagle3")
     names = config.get("architectures")
-    named = isinstance(names, list) and len(names) == 1 and names[0] in _EAGLE3
-    return named and type(config.get("draft_vocab_size")) is int
+    listed = isinstance(names, list) and len(names) == 1 and names[0] in _EAGLE3
+    return listed and type(config.get("draft_vocab_size")) is int
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Return whether this config.json describes a DFlash drafter, as Z Lab publishes them."""
-    named = config.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in config
-    return named and not is_dspark(config)
+    listed = config.get("architectures") == ["DFlashDraftModel"] and "speculators_model_type" not in config
+    return listed and not is_dspark(config)
 
 
 def is_dspark(config: Mapping[str, Any]) -> bool:
@@ -52,8 +52,8 @@ def is_dspark(config: Mapping[str, Any]) -> bool:
     if "speculators_model_type" in config:
         return False
     names, inner = config.get("architectures"), config.get("dflash_config")
-    named = isinstance(names, list) and len(names) == 1 and names[0] in _DSPARK and config.get("model_type") == "qwen3"
-    return named or (
+    listed = isinstance(names, list) and len(names) == 1 and names[0] in _DSPARK and config.get("model_type") == "qwen3"
+    return listed or (
         names == ["DFlashDraftModel"] and isinstance(inner, dict) and inner.get("projector_type") == DSPARK
     )
 
@@ -108,5 +108,5 @@ def base_model(config: Mapping[str, Any], repo: str = "") -> str | None:
         return repo.removesuffix(_OF_ASSISTANTS)
     verifier = config.get("speculators_config")
     verifier = verifier.get("verifier") if isinstance(verifier, dict) else None
-    named = verifier.get("name_or_path") if isinstance(verifier, dict) else config.get("base_model_name_or_path")
-    return named if isinstance(named, str) else None
+    model = verifier.get("name_or_path") if isinstance(verifier, dict) else config.get("base_model_name_or_path")
+    return model if isinstance(model, str) else None

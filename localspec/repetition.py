@@ -68,12 +68,12 @@ def _ends_in_code(reply: str) -> bool:
 def _period(tail: str, least: int) -> int:
     """Return the length of the phrase that the end of `tail` repeats REPEATS times over at least `least` characters, or
     0."""
-    ending, place = tail[-ENDING:], len(tail) - 1
+    ending, start = tail[-ENDING:], len(tail) - 1
     for _ in range(PLACES):
-        place = tail.rfind(ending, 0, place + ENDING - 1)
-        period = len(tail) - ENDING - place
+        start = tail.rfind(ending, 0, start + ENDING - 1)
+        period = len(tail) - ENDING - start
         length = max(REPEATS * period, least)
-        if place < 0 or length > len(tail):
+        if start < 0 or length > len(tail):
             return 0
         if tail[-length:-period] == tail[period - length :]:
             return period

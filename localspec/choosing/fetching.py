@@ -117,10 +117,10 @@ def _named(entry: Entry, card: TargetCard, kind: str) -> tuple[Source, ...]:
     check_family(kind, entry.architecture, card.name)
     accepted = accepted_kinds(card)
     every = [drafter for drafter in entry.drafters if drafter.kind in accepted]
-    known = [drafter.kind for drafter in every if drafter.source is not None or drafter.kind in kinds("draft model")]
+    names = [drafter.kind for drafter in every if drafter.source is not None or drafter.kind in kinds("draft model")]
     hint = f"; `localspec train {kind} -m {card.name}` makes one" if published and kind in accepted else ""
-    offered = f"choose one of {', '.join(known)}, or none" if known else "none is published; leave --drafter out"
-    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, known)}; {offered}{hint}.")
+    offered = f"choose one of {', '.join(names)}, or none" if names else "none is published; leave --drafter out"
+    raise UsageMistake(f"Nobody publishes a drafter {kind!r} for {card.name}{nearest(kind, names)}; {offered}{hint}.")
 
 
 def to_make(card: TargetCard) -> str | None:

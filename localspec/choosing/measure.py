@@ -232,9 +232,9 @@ def with_reply(sums: dict[str, list[float]], drafter: str, statistics: Statistic
     )
     memory = statistics.memory
     new_peak = memory.peak if memory.peak <= OTHERS * (memory.target + memory.drafter + memory.cache) else 0
-    *before, peak, _, replies = sums.get(drafter) or [0.0] * 9
+    *earlier, peak, _, replies = sums.get(drafter) or [0.0] * 9
     lowest = min((value for value in (peak, new_peak) if value), default=0)
-    faded = [FADING * old + latest for old, latest in zip(before, new, strict=True)]
+    faded = [FADING * old + latest for old, latest in zip(earlier, new, strict=True)]
     return {**sums, drafter: [*faded, float(lowest), float(memory.drafter), replies + 1]}
 
 

@@ -36,39 +36,39 @@ def named_drafter(name: str, card: TargetCard) -> DrafterSpec:
     """
     if name == "auto":
         return DrafterSpec(name)
-    named = name.removesuffix(WITH_PHRASES)
-    phrases = name.removeprefix(named)
-    first, _, small = named.partition(":")
-    if named == "auto":
+    base = name.removesuffix(WITH_PHRASES)
+    phrases = name.removeprefix(base)
+    first, _, small = base.partition(":")
+    if base == "auto":
         raise UsageMistake(
             f"'{name}' is not possible, because 'auto' decides whether to use phrases; write 'auto' or 'phrases'."
         )
-    row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else named)), None)
+    row = next((row for row in TABLE if row.name == (first if row.takes == "draft model" else base)), None)
     if row is not None and phrases and (row.name == "none" or row.has_phrases):
-        raise UsageMistake(f"'{name}' means the same as '{'phrases' if row.name == 'none' else named}'; write that.")
+        raise UsageMistake(f"'{name}' means the same as '{'phrases' if row.name == 'none' else base}'; write that.")
     if row is not None and row.takes in ("nothing", "probe"):
         return DrafterSpec(name)
     if row is not None and row.takes == "draft model":
-        if named.endswith(":"):
+        if base.endswith(":"):
             raise UsageMistake(
                 f"'{name}' names no model; write {first}:MODEL, or only {first} for the registry's small model."
             )
         draft = resolve(full_name(small)) if small else _default_draft(first, card)
         return DrafterSpec(first + phrases, small=small_model_of(draft, drafts=True))
-    if "+" in named and not os.path.isdir(os.path.expanduser(named)):
+    if "+" in base and not os.path.isdir(os.path.expanduser(base)):
         return _merged(name, card)
-    directory = any(mark in named for mark in "/\\.~") or (row is None and os.path.isdir(named))
+    directory = any(mark in base for mark in "/\\.~") or (row is None and os.path.isdir(base))
     if small and re.fullmatch(r"\w{2,}", first):  # `word:…` names a kind; one letter would be a drive of Windows
         directory = False
     if row is None and not directory:
         known = ["auto", *accepted_kinds(card)]
         raise UsageMistake(
-            f"There is no drafter '{named}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
+            f"There is no drafter '{base}'{nearest(first, known)}; use one of {', '.join(known)}, or a directory that "
             "`localspec train` wrote."
         )
     if row is not None and card.here and (shape := shape_of(card.path)):
-        check_layers(named, card, shape)  # do not ask users to fetch a drafter that cannot work
-    trained = find_drafter(named, card)
+        check_layers(base, card, shape)  # do not ask users to fetch a drafter that cannot work
+    trained = find_drafter(base, card)
     return DrafterSpec(trained.kind + phrases, (trained,))
 
 

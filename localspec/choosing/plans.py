@@ -369,8 +369,8 @@ def _estimate(model: Model, precision: Precision, measurements: MeasurementSourc
 
 def _rates(precision: Precision, measurements: MeasurementSource) -> Rates:
     device = precision.device
-    known = replace(device, bandwidth=device.bandwidth or measurements.recalled_bandwidth(device.name))
-    return Rates.of(known, precision.dtype, precision.quantize)
+    measured = replace(device, bandwidth=device.bandwidth or measurements.recalled_bandwidth(device.name))
+    return Rates.of(measured, precision.dtype, precision.quantize)
 
 
 # -- which one to take -------------------------------------------------------------------------------------------------

@@ -168,16 +168,16 @@ def verify(
 
 def damages(path: Path, files: Sequence[ExpectedFile], progress: Callable[[int, int], None]) -> list[str]:
     """Read files of a directory. Return a clause about each damaged file."""
-    total, before = sum(max(size(path / file.name), 0) for file in files), 0
+    total, offset = sum(max(size(path / file.name), 0) for file in files), 0
     problems = []
     for file in files:
 
-        def show(read: int, before: int = before) -> None:
-            progress(before + read, total)
+        def show(read: int, offset: int = offset) -> None:
+            progress(offset + read, total)
 
         if problem := damage(path / file.name, file, show):
             problems.append(problem)
-        before += max(size(path / file.name), 0)
+        offset += max(size(path / file.name), 0)
     return problems
 
 
@@ -241,11 +241,11 @@ def removable(source: Source, paths: Paths | None = None) -> Removal:
     repo = next(iter(info.repos), None)
     here = {revision.commit_hash: revision for revision in repo.revisions} if repo else {}
     if commit is None or commit not in here:
-        place = repository(source)
+        directory = repository(source)
         # An interrupted deletion may leave blobs to which no snapshot refers.
-        if place.is_dir() and not place.is_symlink() and not any(place.glob("snapshots/*")):
-            rest = (file for file in place.rglob("*") if file.is_file() and not file.is_symlink())
-            return Removal(source, commit or "", place, sum(max(size(file), 0) for file in rest), (), ())
+        if directory.is_dir() and not directory.is_symlink() and not any(directory.glob("snapshots/*")):
+            rest = (file for file in directory.rglob("*") if file.is_file() and not file.is_symlink())
+            return Removal(source, commit or "", directory, sum(max(size(file), 0) for file in rest), (), ())
         if trouble := next((str(warning) for warning in info.warnings if folder(source) in str(warning)), None):
             raise LocalspecError(
                 f"The cache of {source.repo} in {repository(source)} is damaged ({trouble}); repair it with "
@@ -284,9 +284,9 @@ def remove(removal: Removal, paths: Paths | None = None) -> None:
         shutil.rmtree(removal.path)
     if strategy is not None:
         strategy.execute()
-    place = removal.path if removal.stay else repository(removal.source)
-    if os.path.lexists(place):
-        raise LocalspecError(f"{place} could not be deleted; correct its permissions.")
+    path = removal.path if removal.stay else repository(removal.source)
+    if os.path.lexists(path):
+        raise LocalspecError(f"{path} could not be deleted; correct its permissions.")
     forget(removal.source, removal.commit, paths)
 
 

@@ -23,13 +23,13 @@ _PARTED = re.compile(r"(?P<name>.*?)(-(?P<part>\d{5})-of-(?P<count>\d{5}))?\.ggu
 _NOT_MODELS = ("mmproj", "imatrix")  # other content that such files may have
 
 
-def by_type(known: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
+def by_type(expected: Iterable[ExpectedFile]) -> dict[str, list[ExpectedFile]]:
     """Return the files of each GGUF type, such as Q4_K_M, ordered by name; the type with the fewest bytes is first.
 
     If files of a type are in several folders, the folder nearest to the top is taken.
     """
     types: dict[str, list[ExpectedFile]] = {}
-    for file in sorted(known, key=lambda file: (file.name.count("/"), file.name)):
+    for file in sorted(expected, key=lambda file: (file.name.count("/"), file.name)):
         kind = _type_of(file)
         if kind and file.name.count("/") == types.setdefault(kind, [file])[0].name.count("/"):
             types[kind] = [*dict.fromkeys((*types[kind], file))]
@@ -42,17 +42,17 @@ def _type_of(file: ExpectedFile) -> str | None:
     parted = _PARTED.fullmatch(path.name)
     if parted is None or path.name.lower().startswith(_NOT_MODELS):
         return None
-    named = _TYPED.fullmatch(parted["name"]) or _TYPED.fullmatch(path.parent.name)
-    return named["type"].upper() if named else None
+    match = _TYPED.fullmatch(parted["name"]) or _TYPED.fullmatch(path.parent.name)
+    return match["type"].upper() if match else None
 
 
-def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]:
+def of_type(source: Source, expected: Sequence[ExpectedFile]) -> list[ExpectedFile]:
     """Return the files of the type that a source names.
 
     Unsloth's prefix `UD-` may be left out. Raises LocalspecError, with a list of the types, if there are no such files
     or the type is not supported.
     """
-    types = by_type(known)
+    types = by_type(expected)
     kind = next((name for name in (source.gguf, f"UD-{source.gguf}") if name in types), None)
     if kind is None:
         raise LocalspecError(f"{source.repo} has no GGUF file of the type {source.gguf}; {_choose(source, types)}")
@@ -70,20 +70,20 @@ def of_type(source: Source, known: Sequence[ExpectedFile]) -> list[ExpectedFile]
     return files
 
 
-def types_listed(source: Source, known: Sequence[ExpectedFile]) -> str:
+def types_listed(source: Source, expected: Sequence[ExpectedFile]) -> str:
     """Return a sentence with the types in a repository of GGUF files, for a source without a type.
 
     The result is empty if the repository has none.
     """
-    there = by_type(known)
-    return f"{source.repo} has GGUF files; {_choose(source, there)}" if there else ""
+    types = by_type(expected)
+    return f"{source.repo} has GGUF files; {_choose(source, types)}" if types else ""
 
 
-def _choose(source: Source, there: dict[str, list[ExpectedFile]]) -> str:
-    if not there:
+def _choose(source: Source, types: dict[str, list[ExpectedFile]]) -> str:
+    if not types:
         return "no file name states a type such as Q4_K_M, so none can be chosen."
-    read = {name: files for name, files in there.items() if not _UNREAD.fullmatch(name)}
-    others = ", ".join(name for name in there if name not in read)
+    read = {name: files for name, files in types.items() if not _UNREAD.fullmatch(name)}
+    others = ", ".join(name for name in types if name not in read)
     if not read:
         return f"the repository has only types that localspec does not read: {others}."
     listed = ", ".join(f"{name} ({size(_bytes(files))})" for name, files in read.items())
@@ -135,10 +135,10 @@ def cached_gguf(source: Source | None = None) -> list[CachedGguf]:
     return []
 
 
-def _in(place: Path) -> Iterator[CachedGguf]:
+def _in(folder: Path) -> Iterator[CachedGguf]:
     with suppress(UsageMistake):
-        source = Source.parse(place.name.removeprefix("models--").replace("--", "/", 1))
-        for commit in sorted(place.glob("snapshots/*")):
+        source = Source.parse(folder.name.removeprefix("models--").replace("--", "/", 1))
+        for commit in sorted(folder.glob("snapshots/*")):
             names = [path for path in sorted(commit.rglob("*")) if path.suffix.lower() == ".gguf"]
             files = [_file(commit, path) for path in names if bytes_of(path) >= 0]
             for kind, parts in by_type(files).items():

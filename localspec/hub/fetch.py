@@ -84,8 +84,8 @@ class _Fetching:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
             clauses.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
         if self.coming:
-            came = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
-            clauses.append(f"{self.coming.name}{came} is fetched from the start by a later pull")
+            progress = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
+            clauses.append(f"{self.coming.name}{progress} is fetched from the start by a later pull")
         elif clauses:
             clauses.append("a later pull fetches the rest")
         return f"{'; '.join(clauses)}." if clauses else ""

@@ -21,8 +21,8 @@ def lacking(quantize: str, device: str) -> str:
     if device_type == "mps" and quantize in _OPERATORS:
         import torch
 
-        known = torch._C._dispatch_has_kernel_for_dispatch_key(_OPERATORS[quantize], "MPS")
-        return "" if known else f"this build of torch has no {quantize} kernels for Apple's GPUs"
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(_OPERATORS[quantize], "MPS")
+        return "" if has_kernel else f"this build of torch has no {quantize} kernels for Apple's GPUs"
     if device_type == "cpu" and quantize in ("int8", "int4"):
         return compiled.missing()
     if quantize == "int4":

@@ -179,10 +179,10 @@ def forget_damaged(path: Path) -> None:
     A pull compares weights with their digests, but loading does not: it trusts the file names in the shared cache.
     """
     with suppress(LocalspecError, OSError):  # such a model was never packed
-        came, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
+        changed, here = max(file.stat().st_ctime_ns for file in weight_files(path)), revision(path)
         for copy in packed_files(Paths(home())):
             origin = copy.header.origin
-            if not origin.commit and origin.revision == here and copy.path.stat().st_mtime_ns < came:
+            if not origin.commit and origin.revision == here and copy.path.stat().st_mtime_ns < changed:
                 copy.path.unlink(missing_ok=True)
 
 

@@ -132,8 +132,8 @@ def pull(
     if nothing := already_here(name, options):
         yield nothing
         return
-    known = f"`localspec pull {name} --dry-run` shows what the registry knows about it." if card else ""
-    must_be_online(f"Fetching {name}", known)
+    hint = f"`localspec pull {name} --dry-run` shows what the registry knows about it." if card else ""
+    must_be_online(f"Fetching {name}", hint)
     reporter.progress("checking this machine")
     machine = this_machine()
     planned = _planned(name, options, machine, reporter)
@@ -225,11 +225,11 @@ def already_here(name: str, options: PullOptions) -> AlreadyHere | None:
 def measured(card: TargetCard | None, options: PullOptions, reporter: Reporter) -> Iterator[MeasurementSource]:
     """Yield this machine's measurements. If a drafter must be chosen, they include each device's bandwidth."""
     with user_store(reporter.notice, create=False) as store:
-        known = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
+        measurements = Measurements(MeasurementCache(store, reporter), quiet=options.quiet)
         if options.drafter is None and card is not None and card.entry is not None and card.entry.drafters:
             for device in devices():
-                known.bandwidth(device)
-        yield known
+                measurements.bandwidth(device)
+        yield measurements
 
 
 def _planned(name: str, options: PullOptions, machine: Machine, reporter: Reporter) -> Planned | AlreadyHere:
