@@ -170,17 +170,17 @@ class LlamaCpp(Peer):
         self._filled = False
         for start in range(0, len(prompt), BATCH):
             logits = self.logits(prompt[start : start + BATCH], start, last=True)
-        for place in count(len(prompt)):
+        for index in count(len(prompt)):
             token = int(logits[-1].argmax())
             yield token
-            logits = self.logits([token], place)
+            logits = self.logits([token], index)
 
     def close(self) -> None:
         self._gguf.close()
 
 
 def _some_tokens(length: int, vocabulary: int) -> list[int]:
-    return [(7 + 31 * place) % vocabulary for place in range(length)]
+    return [(7 + 31 * index) % vocabulary for index in range(length)]
 
 
 def require(kinds: Sequence[str]) -> None:

@@ -114,8 +114,8 @@ def answer_all(options: argparse.Namespace) -> None:
             plain = engine_of(card, packing, PLAIN, store, None)
             prompts = fitting(plain, options)
             for drafter in options.drafters:
-                wanted = {threads: file for (threads, name), file in files.items() if name == drafter}
-                for threads, file in wanted.items():
+                by_threads = {threads: file for (threads, name), file in files.items() if name == drafter}
+                for threads, file in by_threads.items():
                     if not file.exists():
                         store.phrases.delete()  # of the run before, in which the same was said
                         engine = plain if drafter == PLAIN else engine_of(card, packing, drafter, store, plain)
@@ -331,7 +331,7 @@ def by_drafter(runs: Runs) -> Iterator[list[str]]:
         for packing in PACKINGS:
             group = {key: run for key, run in runs.items() if key[1] == packing and key[3] == drafter}
             if group:
-                isas, threads = ({key[place] for key in group} for place in (0, 2))
+                isas, threads = ({key[index] for key in group} for index in (0, 2))
                 replies, tokens, differing, steps = (
                     sum(values)
                     for values in zip(

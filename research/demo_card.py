@@ -208,9 +208,9 @@ def losses_section(losses: list[Loss], dtype: str) -> str:
     """Return the table of held-out losses with an explanation."""
     rows = [loss_cells(loss) for loss in losses]
     for kind in ("text", "chat"):
-        some = [loss for loss in losses if loss.kind == kind]
-        examples, tokens = sum(loss.examples for loss in some), sum(loss.tokens for loss in some)
-        total = Loss("", kind, examples, tokens, sum(loss.nats for loss in some))
+        of_kind = [loss for loss in losses if loss.kind == kind]
+        examples, tokens = sum(loss.examples for loss in of_kind), sum(loss.tokens for loss in of_kind)
+        total = Loss("", kind, examples, tokens, sum(loss.nats for loss in of_kind))
         rows.append(["**all of this kind**", *loss_cells(total)[1:]])
     return (
         "Mean over tokens, in nats a token; for texts over all tokens, for chats over what the assistant says, its end "

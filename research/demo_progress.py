@@ -92,9 +92,9 @@ def agreement(model: Phi3ForCausalLM, teacher: Phi3ForCausalLM, aside: Corpus) -
     for _, ids, marks in pieces(aside):
         if marks[1:].all():
             continue  # a text
-        wanted = marks[1:].to(device)
+        scored = marks[1:].to(device)
         model_shares, teacher_shares = (
-            m(ids[None].to(device), use_cache=False).logits[0, :-1][wanted].float().softmax(-1)
+            m(ids[None].to(device), use_cache=False).logits[0, :-1][scored].float().softmax(-1)
             for m in (model, teacher)
         )
         same += float((model_shares.argmax(-1) == teacher_shares.argmax(-1)).sum())

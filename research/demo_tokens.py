@@ -93,5 +93,5 @@ class Corpus:
     def rows(self, length: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """(ids, labels, marks), each [length], labels being the ids one place on; whole rows only, after `skip`."""
         for start in range(skip * length, len(self.ids) - length, length):
-            here, there = slice(start, start + length), slice(start + 1, start + length + 1)
-            yield self.ids[here].astype(np.int64), self.ids[there].astype(np.int64), self.marks[there]
+            inputs, targets = slice(start, start + length), slice(start + 1, start + length + 1)
+            yield self.ids[inputs].astype(np.int64), self.ids[targets].astype(np.int64), self.marks[targets]

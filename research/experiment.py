@@ -217,8 +217,8 @@ def content(places: Path | Sequence[Path] | None) -> list[str]:
     """Return the names of files, or of those in a directory, each with a digest. Raises UsageMistake."""
     listed = [] if places is None else [places] if isinstance(places, Path) else places
     digests = []
-    for place in listed:
-        for file in sorted(place.glob("*.jsonl")) if place.is_dir() else [place]:
+    for path in listed:
+        for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
             try:
                 with file.open("rb") as opened:
                     digests.append(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()[:12]}")
@@ -327,14 +327,14 @@ def only_run(body: str) -> tuple[str, list[str]]:
 # -- replies -----------------------------------------------------------------------------------------------------------
 
 
-def questions(place: Path, count: int | None) -> list[BenchPrompt]:
+def questions(path: Path, count: int | None) -> list[BenchPrompt]:
     """Return `count` prompts, or all: files take turns, and within a file categories do."""
-    files = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     all_prompts = [
         replace(prompt, category=file.stem) for file in files for prompt in prompts.spread(prompts.read(file), None)
     ]
     if not all_prompts:
-        raise UsageMistake(f"{place} holds no .jsonl files of prompts; name another.")
+        raise UsageMistake(f"{path} holds no .jsonl files of prompts; name another.")
     return prompts.spread(all_prompts, count)
 
 
@@ -392,8 +392,8 @@ class Bench:
         Raises OutOfTime if it is missing and nothing more may be measured.
         """
         most = most or self.options.max_tokens
-        how = f"{most} {sampling.temperature} {sampling.top_p} {sampling.seed} {self.changed} {dict(self.flags)}"
-        key = f"text | {how} | {prompt.category} {prompt.id}"
+        settings = f"{most} {sampling.temperature} {sampling.top_p} {sampling.seed} {self.changed} {dict(self.flags)}"
+        key = f"text | {settings} | {prompt.category} {prompt.id}"
 
         def make_text() -> Reply:
             target = self.engine.target

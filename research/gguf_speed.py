@@ -61,7 +61,7 @@ class Contender(Protocol):
 
 
 def some_tokens(count: int, vocabulary: int) -> list[int]:
-    return [(1000 + 31 * place) % vocabulary for place in range(count)]
+    return [(1000 + 31 * index) % vocabulary for index in range(count)]
 
 
 class Ours:
@@ -293,8 +293,8 @@ def main() -> None:
         contenders = list[Contender]()
         for entry in options.ours:
             packing, _, path = entry.partition("=")
-            place = Path(path) if path else gguf_quality.imported(options.model, packing)
-            contenders.append(Ours(place, packing, room, options.threads))
+            file = Path(path) if path else gguf_quality.imported(options.model, packing)
+            contenders.append(Ours(file, packing, room, options.threads))
         if not options.no_peer:
             contenders.append(Peer(options.model, room, options.threads, (options.work or Path(folder)) / "states"))
         readings, limits = measure(

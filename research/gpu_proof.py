@@ -76,9 +76,9 @@ def arguments(argv: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argp
     return parser, options
 
 
-def writable(place: Path, work: Path) -> bool:
+def writable(path: Path, work: Path) -> bool:
     """Return whether a page can be written there; make the work directory where it is missing."""
-    return place == work or (place.is_dir() and os.access(place, os.W_OK))
+    return path == work or (path.is_dir() and os.access(path, os.W_OK))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

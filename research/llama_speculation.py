@@ -67,13 +67,13 @@ class DraftModel:
     def __call__(self, tokens: Sequence[int]) -> Sequence[int]:
         known = next((at for at, (old, new) in enumerate(zip(self._read, tokens, strict=False)) if old != new), None)
         start = min(len(self._read), len(tokens) - 1) if known is None else min(known, len(tokens) - 1)
-        coming, drafted = list(tokens[start:]), []
+        unread, drafted = list(tokens[start:]), []
         self._read = self._read[:start]
         if start == 0:
-            logits = self._gguf.read(coming)[-1]
+            logits = self._gguf.read(unread)[-1]
         else:
-            logits = self._gguf.logits(coming, start, last=True)[-1]
-        self._read += coming
+            logits = self._gguf.logits(unread, start, last=True)[-1]
+        self._read += unread
         while True:
             drafted.append(int(logits.argmax()))
             best = np.partition(logits, -AMONG)[-AMONG:]

@@ -208,10 +208,10 @@ def every_mutant(commit: str, seed: int) -> dict[str, Mutant]:
 
 def drawn(commit: str, like: str, seed: int) -> list[Mutant]:
     """Return the mutants that both commits have, at most one of a line, as many of each operator and one in five in C++."""
-    there = every_mutant(like, seed)
+    others = every_mutant(like, seed)
     candidates, lines, ranks = [], set[tuple[str, int]](), Counter[tuple[str, int]]()
     for mutant in sorted(every_mutant(commit, seed).values(), key=lambda mutant: mutant.key):
-        if mutant.key in there and (place := (mutant.file, mutant.line)) not in lines:
+        if mutant.key in others and (place := (mutant.file, mutant.line)) not in lines:
             lines.add(place)
             share = 1 if mutant.file.endswith(".py") else 4
             kind = mutant.operator, share
@@ -397,17 +397,17 @@ def table(rows: list[dict[str, Any]], against: dict[str, Any]) -> str:
         counts = " | ".join(str(results.count(outcome)) for outcome in outcomes)
         lines.append(f"| {package or 'all'} | {len(results)} | {counts} |")
     against = {key: row for key, row in against.items() if row["outcome"] not in REPLACED}
-    if both := [(row, against[row["key"]]) for row in rows if row["key"] in against]:
-        caught = [sum(pair[at]["caught"] for pair in both) for at in (0, 1)]
-        lines.append(f"\nOf {len(both)} mutants in both files, {caught[0]} are caught here and {caught[1]} there.")
-        lost = [here for here, there in both if there["caught"] and not here["caught"]]
+    if pairs := [(row, against[row["key"]]) for row in rows if row["key"] in against]:
+        caught = [sum(pair[at]["caught"] for pair in pairs) for at in (0, 1)]
+        lines.append(f"\nOf {len(pairs)} mutants in both files, {caught[0]} are caught here and {caught[1]} there.")
+        lost = [here for here, there in pairs if there["caught"] and not here["caught"]]
         lines += [f"caught there only: {m['file']}:{m['line']} {m['old']!r} -> {m['new']!r}" for m in lost]
     return "\n".join(lines)
 
 
-def read(place: Path | None) -> dict[str, Any]:
+def read(path: Path | None) -> dict[str, Any]:
     """Return the lines of a results file by the keys of their mutants."""
-    lines = place.read_text().splitlines() if place and place.is_file() else []
+    lines = path.read_text().splitlines() if path and path.is_file() else []
     return {row["key"]: row for row in map(json.loads, lines)}
 
 

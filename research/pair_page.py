@@ -28,11 +28,11 @@ def page(lines: Sequence[Line], machine: str) -> str:
     parts = ["# What drafting is worth on published models", about(lines, machine)]
     for model in dict.fromkeys(line["model"] for line in lines):
         for temperature in sorted({line["temperature"] for line in lines if line["model"] == model}):
-            some = [line for line in lines if (line["model"], line["temperature"]) == (model, temperature)]
-            kinds = by_kind(some)
+            chosen = [line for line in lines if (line["model"], line["temperature"]) == (model, temperature)]
+            kinds = by_kind(chosen)
             if any(kinds.values()):
-                how = "greedy" if temperature == 0 else f"temperature {temperature}"
-                parts += [f"## `{model}`, {how}", *section(kinds, some, AIMS if temperature == 0 else {})]
+                sampling = "greedy" if temperature == 0 else f"temperature {temperature}"
+                parts += [f"## `{model}`, {sampling}", *section(kinds, chosen, AIMS if temperature == 0 else {})]
     return "\n\n".join(parts) + "\n"
 
 
@@ -81,8 +81,8 @@ def mean(kinds: Kinds, above: str, below: str = PLAIN) -> tuple[float, float, fl
     """Return the geometric mean of the kinds of how often `above` is as fast as `below`, with its bounds."""
     random, logs, drawn = np.random.default_rng(0), list[float](), list[Any]()
     for turns in kinds.values():
-        if some := both(turns, above, below):
-            pace = np.array([[pace_of(turn["replies"][name]) for name in (below, above)] for turn in some])
+        if common := both(turns, above, below):
+            pace = np.array([[pace_of(turn["replies"][name]) for name in (below, above)] for turn in common])
             chosen = random.integers(len(pace), size=(DRAWS, len(pace)))
             seconds, counted = pace[..., 0], pace[..., 1]
             logs.append(float(np.log(ratio(seconds, counted))))
@@ -153,17 +153,17 @@ def judged(kinds: Kinds, variants: Sequence[str], aims: Mapping[str, float]) -> 
     named = [name for name in variants if name not in (AUTO, FIRST)]
     for kind, turns in kinds.items():
         for name in (AUTO, FIRST):
-            if not (some := both(turns, name, PLAIN)):
+            if not (common := both(turns, name, PLAIN)):
                 continue
             speedups = {
                 other: speedup(both(turns, other, PLAIN), other) for other in named if both(turns, other, PLAIN)
             }
-            best, gain = max(speedups, key=speedups.__getitem__), speedup(some, name)
+            best, gain = max(speedups, key=speedups.__getitem__), speedup(common, name)
             near, aim = gain >= NEARLY * speedups[best], aims.get(kind, 0) if name == AUTO else 0
             short = gain < aim
             cells = [kind, f"`{name}`", f"{gain:.2f}", f"`{best}` {speedups[best]:.2f}", "yes" if near else "no"]
             cells += [f"{aim}, {'missed' if short else 'reached'}" if aim else ""] if aims else []
-            why = f"{arithmetic(some, name)}; the best {arithmetic(both(turns, best, PLAIN), best)}"
+            why = f"{arithmetic(common, name)}; the best {arithmetic(both(turns, best, PLAIN), best)}"
             rows.append([*cells, "" if near and not short else why])
     if rows:
         yield (
@@ -198,16 +198,16 @@ def beside_llama_cpp(kinds: Kinds, names: Sequence[str]) -> Iterator[str]:
     for name in (*theirs, PLAIN, AUTO):
         cells = []
         for turns in kinds.values():
-            some = both(turns, name)
-            pace = total(some, name, "tokens") / total(some, name, "seconds") if some else None
-            cells.append(f"{figure(pace, '{:.1f}')} ({length(some, name):.1f})" if some else "")
+            common = both(turns, name)
+            pace = total(common, name, "tokens") / total(common, name, "seconds") if common else None
+            cells.append(f"{figure(pace, '{:.1f}')} ({length(common, name):.1f})" if common else "")
         rows.append([name, *cells, ""])
     best_of: dict[str, str] = {}
     for kind, turns in kinds.items():
         paces = {
-            name: total(some, name, "tokens") / total(some, name, "seconds")
+            name: total(common, name, "tokens") / total(common, name, "seconds")
             for name in theirs
-            if (some := both(turns, name))
+            if (common := both(turns, name))
         }
         if paces:
             best_of[kind] = max(paces, key=paces.__getitem__)
@@ -249,7 +249,9 @@ def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iter
     """Yield M of every kind, and what `auto` would choose if memory were limited."""
     rows = []
     for name in [name for name in variants if name not in (AUTO, FIRST)]:
-        cells = [figure(worth(some, name)) if (some := both(turns, name, PLAIN)) else "" for turns in kinds.values()]
+        cells = [
+            figure(worth(common, name)) if (common := both(turns, name, PLAIN)) else "" for turns in kinds.values()
+        ]
         all_turns = [turn for turns in kinds.values() for turn in both(turns, name, PLAIN)]
         relative = (
             fmean(turn["replies"][name]["bytes"] / turn["replies"][PLAIN]["bytes"] for turn in all_turns)
@@ -262,10 +264,10 @@ def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iter
     cells = []
     for turns in kinds.values():
         ms = {
-            name: worth(some, name)
+            name: worth(common, name)
             for name in variants
             if name not in (AUTO, FIRST)
-            if (some := both(turns, name, PLAIN))
+            if (common := both(turns, name, PLAIN))
         }
         best = max(ms, key=ms.__getitem__)
         cells.append(f"{ms[first] / ms[best]:.2f} (`{best}`)" if first in ms else "")

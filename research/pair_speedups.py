@@ -116,12 +116,12 @@ KINDS: dict[str, dict[str, Callable[[Entry], str]]] = {
 }  # for each kind of text the files, and how a line becomes a prompt; each line serves only one kind
 
 
-def prompts_of(place: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
+def prompts_of(folder: Path, skip: int, limit: int, fits: Callable[[str], bool]) -> dict[str, list[tuple[str, str]]]:
     """Return `limit` prompts by kind after the first `skip`, with their names, one of each file in turn."""
     by_kind: dict[str, list[tuple[str, str]]] = {}
     used: set[str] = set()
     for kind, files in KINDS.items():
-        of_files = [_of_file(place / f"{file}.jsonl", make, used) for file, make in files.items()]
+        of_files = [_of_file(folder / f"{file}.jsonl", make, used) for file, make in files.items()]
         every = (pair for turn in zip_longest(*of_files) for pair in turn if pair is not None and fits(pair[1]))
         by_kind[kind] = list(islice(every, max(skip + limit, RESERVED)))
         used |= {name for name, _ in by_kind[kind]}
@@ -355,9 +355,9 @@ def measure(options: argparse.Namespace, saved: SavedReplies, stack: ExitStack) 
         options.prompts, options.skip, options.limit, lambda text: len(encode(message(text))) <= LONGEST
     )
     longest, warm = 0.0, set[str]()
-    for temperature, some in ((0.0, options.greedy), (SEEDED, options.seeded)):
-        possible = [name for name in engines.names() if name != PLAIN and (not some or name in some)]
-        theirs = [name for name in (peer.ways if peer and not temperature else ()) if not some or name in some]
+    for temperature, chosen in ((0.0, options.greedy), (SEEDED, options.seeded)):
+        possible = [name for name in engines.names() if name != PLAIN and (not chosen or name in chosen)]
+        theirs = [name for name in (peer.ways if peer and not temperature else ()) if not chosen or name in chosen]
         for number, kind in ((number, kind) for number in range(options.limit) for kind in KINDS):
             if number >= len(asked_prompts[kind]):
                 continue

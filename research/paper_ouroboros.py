@@ -155,8 +155,8 @@ class Pairing:
     ) -> Reply:
         """Return a reply without history, which is the same in every table."""
         most = most or self.bench.options.max_tokens
-        how = f"{letters_} {letters(chosen)} {sampling.temperature} {sampling.top_p} {sampling.seed} {most}"
-        key = f"reply | {how} | {prompt.category} {prompt.id}"
+        settings = f"{letters_} {letters(chosen)} {sampling.temperature} {sampling.top_p} {sampling.seed} {most}"
+        key = f"reply | {settings} | {prompt.category} {prompt.id}"
         reply = self.bench.results.of(key, lambda: self._reply(prompt, letters_, chosen, "", sampling, most))
         if reply is None:
             raise OutOfTime
@@ -203,10 +203,10 @@ class Pairing:
         return WithPhrases(inner, pool)
 
 
-def questions_of(place: Path, task: str, count: int) -> list[BenchPrompt]:
+def questions_of(folder: Path, task: str, count: int) -> list[BenchPrompt]:
     """Return the first prompts of a task."""
     file, category = TASKS[task]
-    chosen = [prompt for prompt in prompts.read(place / f"{file}.jsonl") if prompt.category == category]
+    chosen = [prompt for prompt in prompts.read(folder / f"{file}.jsonl") if prompt.category == category]
     return [replace(prompt, category=task) for prompt in chosen[:count]]
 
 
@@ -285,14 +285,14 @@ def sampled(pairing: Pairing) -> str:
         f"sampling {temperature} {seed}": {
             "sampling": Sampling(temperature, top_p=0.8, seed=seed) if temperature else GREEDY
         }
-        for temperature, some in seeds.items()
-        for seed in some
+        for temperature, values in seeds.items()
+        for seed in values
     }
     results = pairing.across(COMPARED, settings)
     lines = []
     for row in COMPARED:
         runs = [
-            [results[f"sampling {temperature} {seed}"][row] for seed in some] for temperature, some in seeds.items()
+            [results[f"sampling {temperature} {seed}"][row] for seed in values] for temperature, values in seeds.items()
         ]
         lines.append([row, *(with_interval(length(run)) if run[0] else NOT_RUN for run in runs)])
     heads = ["", *(f"temperature {temperature:g}" for temperature in TEMPERATURES)]

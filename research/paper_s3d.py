@@ -79,7 +79,7 @@ this reply and guess after each token which one comes next.
 def schemes(count: int, size: int) -> dict[str, tuple[int, ...]]:
     """Return the layers that each scheme of figure 4 keeps; early exit is "late skipped"."""
     early = size // 4
-    spread = tuple(round(place * (count - 1) / max(size - 1, 1)) for place in range(size))
+    spread = tuple(round(index * (count - 1) / max(size - 1, 1)) for index in range(size))
     return {
         "symmetric": symmetric(count, size),
         "late skipped": tuple(range(size)),
@@ -179,7 +179,7 @@ def figure_5(bench: Bench) -> str:
     if not results:
         missing = ", ".join(f"{count} of {most} layers" for count in counts)
         return "\n\n".join([f"Not run: {missing}, each with 1 to {LONGEST} tokens.", *notes])
-    names = [f"{name}, {how}" for name in ("α", "tokens a step", "×") for how in ("paper", "fitted", "measured")]
+    names = [f"{name}, {source}" for name in ("α", "tokens a step", "×") for source in ("paper", "fitted", "measured")]
     cells = []
     for count in counts:
         for gamma in range(1, LONGEST + 1):

@@ -41,24 +41,24 @@ FORMS = {
 }  # fmt: skip
 
 
-def random_model(place: Path, shape: dict[str, int]) -> Path:
+def random_model(directory: Path, shape: dict[str, int]) -> Path:
     """Made once."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import localspec
 
-    if not (place / "config.json").exists():
+    if not (directory / "config.json").exists():
         torch.manual_seed(0)
         config = LlamaConfig(**shape, vocab_size=VOCABULARY, max_position_embeddings=4096, tie_word_embeddings=False)
-        LlamaForCausalLM(config).bfloat16().save_pretrained(place, max_shard_size="1GB")
+        LlamaForCausalLM(config).bfloat16().save_pretrained(directory, max_shard_size="1GB")
         demo = Path(localspec.__file__).parent / "demo"
         for name in ("tokenizer_config.json", "chat_template.jinja"):
-            shutil.copy(demo / name, place)
-        (place / "tokenizer.json").write_text(
+            shutil.copy(demo / name, directory)
+        (directory / "tokenizer.json").write_text(
             json.dumps(with_more_tokens(json.loads((demo / "tokenizer.json").read_text())))
         )
-    return place
+    return directory
 
 
 def with_more_tokens(tokenizer: dict[str, Any]) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def measure(
     choices: dict[str, Choice], every: Sequence[prompts.BenchPrompt], options: argparse.Namespace, at_the_end: ExitStack
 ) -> None:
     """Save the replies of all drafters to each prompt that has none yet."""
-    place = options.work
-    store = at_the_end.enter_context(Store.open(file := place / "localspec.db", print))
+    folder = options.work
+    store = at_the_end.enter_context(Store.open(file := folder / "localspec.db", print))
     load = partial(Engine, phrases="off")
     first = load(choices[PLAIN], store=store)
     firsts = {
@@ -108,13 +108,13 @@ def measure(
         return bool(len(target.encode(prompts.message(prompt.text))) + options.max_tokens <= min(target.context, 1024))
 
     fitting = in_kinds(filter(has_room, every), options.limit)
-    if any(not (place / f"turn-{number}.json").exists() for number in range(len(fitting))):
+    if any(not (folder / f"turn-{number}.json").exists() for number in range(len(fitting))):
         others = (prompt for prompt in every if prompt not in fitting and has_room(prompt))
         for number, prompt in enumerate(islice(others, WARM)):
             turn(number, prompt)
     for number, prompt in enumerate(fitting):
         print(f"prompt {number + 1} of {len(fitting)}", flush=True)
-        saved_json(place / f"turn-{number}.json", partial(turn, number, prompt))
+        saved_json(folder / f"turn-{number}.json", partial(turn, number, prompt))
 
 
 def copy_of(file: Path) -> Path:
@@ -150,7 +150,7 @@ def in_kinds(candidates: Iterable[prompts.BenchPrompt], most: int) -> list[promp
     for prompt in candidates:
         if len(group := by_kind[category(prompt)]) < most:
             group.append(prompt)
-        elif all(len(some) == most for some in by_kind.values()):
+        elif all(len(group) == most for group in by_kind.values()):
             break
     return [prompt for prompt in chain.from_iterable(zip_longest(*by_kind.values())) if prompt is not None]
 

@@ -134,22 +134,22 @@ class Run:
     def build_ahead(self, count: int) -> None:
         """Write the next passes at the same time, because a fast device would otherwise wait for them."""
         numbers = range(self.progress.number + 1, self.progress.number + 1 + count)
-        wanted = [n for n in numbers if not (self.folder / f"pass-{n}.npz").exists()]
-        with multiprocessing.get_context("fork").Pool(min(len(wanted), os.cpu_count() or 1) or 1) as pool:
-            pool.map(self.build, wanted, chunksize=1)
+        missing = [n for n in numbers if not (self.folder / f"pass-{n}.npz").exists()]
+        with multiprocessing.get_context("fork").Pool(min(len(missing), os.cpu_count() or 1) or 1) as pool:
+            pool.map(self.build, missing, chunksize=1)
 
     def loss(self, ids: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Cross-entropy, or divergence from the teacher, of [rows, length], summed by weight."""
-        wanted = weights > 0
-        logits = self.model.lm_head(self.body(ids, use_cache=False).last_hidden_state[wanted]).float()
+        scored = weights > 0
+        logits = self.model.lm_head(self.body(ids, use_cache=False).last_hidden_state[scored]).float()
         if self.teacher is None:
-            each = F.cross_entropy(logits, labels[wanted], reduction="none")
+            each = F.cross_entropy(logits, labels[scored], reduction="none")
         else:
             with torch.no_grad():
-                hidden = self.teacher.model(ids, use_cache=False).last_hidden_state[wanted]
+                hidden = self.teacher.model(ids, use_cache=False).last_hidden_state[scored]
                 towards = self.teacher.lm_head(hidden).float().log_softmax(-1)
             each = F.kl_div(logits.log_softmax(-1), towards, reduction="none", log_target=True).sum(-1)
-        return (each * weights[wanted]).sum()
+        return (each * weights[scored]).sum()
 
     def step(self, rows: list[Any], factor: float) -> float:
         """One step of the optimisers; returns the loss a token."""
@@ -159,9 +159,9 @@ class Run:
         ids, labels, marks = (torch.stack([torch.from_numpy(r[i]) for r in rows]).to(self.device) for i in range(3))
         weights = torch.where(marks, 1.0, self.stage.user_share)
         total, share = 0.0, max(1.0, float(weights.sum()))
-        some = max(1, self.options.micro // self.stage.length)
-        for part in range(0, len(rows), some):
-            piece = slice(part, part + some)
+        size = max(1, self.options.micro // self.stage.length)
+        for part in range(0, len(rows), size):
+            piece = slice(part, part + size)
             with torch.autocast(self.device.type, torch.bfloat16, enabled=not self.options.float32):
                 loss = self.loss(ids[piece], labels[piece], weights[piece]) / share
             loss.backward()
@@ -235,8 +235,8 @@ def prepare(options: argparse.Namespace) -> Run:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(options.begin, local_files_only=True)
             model = Phi3ForCausalLM.from_pretrained(options.begin, dtype=torch.float32, local_files_only=True)
         else:
-            place = options.work / "tokenizer"
-            tokenizer = train_tokenizer([] if place.exists() else vocabulary_texts(options.data), place)
+            folder = options.work / "tokenizer"
+            tokenizer = train_tokenizer([] if folder.exists() else vocabulary_texts(options.data), folder)
             model = Phi3ForCausalLM(demo_config(options.shape))
         run = Run(options.stage, options, tokenizer, model.to(options.device).train())
     long_checkpoint = options.work / "long" / "checkpoint.pt"

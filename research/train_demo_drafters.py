@@ -84,19 +84,19 @@ def put(kind: str, directory: Path, out: Path) -> int:
     card["target"]["name"] = "demo"
     tensors = load_file(directory / "drafter" / "drafter.safetensors")
     halved = {name: t.to(torch.bfloat16) if t.is_floating_point() else t for name, t in tensors.items()}
-    place = out / kind
-    place.mkdir(parents=True, exist_ok=True)
-    save_file(halved, place / "drafter.safetensors", metadata={"format": "pt"})
-    card[DIGEST] = file_digest(place / "drafter.safetensors")
-    (place / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
+    target = out / kind
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(halved, target / "drafter.safetensors", metadata={"format": "pt"})
+    card[DIGEST] = file_digest(target / "drafter.safetensors")
+    (target / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
     trained = card["trained"]
     shares = " ".join(f"{100 * line[0]:.0f} %" for line in card["accuracy_by_depth"])
     text = CARD.format(
         kind=kind, command=card["command"], tokens=trained["tokens"], passes=trained["passes"], hours=trained["hours"],
         device=trained["device"], held_out=trained["held_out_tokens"], shares=shares,
     )  # fmt: skip
-    (place / "README.md").write_text(text, "utf-8")
-    return (place / "drafter.safetensors").stat().st_size
+    (target / "README.md").write_text(text, "utf-8")
+    return (target / "drafter.safetensors").stat().st_size
 
 
 def main() -> None:

@@ -139,8 +139,8 @@ class Widening:
 
     def file(self, source: Path, out: Path, kind: str = "") -> None:
         """Widens a file of tensors, of a model or of a kind of drafter."""
-        named = f"{kind}." if kind else ""
-        grown = {name: self.tensor(named + name, tensor).contiguous() for name, tensor in load_file(source).items()}
+        prefix = f"{kind}." if kind else ""
+        grown = {name: self.tensor(prefix + name, tensor).contiguous() for name, tensor in load_file(source).items()}
         save_file(grown, out, metadata={"format": "pt"})
 
 
@@ -171,8 +171,8 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
         raise UsageMistake(f"{out} is there already, and nothing is overwritten; name another directory, or delete it.")
     out.parent.mkdir(parents=True, exist_ok=True)
     config = json.loads((source / "config.json").read_text("utf-8"))
-    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.parent) as place:
-        widened = Path(place) / out.name
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", dir=out.parent) as folder:
+        widened = Path(folder) / out.name
         widen_model(source, widened, factor, context)
         widen_model(source / "draft", widened / "draft", factor, context)
         (widened / "drafters").mkdir()

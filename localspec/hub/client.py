@@ -41,12 +41,12 @@ class _Wanted:
 
 
 @contextmanager
-def stopping_unless(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the next request once `wanted` returns False.
+def stopping_unless(is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the next request once `is_wanted` returns False.
 
     Use it on other threads than the main one, because signals do not reach them.
     """
-    _Wanted.ask = staticmethod(wanted)
+    _Wanted.ask = staticmethod(is_wanted)
     try:
         yield
     finally:
@@ -61,8 +61,8 @@ def _session() -> Any:
     class Bounded(httpx2.SyncByteStream):
         """A response that fails after too many bytes."""
 
-        def __init__(self, stream: Any, most: int) -> None:
-            self._stream, self._most = stream, most
+        def __init__(self, stream: Any, limit: int) -> None:
+            self._stream, self._most = stream, limit
 
         def __iter__(self) -> Iterator[bytes]:
             read = 0
@@ -77,10 +77,10 @@ def _session() -> Any:
 
     def bound(response: Any) -> None:
         """Limit the bytes that `response.read()` accepts. Downloads read a response in pieces, without this limit."""
-        read_whole, most = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
+        read_whole, limit = response.read, _LONGEST_ANSWER if response.is_success else _LONGEST_REFUSAL
 
         def read() -> Any:
-            response.stream = Bounded(response.stream, most)
+            response.stream = Bounded(response.stream, limit)
             return read_whole()
 
         response.read = read

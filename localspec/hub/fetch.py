@@ -97,10 +97,10 @@ class _Fetching:
         """
         hub, places = client(), hub_places()
         for file in sorted(part.files, key=lambda file: (is_weights(file.name), file.bytes)):
-            before, here, damaged = self.done, cached(part.source, part.commit, file), False
+            offset, here, damaged = self.done, cached(part.source, part.commit, file), False
 
-            def show(read: int, before: int = before) -> None:
-                self._show(before + read)
+            def show(read: int, offset: int = offset) -> None:
+                self._show(offset + read)
 
             if here and damage(here, file, show):
                 discard(part.source, part.commit, file)
@@ -129,7 +129,7 @@ class _Fetching:
             if damaged:
                 self.notices.append(f"{file.name} of {part.source} was damaged in the cache and was fetched again.")
             self.whole.append(file.name)
-            self.coming, self.done = None, before + file.bytes
+            self.coming, self.done = None, offset + file.bytes
             self._show(self.done)
 
     def _show(self, done: int) -> None:

@@ -115,24 +115,24 @@ def remember(source: Source, commit: str, files: tuple[ExpectedFile, ...], paths
     """Record a finished pull. Return a notice if an unreadable record had to be set aside. Raises OSError."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     with _locked(source, paths):
-        file, known = _record_file(source, paths), records(source, paths)
+        file, pulls = _record_file(source, paths), records(source, paths)
         notice = None
-        if not known and file.exists():
+        if not pulls and file.exists():
             aside = file.with_suffix(f".{int(datetime.now(UTC).timestamp())}.aside")
             file.replace(aside)
             notice = f"{file} could not be read and was set aside as {aside.name}."
-        _write(file, source, {**known, source.revision: PullRecord(source, commit, now, files)})
+        _write(file, source, {**pulls, source.revision: PullRecord(source, commit, now, files)})
     return notice
 
 
 def forget(source: Source, commit: str, paths: Paths | None = None) -> None:
     """Remove a commit from the records. Raises OSError."""
     with _locked(source, paths):
-        file, known = _record_file(source, paths), records(source, paths)
-        left = {name: pulled for name, pulled in known.items() if pulled.commit != commit}
+        file, pulls = _record_file(source, paths), records(source, paths)
+        left = {name: pulled for name, pulled in pulls.items() if pulled.commit != commit}
         if left:
             _write(file, source, left)
-        elif known:
+        elif pulls:
             file.unlink(missing_ok=True)
 
 
@@ -145,7 +145,7 @@ def _locked(source: Source, paths: Paths | None) -> Any:
     return FileLock(file.with_suffix(".lock"), mode=0o600)
 
 
-def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
+def _write(file: Path, source: Source, pulls: dict[str, PullRecord]) -> None:
     content = {
         "format": FORMAT,
         "repo": source.repo,
@@ -158,7 +158,7 @@ def _write(file: Path, source: Source, known: dict[str, PullRecord]) -> None:
                     for fact in pulled.files
                 },
             }
-            for name, pulled in known.items()
+            for name, pulled in pulls.items()
         },
     }
     write_anew(file, json.dumps(content, indent=1).encode())

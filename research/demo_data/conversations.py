@@ -47,28 +47,28 @@ def on_a_list(random: Random) -> Drawing:
     row = random.sample(names, 4)
     turns = [f"Name four {things.kinds(kind)}.", f"{listing(row).capitalize()}."]
     for _ in range(random.randint(1, 3)):
-        how = random.choice(("sort", "reverse", "capitals", "numbers", "last", "remove"))
+        order = random.choice(("sort", "reverse", "capitals", "numbers", "last", "remove"))
         shown = ", ".join(row)
-        if how == "sort":
+        if order == "sort":
             row = sorted(row)
             turns += [
                 random.choice(("Sort them.", "Put them in alphabetical order.", "Now sort them from A to Z.")),
                 ", ".join(row),
             ]
-        elif how == "reverse":
+        elif order == "reverse":
             row = row[::-1]
             turns += [
                 random.choice(("Now in reverse order.", "Reverse the list.", "Turn the list around.")),
                 ", ".join(row),
             ]
-        elif how == "capitals":
+        elif order == "capitals":
             turns += [random.choice(("In capital letters, please.", "Write them in capital letters.")), shown.upper()]
-        elif how == "numbers":
+        elif order == "numbers":
             turns += [
                 random.choice(("Number them.", "Make a numbered list.")),
                 "\n".join(f"{i}. {w}" for i, w in enumerate(row, 1)),
             ]
-        elif how == "last":
+        elif order == "last":
             turns += [random.choice(("Which one is the last?", "What is the last one?")), f"The last one is {row[-1]}."]
         elif len(row) > 2:
             removed = random.choice(row)

@@ -132,14 +132,14 @@ def draw(random: Random) -> Drawing:
 
 def varied(random: Random, question: str) -> str:
     """Return the same question, less carefully typed or more politely asked."""
-    how = random.randrange(6)
+    style = random.randrange(6)
     small = question[0].lower() + question[1:] if not question.startswith("I ") else question
-    if how == 1:
+    if style == 1:
         return small.rstrip("?.")
-    if how == 2:
+    if style == 2:
         return f"Please tell me: {small}"
-    if how == 3:
+    if style == 3:
         return f"Hello. {question}"
-    if how == 4:
+    if style == 4:
         return f"{question} I need to know."
     return question

@@ -67,9 +67,9 @@ def set_aside(data: Path) -> list[Example]:
     """At most SET_ASIDE held-out examples of every source of the mixture, the same in every pass."""
     by_source: dict[str, list[Example]] = {source: [] for source in (*SHARED, *MADE)}
     for example in shared.examples(data):
-        there = by_source.get(example["source"])
-        if there is not None and len(there) < SET_ASIDE and shared.clean(example) and held_out(example):
-            there.append(example)
+        aside = by_source.get(example["source"])
+        if aside is not None and len(aside) < SET_ASIDE and shared.clean(example) and held_out(example):
+            aside.append(example)
     for source in MADE:
         for example in generate(source, GENERATORS[source], 0, 100 * SET_ASIDE):
             if len(by_source[source]) < SET_ASIDE and held_out(example):

@@ -157,7 +157,7 @@ def on_words(random: Random) -> Drawing:
     separator = random.choice((", ", ", ", " "))
     text, digits = separator.join(words), ", ".join(map(str, numbers))
     chosen = random.choice(words)
-    place = words.index(chosen)
+    index = words.index(chosen)
     orders: tuple[tuple[tuple[str, ...], str, str], ...] = (
         (("Sort these words", "Put these words in alphabetical order", "Sort alphabetically", "Sort these from A to Z"), text, separator.join(sorted(words))),
         (("Reverse this list", "Write these words in reverse order", "Put this list in reverse order", "Say these backwards, word by word"), text, separator.join(reversed(words))),
@@ -168,7 +168,7 @@ def on_words(random: Random) -> Drawing:
         (("Write the last word", "What is the last word", "Give me the last word"), text, words[-1]),
         (("Write these in capital letters", "Make these uppercase", "Convert to uppercase"), text, text.upper()),
         (("Join these with \"and\"", "Write these as a sentence list"), "\n".join(words), listing(words)),
-        ((f'Which word comes after "{words[max(0, place - 1)]}"',), text, words[max(0, place - 1) + 1]),
+        ((f'Which word comes after "{words[max(0, index - 1)]}"',), text, words[max(0, index - 1) + 1]),
         ((f'Remove "{chosen}" from this list', f'Write this list without "{chosen}"'), text, separator.join(w for w in words if w != chosen)),
         (("Repeat after me", "Repeat", "Copy this", "Write this again", "Say this"), text, text),
         (("Sort these numbers", "Put these numbers in order", "Sort from small to large"), digits, ", ".join(map(str, sorted(numbers)))),
@@ -245,8 +245,8 @@ def odd_one(random: Random) -> Drawing:
     first, second = random.sample([k for k in KINDS if k not in ("thing", "food")], 2)
     words = random.sample(KINDS[first], 3)
     odd = random.choice([w for w in KINDS[second] if w not in KINDS[first]])
-    place = random.randint(0, 3)
-    row = [*words[:place], odd, *words[place:]]
+    index = random.randint(0, 3)
+    row = [*words[:index], odd, *words[index:]]
     key = f"odd {odd} {' '.join(sorted(words))}"
     if random.random() < 0.5:
         return chat(
@@ -283,10 +283,10 @@ def group(random: Random) -> Drawing:
     number, others = random.randint(1, 4), random.randint(1, 3)
     outside = [w for k in ("thing", "food") for w in KINDS[k] if w not in KINDS[kind]]
     row = random.sample(KINDS[kind], number) + random.sample(outside, others)
-    wanted = set(row[:number])
+    of_kind = set(row[:number])
     random.shuffle(row)
     shown = ", ".join(row)
-    members = [w for w in row if w in wanted]
+    members = [w for w in row if w in of_kind]
     if random.random() < 0.5:
         return chat(
             f"group {shown}",

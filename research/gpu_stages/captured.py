@@ -93,7 +93,7 @@ def form_cache(target: Target, rows: int) -> Any:
 
 
 def tokens_of(target: Target, rows: int) -> list[int]:
-    return [(7 + 31 * place) % target.vocab_size for place in range(rows)]
+    return [(7 + 31 * index) % target.vocab_size for index in range(rows)]
 
 
 def logits_of(target: Target, cache: Any, rows: int) -> torch.Tensor:

@@ -119,8 +119,8 @@ def waits(result: dict[str, Any]) -> dict[int, float | None]:
     """Return, by rows, the share of a step in which the device waits for the host; None where it is unknown."""
     known = {rows: result["calls"][str(rows)] for rows in PROFILED}
     return {
-        rows: max(0.0, 1 - of["busy"] / of["seconds"]) if of.get("busy") and of.get("seconds") else None
-        for rows, of in known.items()
+        rows: max(0.0, 1 - step["busy"] / step["seconds"]) if step.get("busy") and step.get("seconds") else None
+        for rows, step in known.items()
     }
 
 

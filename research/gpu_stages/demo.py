@@ -111,19 +111,19 @@ def reached(work: Path, name: str) -> dict[str, Any]:
 
 def bring(source: Path, out: Path) -> None:
     """Copy the files to keep: checkpoints, models, drafters, logs; no texts, which can be made again."""
-    wanted = [source / stage / name for stage in TOKENS for name in KEPT]
+    files = [source / stage / name for stage in TOKENS for name in KEPT]
     for folder in ("model", "draft-model", "drafters", "tokenizer", "trainings"):
-        wanted += [
+        files += [
             file for file in sorted((source / folder).rglob("*")) if file.is_file() and file.name != "mixture.jsonl"
         ]
-    wanted += sorted(source.glob("*.json"))
-    for file in wanted:
-        there = out / file.relative_to(source)
-        if file.exists() and (not there.exists() or file.stat().st_mtime > there.stat().st_mtime):
-            there.parent.mkdir(parents=True, exist_ok=True)
-            half = there.with_name(there.name + ".part")
+    files += sorted(source.glob("*.json"))
+    for file in files:
+        copied = out / file.relative_to(source)
+        if file.exists() and (not copied.exists() or file.stat().st_mtime > copied.stat().st_mtime):
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            half = copied.with_name(copied.name + ".part")
             shutil.copy2(file, half)
-            half.replace(there)
+            half.replace(copied)
 
 
 def section(figures: dict[str, Any]) -> str:

@@ -26,10 +26,10 @@ _SUFFIXES = (".xz", ".gz", ".zip", ".png")  # which no archive makes smaller
 
 def requirements(data: Path | None, prompts: Path | None) -> str:
     """Return the list, with its sum."""
-    there = closure(THERE)
-    wanted = {name: why for name, why in NEEDED.items() if normal(name) not in there}
+    installed_here = closure(THERE)
+    missing = {name: why for name, why in NEEDED.items() if normal(name) not in installed_here}
     lines, sum_, libraries = [], 0, dict[str, int]()
-    for name in (name for name in closure(wanted) if name not in there):
+    for name in (name for name in closure(missing) if name not in installed_here):
         files, of_cuda = files_of(name)
         size, installed_size = packed(files), sum(file.stat().st_size for file in files)
         sum_ += size
@@ -39,7 +39,7 @@ def requirements(data: Path | None, prompts: Path | None) -> str:
         lines.append([name, version_of(name), f"{installed_size / 1e6:.1f}", f"{size / 1e6:.1f}", note])
     places = {"data of stage g": data, "prompts": prompts}
     parts = {"repository with the native library": packed(repository()), "packages": sum_}
-    parts |= {label: packed(every(place)) for label, place in places.items() if place is not None}
+    parts |= {label: packed(every(path)) for label, path in places.items() if path is not None}
     return "\n".join([
         "In addition to torch and transformers, and what those require, the run needs (MB installed, MB as a wheel, about):",
         table(["package", "version", "installed", "wheel", "for"], lines),
@@ -109,8 +109,8 @@ def repository() -> list[Path]:
     return [file for file in (*files, *(ROOT / "localspec" / "native").glob("localspec_native.so")) if file.is_file()]
 
 
-def every(place: Path) -> list[Path]:
-    return [place] if place.is_file() else [file for file in sorted(place.rglob("*")) if file.is_file()]
+def every(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
 
 
 def packed(files: Iterable[Path]) -> int:

@@ -89,12 +89,12 @@ def tiled_int4(weight: torch.Tensor) -> Product:
     scales = ((high - low) / 15).clamp_min(1e-6)
     steps = ((groups - low) / scales).round().clamp(0, 15).to(torch.uint8).view(rows, columns)
     # Levels count from eight, and the added number is the value of level eight.
-    both = torch.cat([scales, low + 8 * scales], -1).transpose(0, 1).contiguous().to(weight.dtype)
+    scales_and_values = torch.cat([scales, low + 8 * scales], -1).transpose(0, 1).contiguous().to(weight.dtype)
     if weight.device.type == "cpu":
         packed = torch._convert_weight_to_int4pack_for_cpu(steps.int(), TILES)
-        return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, both)
+        return lambda x: torch._weight_int4pack_mm_for_cpu(x, packed, GROUP, scales_and_values)
     packed = torch._convert_weight_to_int4pack((steps[:, ::2] << 4) | steps[:, 1::2], TILES)
-    return lambda x: torch._weight_int4pack_mm(x, packed, GROUP, both)
+    return lambda x: torch._weight_int4pack_mm(x, packed, GROUP, scales_and_values)
 
 
 def integer_product(weight: torch.Tensor) -> Product:

@@ -94,10 +94,10 @@ class Record:
         self._content["runs"].append(dict(about))
         self._write()
 
-    def end(self, how: str, seconds: float) -> None:
+    def end(self, outcome: str, seconds: float) -> None:
         """Write down how that ended, and after how long."""
         if self._content["runs"]:
-            self._content["runs"][-1] |= {"ended": how, "seconds": seconds}
+            self._content["runs"][-1] |= {"ended": outcome, "seconds": seconds}
             self._write()
 
     def forget_failed(self) -> None:

@@ -21,21 +21,21 @@ TINY = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "n
 EXAMPLES = 300
 
 
-def write_data(place: Path) -> None:
+def write_data(folder: Path) -> None:
     """Write a folder of training data, and a file of it as `localspec train` reads it, unless both exist."""
-    place.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     chance = random.Random(0)
 
     def say(count: int) -> str:
         return " ".join(chance.choices(WORDS, k=count)) + "."
 
     turns = [[{"role": "user", "content": say(5)}, {"role": "assistant", "content": say(20)}] for _ in range(EXAMPLES)]
-    chats = [{"source": "identity", "messages": both} for both in turns]
+    chats = [{"source": "identity", "messages": messages} for messages in turns]
     texts = [{"source": "pratham-books", "text": say(30)} for _ in range(EXAMPLES)]
-    for name, some in (("chat", chats), ("text", texts)):
-        with lzma.open(place / f"{name}.jsonl.xz", "wt") as file:
-            file.writelines(json.dumps(example) + "\n" for example in some)
-    (place / "mixture.jsonl").write_text("".join(json.dumps(example) + "\n" for example in chats), "utf-8")
+    for name, examples in (("chat", chats), ("text", texts)):
+        with lzma.open(folder / f"{name}.jsonl.xz", "wt") as file:
+            file.writelines(json.dumps(example) + "\n" for example in examples)
+    (folder / "mixture.jsonl").write_text("".join(json.dumps(example) + "\n" for example in chats), "utf-8")
 
 
 def shrink() -> None:

@@ -152,8 +152,8 @@ def exact(good: Sequence[Mapping[str, Any]]) -> float | None:
         for name in result["wrong"]
         if name.startswith(EXACT_TEST) and f"{name}: {EXACT_TOLD}" not in result["told"]
     ]
-    of = sum(count for _, count in pairs) + len(ended)
-    return sum(same for same, _ in pairs) / of if of else None
+    total = sum(count for _, count in pairs) + len(ended)
+    return sum(same for same, _ in pairs) / total if total else None
 
 
 def numbers(good: Sequence[Mapping[str, Any]], test: str, ending: str) -> list[tuple[int, int]]:

@@ -54,8 +54,8 @@ def captured_seconds_each(works: Sequence[Work], device: str) -> float | str:
 def copy_bandwidth(device: str) -> float:
     """Return the bytes a second that are read and written while a large tensor is copied."""
     size = min(COPIED, free_memory(device) // 8) // 4
-    source, there = (torch.ones(size, dtype=torch.float32, device=device) for _ in range(2))
-    seconds = seconds_each([lambda: there.copy_(source)], device)
+    source, target = (torch.ones(size, dtype=torch.float32, device=device) for _ in range(2))
+    seconds = seconds_each([lambda: target.copy_(source)], device)
     return 2 * source.nbytes / seconds
 
 

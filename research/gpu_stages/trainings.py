@@ -100,15 +100,15 @@ def training(kind: str, target: Any, shape: Shape, request: Request) -> dict[str
         transformer.recomputed = fit.recomputed
     plan = TrainingPlan(batch, fit.at_once, 1e-3, steps=SMALL_STEPS if request.small else STEPS, save_seconds=1e9)
     request.models.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix="training-", dir=request.models))
+    directory = Path(tempfile.mkdtemp(prefix="training-", dir=request.models))
     times: list[float] = []
     try:
         corpus: Any = RandomRows(model.vocab_size, length, batch)
-        loop = Training(drafter, corpus, plan, place, processes.begin(choice), {})
+        loop = Training(drafter, corpus, plan, directory, processes.begin(choice), {})
         loop.save = lambda: None  # type: ignore[method-assign]  # gigabytes that nobody reads
         times += [time.perf_counter() for _ in loop.run()]
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
         for transformer in drafter.transformers:
             transformer.recomputed = False
     durations = [later - earlier for earlier, later in pairwise(times)]

@@ -54,13 +54,13 @@ def prompts_place(request: Request) -> Path:
     """Return the place of the prompts for `speedups.py`: the named ones, or else the program's own, by their kinds."""
     if request.prompts is not None:
         return request.prompts
-    place = request.work / "prompts"
-    place.mkdir(exist_ok=True)
+    folder = request.work / "prompts"
+    folder.mkdir(exist_ok=True)
     for prompt in prompts.BUILT_IN:
-        file = place / f"{prompt.category}.jsonl"
+        file = folder / f"{prompt.category}.jsonl"
         others = [other for other in prompts.BUILT_IN if other.category == prompt.category]
         file.write_text("".join(json.dumps({"id": o.id, "prompt": o.text}) + "\n" for o in others), "utf-8")
-    return place
+    return folder
 
 
 def parameters(card: TargetCard) -> int:

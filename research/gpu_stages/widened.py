@@ -140,9 +140,9 @@ def side_by_side(record: Record, request: Request, card: TargetCard, precision: 
         record.keep(f"{precision} side by side", {"turns": len(turns)} if code == 0 else {"failed": last_line(log)})
 
 
-def turns_of(place: Path) -> list[dict[str, Any]]:
+def turns_of(folder: Path) -> list[dict[str, Any]]:
     """Return the prompts that all drafters have answered."""
-    files = sorted(place.glob("turn-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
+    files = sorted(folder.glob("turn-*.json"), key=lambda file: int(file.stem.partition("-")[2]))
     turns = (saved_json(file, dict) for file in files)
     return [without_ids(turn) for turn in turns if "replies" in turn]
 
@@ -222,16 +222,16 @@ def speedups_by_kind(turns: Sequence[Mapping[str, Any]], precision: str) -> list
     if not turns:
         return []
     kinds = {kind: [turn for turn in turns if turn["category"] == kind] for kind in EVERY}
-    kinds = {kind: some for kind, some in kinds.items() if some}
+    kinds = {kind: of_kind for kind, of_kind in kinds.items() if of_kind}
     lines = []
     for name in turns[0]["replies"]:
         low, high = interval(turns, name)
         differing = sum(turn["replies"][name]["differs"] for turn in turns)
         lines.append([
             name, f"{speedup(turns, name):.2f} [{low:.2f}, {high:.2f}]", figure(length(turns, name)), figure(worth(turns, name)),
-            *(figure(speedup(some, name)) for some in kinds.values()), str(differing),
+            *(figure(speedup(of_kind, name)) for of_kind in kinds.values()), str(differing),
         ])  # fmt: skip
-    heads = ["drafter", "×", "τ", "M", *(f"{kind} ({len(some)})" for kind, some in kinds.items()), "other texts"]
+    heads = ["drafter", "×", "τ", "M", *(f"{kind} ({len(of_kind)})" for kind, of_kind in kinds.items()), "other texts"]
     return [f"In {precision}, side by side, by `speedups.py`, {len(turns)} prompts:\n\n{table(heads, lines)}"]
 
 
