@@ -118,7 +118,7 @@ class _Fetching:
                     tqdm_class=self._bar(file),
                 )
             except RecursionError:  # the client calls itself each time that a connection breaks off
-                raise LocalspecError(broke_off(file.name, "again and again")) from None
+                raise LocalspecError(broke_off(file.name, "repeatedly")) from None
             pointer = snapshot(part.source, part.commit) / file.name
             if not here and (problem := damage(pointer, file, lambda _: self._show(self.done + self.of_coming))):
                 discard(part.source, part.commit, file)

@@ -523,7 +523,7 @@ def test_what_should_not_pay_is_asked_about_before_anything_is_answered(
     monkeypatch.setattr(train_command.typer, "confirm", lambda text, default: asked.append(text) or answers_.pop())
     words = ["train", "s3d", "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128", "--json"]
     assert main(words) == 130 and asked and not (tmp_path / "home" / "data" / "answers").exists()
-    assert "expected to pay here" in capfd.readouterr().err and measured == [120.0]
+    assert "expected to make replies faster here" in capfd.readouterr().err and measured == [120.0]
     assert main(words) == 0, "asked for again, it goes on, and measures nothing twice"
     assert measured == [120.0] and len(asked) == 1
     place = tmp_path / "home" / "data" / "drafters" / f"{model.name}-s3d"

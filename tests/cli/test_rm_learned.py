@@ -71,9 +71,9 @@ def test_a_drafter_that_the_user_trained_elsewhere_stays_and_is_named(home: Path
         result.returncode == 2
         and f"A drafter that was trained for the model is not deleted: {home / 'elsewhere'}." in result.stdout
     )
-    assert result.stdout.count("A drafter trained") == 1
+    assert result.stdout.count("A drafter that was trained") == 1
     result = called(home, "rm", "gone", "--yes")
-    assert result.returncode == 0 and result.stdout.count("A drafter trained") == 1
+    assert result.returncode == 0 and result.stdout.count("A drafter that was trained") == 1
 
 
 def test_phrases_of_a_model_that_is_still_here_are_not_offered(home: Path, questions: list[str]) -> None:

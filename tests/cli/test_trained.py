@@ -175,7 +175,7 @@ def broken(path, how):
 @each(
     "how, code, said",
     [
-        ("missing tensor", 1, "missing"),
+        ("missing tensor", 1, "lacks"),
         ("extra tensor", 1, wording("not_a_part_of_it")),
         ("shape", 1, "has the shape"),
         ("not a number", 1, "NaN or inf"),

@@ -90,7 +90,7 @@ async def test_the_cursor_shows_a_token_its_step_and_refused_drafts(chat):
         await pilot.press("right", "right")
         await until(pilot, lambda: "token 3" in told(talk))
         assert told(talk) == (
-            '" on"  token 3 of 9, by this chat\nstep 1 gave 3 tokens, of 6 drafted: " falls on the"\n'
+            '" on"  token 3 of 9, by this chat\nstep 1 drafted 6 and gave 3 tokens: " falls on the"\n'
             'refused drafts in this place:\n  " in town"  Medusa'
         )
         await pilot.press("right")
