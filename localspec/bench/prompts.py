@@ -32,7 +32,9 @@ def read(file: Path) -> list[BenchPrompt]:
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read ({error.strerror}); give a readable file of prompts.") from None
     except ValueError as error:
-        raise UsageMistake(f"{file} {error}; give JSONL, or plain text with one prompt per line.") from None
+        raise UsageMistake(
+            f"{file} cannot be read, because it {error}; give JSONL, or plain text with one prompt per line."
+        ) from None
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise UsageMistake(f"{file} has no prompts; write one per line.")

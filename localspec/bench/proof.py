@@ -76,7 +76,10 @@ class Divergence:
         else:
             finding = f"Two runs of plain decoding differ at {where}: {first}, then {second}"
             remedy = "use another --dtype"
-        return f"{finding}, with a logit gap of {self.gap:.2g} ({precision}); {remedy}, and report this line."
+        return (
+            f"{finding}. The two logits differ by {self.gap:.2g} ({precision}). To avoid this, {remedy}, and please "
+            "report this line."
+        )
 
 
 @dataclass(frozen=True)

@@ -122,12 +122,12 @@ def result(plain: Lane, speculative: Lane) -> RaceResult:
         parted = next((n for n, (a, b) in enumerate(pairs, start=1) if a != b), min(len(expected), len(actual)) + 1)
     speeds = plain.tokens_per_second, speculative.tokens_per_second
     if not all(speeds):
-        return RaceResult(None, parted, "there was no second token")
+        return RaceResult(None, parted, "a reply ended before its second token")
     if not speculative.statistics.drafted:
         return RaceResult(None, parted, "no draft was checked")
     fewest = min(sum(moment.tokens for moment in lane.moments[1:]) for lane in (plain, speculative))
     if fewest < FEWEST:
-        return RaceResult(None, parted, f"{fewest} tokens after the first are too few")
+        return RaceResult(None, parted, f"a reply has only {fewest} tokens after its first, which are too few")
     return RaceResult(speeds[1] / speeds[0], parted)
 
 
@@ -189,7 +189,7 @@ def opponents(
 def sentences(lanes: Sequence[Lane], outcome: RaceResult) -> Iterator[str]:
     """Yield the sentences about the result of a race."""
     plain, fast = lanes
-    speeds = f"{fast.tokens_per_second:.1f} and {plain.tokens_per_second:.1f} tokens/s after the first token"
+    speeds = f"{fast.tokens_per_second:.1f} tokens/s after the first token instead of {plain.tokens_per_second:.1f}"
     if outcome.speedup is None:
         yield (
             f"{fast.tokens_per_second:.1f} tokens/s {fast.name} and {plain.tokens_per_second:.1f} by plain decoding "

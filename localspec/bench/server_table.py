@@ -50,11 +50,11 @@ def sentence(rows: Sequence[dict[str, Any]]) -> str:
     others = [row for row in rows[1:] if row["speedup"]]
     if not others:
         return (
-            f"{row_name(answered[0])} gives {answered[0][WHOLE]:.1f} tokens/s of whole replies; there is nothing "
-            "to compare with."
+            f"{row_name(answered[0])} gives {answered[0][WHOLE]:.1f} tokens/s of whole replies, but no other "
+            "speed is known to compare it with."
         )
     best = max(others, key=lambda row: row["speedup"])
-    speeds = f"{best[WHOLE]:.1f} tokens/s of whole replies, and {rows[0][WHOLE]:.1f}"
+    speeds = f"{best[WHOLE]:.1f} and {rows[0][WHOLE]:.1f} tokens/s of whole replies"
     return f"{row_name(best)} against {row_name(rows[0])}: {speedup(best['speedup'])} ({speeds})."
 
 

@@ -14,7 +14,7 @@ WIDTH = 100
 _MEANINGS = (
     (("tokens/s", "speedup"), "medians and quartiles of the replies"),
     (("τ",), "tokens per step"),
-    (("draft", "verify", "host"), "time of a step's parts, in plain steps"),
+    (("draft", "verify", "host"), "time of each part of a step, in units of a plain step"),
     (("limit",), "share of the speed that the memory's bandwidth allows without speculation"),
     (("M",), "speedup ÷ relative memory"),
     (("same",), "replies with the same tokens as plain decoding"),

@@ -71,7 +71,7 @@ class ChatSettings:
         except UsageMistake as mistake:
             _try(model, self.first)
             self.now, self.typed = self.first, {}
-            return f"{mistake} The initial sampling applies again."
+            return f"{mistake} All sampling settings have their initial values again."
         return None
 
     def lines(self, model: "Answerer | None", key: str | None = None) -> list[SettingLine]:

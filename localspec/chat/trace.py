@@ -232,7 +232,7 @@ def about(trace: Trace, piece: Piece) -> Iterator[str]:
     """Yield lines about a piece (one or a few tokens): its proposer, its step, and the refused drafts in its place."""
     place = trace.place(piece.first)
     total, several = len(trace.tokens), piece.after - piece.first > 1
-    which = f"tokens {piece.first + 1}–{piece.after} together" if several else f"token {piece.first + 1}"
+    which = f"tokens {piece.first + 1}–{piece.after}" if several else f"token {piece.first + 1}"
     names = dict.fromkeys(source_name(trace.source(token)) for token in range(piece.first, piece.after))
     yield f"{visible(piece.text)}  {which} of {total}, by {', '.join(names)}"
     yield _step(trace, place)

@@ -329,10 +329,10 @@ def mixture_words(chosen: Recommendation, every: Sequence[Recommendation], prefe
         (option for option in better if not option.fits), key=lambda option: option.plan.bytes if option.plan else 0
     )
     if large:
-        sentences.append(f"{large[0].card.name}, a better mixture of experts, {large[0].reason}.")
+        sentences.append(f"{large[0].card.name} is a better mixture of experts, but it {large[0].reason}.")
     if larger := [option.card.name for option in large[1:]]:
         names = " and ".join(filter(None, (", ".join(larger[:-1]), larger[-1])))
-        sentences.append(f"{names} need{'s' * (len(larger) == 1)} more.")
+        sentences.append(f"Even more memory is needed by {names}.")
     return " ".join(sentences)
 
 

@@ -304,8 +304,8 @@ def _machine(survey: _Survey) -> Iterator[str]:
         )
     if (chosen := survey.chosen) is not None and (plan := chosen.plan) is not None:
         yield (
-            f"{plan.precision.device.name}: of the memory that {chosen.card.name} leaves, caches of earlier "
-            f"conversations may take up to {_gib(plan.parked)}"
+            f"{plan.precision.device.name}: in addition to {chosen.card.name}, caches of earlier conversations may "
+            f"take up to {_gib(plan.parked)}"
         )
     if _busy(survey):
         cores = f"{survey.others:.1f} of {survey.machine.cores} cores"

@@ -200,7 +200,7 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     """Yield the lines of a plan made from models.toml, without asking the hub."""
     if announced.imported:
         yield f"{name} is already here: {announced.imported}"
-    yield f"{name}, from the registry; the hub was not asked"
+    yield f"{name}: a plan from localspec's registry, made without asking the hub"
     for download in announced.downloads:
         gated = ", gated: its terms must be accepted at the hub first" if download.gated else ""
         here = "  here" if download.here else ""
@@ -212,12 +212,14 @@ def announced_lines(name: str, announced: Announced) -> Iterator[str]:
     if announced.to_make:
         long = ""
         if announced.hours:
-            tokens = f"{TRAINING_TOKENS / 1e6:.0f} million tokens, as in its paper,"
-            took = f"would take about {announced.hours:.0f} hours here"
-            long = f"; {tokens} {took}, estimated from this machine's memory speed; the pull measures it"
+            long = (
+                f"; training on {TRAINING_TOKENS / 1e6:.0f} million tokens, as in its paper, would take about "
+                f"{announced.hours:.0f} hours here, estimated from this machine's memory speed; the pull measures it"
+            )
         yield (
-            f"{announced.to_make}: nobody publishes one; until you make it, phrases are used. Once {name} is here, "
-            f"`localspec train {announced.to_make} -m {name}` makes it, by default in six hours at most{long}"
+            f"The drafter {announced.to_make} is not published for {name}; until you train it, drafts come from "
+            f"phrases. Once {name} is here, train it with `localspec train {announced.to_make} -m {name}`, by default "
+            f"in six hours at most{long}"
         )
     main = announced.downloads[0].source
     yield f"`localspec pull {main} --dry-run` asks the hub about {main}, `localspec pull {name}` about every part."

@@ -221,11 +221,11 @@ def _removal_lines(removal: Removal, name: str) -> list[str]:
     if removal.also:
         lines.append(f"Deleted too, because it is the same commit: {', '.join(removal.also)}.")
     if removal.stay:
-        lines.append(f"{', '.join(removal.stay)} {'stays' if len(removal.stay) == 1 else 'stay'} as before.")
+        lines.append(f"Not deleted: {', '.join(removal.stay)}.")
     if drafter := drafter_made_of(removal.source, removal.commit):
         lines.append(f"The drafter made from these files is deleted too: {drafter}.")
     if users := _other_models_with(source, name):
-        lines.append(f"{', '.join(users)} {'uses' if len(users) == 1 else 'use'} these files too.")
+        lines.append(f"Other models that use these files: {', '.join(users)}.")
     lines.append(_SHARED)
     return lines
 

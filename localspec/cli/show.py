@@ -230,7 +230,7 @@ def _value_in_words(key: str, value: object) -> str:
             return "none"
         return "; ".join(value) if any(", " in item for item in value) else ", ".join(value)
     if key == "verified":  # in JSON a word for programs; people would think of `localspec verify`
-        return "the source is known to work" if value else "the source was never tried"
+        return "localspec is known to work with this source" if value else "nobody has tried localspec with this source"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -64,7 +64,7 @@ def read_file(file: Path) -> str:
             f"{file} cannot be read ({error.strerror}); correct its permissions, or give another file."
         ) from None
     except ValueError as error:
-        raise UsageMistake(f"{file} {error}; give a text file.") from None
+        raise UsageMistake(f"{file} cannot be read, because it {error}; give a text file.") from None
 
 
 def piped_text() -> str | None:

@@ -301,11 +301,11 @@ def _run_course(course: "Course", interrupt: Interrupt, progress: Progress) -> "
 
 def _plan(course: "Course") -> Iterator[str]:
     plan, request = course.plan, course.request
-    yours = f"{plan.conversations} of your conversations, and answers" if plan.conversations else "answers"
+    yours = f"it learns from {plan.conversations} of your conversations; " if plan.conversations else ""
     parts = (
-        f"{yours} of {request.name} to at most {plan.prompts} prompts, about {_duration(3600 * plan.answering)} for at "
-        f"most {plan.tokens:,} tokens; training, about {_duration(3600 * plan.training)}; a bench on prompts that are "
-        f"held out, about {_duration(3600 * plan.bench)}"
+        f"{yours}{request.name} answers at most {plan.prompts} prompts with at most {plan.tokens:,} tokens (about "
+        f"{_duration(3600 * plan.answering)}); the drafter is trained (about {_duration(3600 * plan.training)}); a "
+        f"bench measures it on other prompts (about {_duration(3600 * plan.bench)})"
     )
     if course.resumed:
         yield f"continuing a plan of {_duration(3600 * plan.limit)}, of which {_duration(course.left)} are left."

@@ -213,13 +213,13 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.imports, "models from GGUF files, and others that are here only packed", names=_PACKED),
         OwnedPath(paths.drafters, "trained drafters"),
         OwnedPath(paths.answers, "answers of models, as training data for drafters"),
-        OwnedPath(paths.pulled, "records of what was fetched"),
+        OwnedPath(paths.pulled, "records of the fetched models"),
         OwnedPath(paths.socket, "the socket of `localspec serve`"),
         OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "the lock of `localspec serve`"),
-        OwnedPath(paths.last_notice, "the time of the last notice"),
+        OwnedPath(paths.last_notice, "the time of the last notice about the model that answers"),
         OwnedPath(paths.logs, "logs of localspec", True),
         OwnedPath(paths.packed, "packed models", names=_PACKED),
-        OwnedPath(paths.tokenizers, "tokenizers that passed their trial"),
+        OwnedPath(paths.tokenizers, "records of tokenizers that can be loaded safely"),
         OwnedPath(paths.kernels, "compiled kernels"),
     ]
     by_directory: dict[Path, list[OwnedPath]] = {}

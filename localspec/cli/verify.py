@@ -79,7 +79,8 @@ def _verify_unfetched(name: str) -> list[str]:
             if file.parent == paths.packed:
                 file.unlink(missing_ok=True)
     return [
-        f"{file} of {name} has changed without a new size or date; the model is packed again when it is next loaded"
+        f"{file} of {name} has changed, although its size and date are the same; the model is packed again when it is "
+        "next loaded"
         for file in changed
     ]
 
@@ -98,8 +99,8 @@ def _verify_imported(name: str, path: Path, paths: Paths) -> list[str]:
         return []
     changed = _changed_files(name, files, paths, listed=True)
     return [
-        f"{file} of {name} has changed without a new size or date; to use it as it is now, delete {name} with "
-        f"`localspec rm {name}`, and import it again"
+        f"{file} of {name} has changed, although its size and date are the same; to use it as it is now, delete {name} "
+        f"with `localspec rm {name}`, and import it again"
         for file in changed
     ]
 
@@ -122,7 +123,7 @@ def _changed_files(name: str, files: Sequence[Path], paths: Paths, listed: bool 
         if all(result.before == result.digest for result in results.values()):
             typer.echo(one_line(f"{name}: {count} read, with the same content as last time."))
         else:
-            typer.echo(one_line(f"{name}: {count} read and recorded: `verify` now notices every changed byte."))
+            typer.echo(one_line(f"{name}: {count} read and recorded, so the next `verify` notices any change."))
     return [file for file, result in results.items() if result.hidden_change]
 
 

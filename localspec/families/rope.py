@@ -168,7 +168,7 @@ def _longrope(config: ModelConfig, parameters: Mapping[str, Any], context: int) 
     factors = np.array(parameters["long_factor" if context > original else "short_factor"], np.float32)
     powers = _powers(parameters["rope_theta"], _rotary_dim(config, parameters))
     if factors.shape != powers.shape:
-        raise ValueError(f"there are {factors.size} factors for {len(powers)} channels")
+        raise ValueError(f"longrope needs {len(powers)} factors, but has {factors.size}")
     scaling = parameters.get("attention_factor")
     if scaling is None:
         scaling = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))

@@ -46,13 +46,13 @@ def _inside(kind: str) -> dict[str, str]:
 def supported(refused: str | None) -> str:
     """Return the end of a sentence that refuses an architecture: the supported architectures, and the nearest model."""
     names = dict.fromkeys(re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in ARCHITECTURES)
-    return f"supported are {', '.join(names)}; {nearest_model(refused)}"
+    return f"localspec supports {', '.join(names)}; {nearest_model(refused)}"
 
 
 def nearest_model(refused: str | None) -> str:
     """Return the end of a sentence that refuses an architecture: the nearest registered model, and how to pull it."""
     nearest = next((model for name, model in _NEAREST.items() if (refused or "").startswith(name)), ANY)
-    return f"the nearest model is {nearest}, by `localspec pull {nearest}`."
+    return f"the nearest supported model is {nearest}: `localspec pull {nearest}` fetches it."
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

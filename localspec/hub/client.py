@@ -251,7 +251,7 @@ def _error_of_status(source: Source, error: Any, errors: Any) -> LocalspecError:
     if status == 404:
         return NotHere(f"There is no {source} on {where}; check the spelling.")
     if status == 429:
-        return LocalspecError(f"{where} has had too many requests from here; wait a few minutes, and try again.")
+        return LocalspecError(f"{where} received too many requests from you; wait a few minutes, and try again.")
     return LocalspecError(f"{where} answered {status} about {source}; try again later.")
 
 
@@ -276,7 +276,7 @@ def _first_line(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return "no JSON"
     if isinstance(error, (TypeError, AttributeError, LookupError, RecursionError)):
-        return "the answer is not a hub's"
+        return "the answer has an unexpected form"
     if lacking := re.search(r"missing the '([\w-]+)' header", str(error)):
         return f"the answer lacks the header {lacking[1]}"
     return shortened(first_line(error), _LONGEST)

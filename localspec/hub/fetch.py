@@ -78,17 +78,17 @@ class _Fetching:
     notices: list[str] = field(default_factory=list)
 
     def in_words(self) -> str:
-        """Return a sentence about the files that stay in the cache after a failure; empty before the first file."""
-        clauses = []
+        """Return sentences about the files that stay in the cache after a failure; empty before the first file."""
+        sentences = []
         if self.whole:
             names = ", ".join(self.whole) if len(self.whole) <= 6 else f"{len(self.whole)} files"
-            clauses.append(f"{names} {'is' if len(self.whole) == 1 else 'are'} kept")
+            sentences.append(f"The cache keeps {names}.")
         if self.coming:
             progress = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
-            clauses.append(f"{self.coming.name}{progress} is fetched from the start by a later pull")
-        elif clauses:
-            clauses.append("a later pull fetches the rest")
-        return f"{'; '.join(clauses)}." if clauses else ""
+            sentences.append(f"The next pull fetches {self.coming.name} from the start{progress}.")
+        elif sentences:
+            sentences.append("The next pull fetches the rest.")
+        return " ".join(sentences)
 
     def part(self, part: Part) -> None:
         """Fetch the files of one repository, weights last, so that an interrupted pull is not taken for a model.
@@ -124,7 +124,7 @@ class _Fetching:
                 discard(part.source, part.commit, file)
                 self.of_coming = 0
                 raise LocalspecError(
-                    f"{problem}; {server()} sent this file for {part.source}, and it was removed. Pull again."
+                    f"{server()} sent a damaged file of {part.source}, which was deleted: {problem}. Pull again."
                 )
             if damaged:
                 self.notices.append(f"{file.name} of {part.source} was damaged in the cache and was fetched again.")

@@ -159,7 +159,7 @@ def _part(source: Source) -> Part:
 def _planned(source: Source, info: Any, config: Mapping[str, Any], files: Sequence[ExpectedFile], **more: Any) -> Part:
     """Return the planned download of `files`. Raises ValueError for an invalid file, LocalspecError for a huge file."""
     if odd := next((file for file in files if not is_valid(file)), None):
-        raise ValueError(f"the answer has no length or digest of {odd.name}")
+        raise ValueError(f"the answer lacks a valid length or digest of {odd.name}")
     if endless := next((file for file in files if file.bytes > _LONGEST), None):
         raise LocalspecError(
             f"{server()} announces more than a million GiB for {endless.name} of {source}, which is impossible; "
@@ -223,14 +223,16 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
             f"{source} has no config.json, so it is not a model in the Hugging Face layout; choose another."
         )
     if why := why_not_read(config):
-        raise LocalspecError(f"{source} is {why}.")
+        raise LocalspecError(f"localspec cannot use {source}: it is {why}.")
     names = config.get("architectures")
     architecture = str(names[0])[:80] if isinstance(names, list) and names else None
     own_code = isinstance(config.get("auto_map"), dict)
     if architecture not in ARCHITECTURES or config.get("model_type") != ARCHITECTURES[architecture]:
-        problem = f"is of the architecture {architecture}" if architecture else "names no architecture"
+        problem = (
+            f"{source} is of the architecture {architecture}" if architecture else f"{source} names no architecture"
+        )
         code = " and comes with code (auto_map), which localspec never runs" if own_code else ""
-        raise LocalspecError(f"{source} {problem}{code}; {supported(architecture)}")
+        raise LocalspecError(f"{problem}{code}; {supported(architecture)}")
     if packed := config.get("quantization_config"):
         method = str(packed.get("quant_method", "unknown") if isinstance(packed, dict) else packed)[:80]
         raise LocalspecError(

@@ -189,7 +189,7 @@ class ChatTokenizer:
             return {"error": f"{error}" or type(error).__name__}
         if len(text) > (limit := _FRAME + 4 * length(messages)):
             return {
-                "error": f"the template makes a text of {len(text):,} characters, and {limit:,} are the most",
+                "error": f"the template makes a text of {len(text):,} characters, but at most {limit:,} are allowed",
                 "limit": True,
             }
         if _halves(text) - _halves("".join("".join(message.values()) for message in messages)):

@@ -66,8 +66,8 @@ def too_large_to_draft(card: TargetCard, models: Mapping[str, TargetCard] | None
     if other is None or (share := step_bytes(other.path) / step_bytes(card.path)) <= LARGEST_SHARE:
         return ""
     return (
-        f"{other.name}, installed, with the same tokenizer, does not draft for {card.name}: its step reads "
-        f"{share:.0%} of the bytes that a step of {card.name} reads; above {LARGEST_SHARE:.0%} drafts do not pay."
+        f"{other.name} has the same tokenizer but is too large to draft for {card.name}: its step reads {share:.0%} of "
+        f"the bytes that a step of {card.name} reads, and above {LARGEST_SHARE:.0%} drafts do not pay."
     )
 
 

@@ -323,7 +323,7 @@ def read_drafter(path: Path, card: TargetCard | None = None) -> DrafterCard:
             f"accuracy_by_depth in {file} does not list numbers from 0 to 1 for each depth; {remedy(file)}."
         )
     if wrong := [name for name in ACCEPTANCE if not _is_acceptance(content.get(name))]:
-        raise LocalspecError(f"{wrong[0]} in {file} has no valid length and nodes; {remedy(file)}.")
+        raise LocalspecError(f"{wrong[0]} in {file} needs a valid 'length' and 'nodes'; {remedy(file)}.")
     weights = path / "drafter.safetensors"
     if not weights.is_file():
         raise NotHere(f"{path} lacks drafter.safetensors; {remedy(file)}.")

@@ -18,7 +18,7 @@ By = Literal["use", "chat", "machine"]
 _ORIGINS: dict[str, str] = {
     "use": "chosen with `localspec use`",
     "chat": "chosen in a chat",
-    "machine": "the best for this machine when a model was first needed",
+    "machine": "chosen as the best for this machine when a model was first needed",
 }
 
 

@@ -194,7 +194,7 @@ def compared(constants: Constants, measured: MeasuredAcceptance, timing: Timing,
         f"a chain of drafts with these rates gives {length:.2f} and {measured_length:.2f} tokens per iteration",
     ]
     if generated is not None:
-        parts.append(f"the verified tree brought {generated:.2f} tokens per iteration in replies of the model")
+        parts.append(f"in replies of the model, a tree of drafts gave {generated:.2f} tokens per iteration")
     parts.append(
         f"a draft takes {draft:.2f} plain steps here and its verification {verify:.2f}, so this should be "
         f"{(generated or measured_length) / (draft + verify):.2f} times as fast as plain decoding "

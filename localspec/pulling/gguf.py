@@ -253,7 +253,7 @@ def with_smaller_form(
         (smaller,) = plan((form.source,)).parts
         check(smaller, False, settings)
     except LocalspecError as error:
-        notice(f"{error} Instead {entry.source} is fetched, which is larger.")
+        notice(f"{error} Therefore {entry.source} is fetched instead, which is larger.")
         return original_plan, None
     names = {CONFIG, "generation_config.json", *TOKENIZER_FILES}
     texts = replace(original, files=tuple(file for file in original.files if file.name in names), texts_only=True)

@@ -91,12 +91,14 @@ def chat_request(body: object) -> ClientRequest:
         fields.only(name, *off, why="models cannot call tools here")
     fields.only("parallel_tool_calls", True, False, why="models cannot call tools here")
     in_words = "leave it out, describe the wanted JSON in the prompt, and check the reply"
-    fields.only("response_format", {"type": "text"}, why="replies cannot be forced into a schema", instead=in_words)
+    fields.only(
+        "response_format", {"type": "text"}, why="localspec cannot make replies follow a schema", instead=in_words
+    )
     fields.only("logprobs", False, why="probabilities are not reported")
     fields.only("top_logprobs", 0, why="probabilities are not reported")
     fields.only("modalities", ["text"], why="only text is supported")
-    fields.only("prediction", why="the engine makes its own drafts")
-    fields.only("verbosity", "medium", why="the prompt decides how long a reply is")
+    fields.only("prediction", why="localspec makes the drafts itself")
+    fields.only("verbosity", "medium", why="ask for short or long replies in the prompt")
     request = _shared(fields, messages, None, template if think is None else think, longest)
     request = replace(request, whole=whole)
     return replace(request, think_field="chat_template_kwargs") if think is None else request
@@ -108,9 +110,9 @@ def text_request(body: object) -> ClientRequest:
     text = fields.take("prompt", _prompt)
     if text is None:
         raise RequestRefused("'prompt' is missing; give the text to continue.", "prompt")
-    fields.only("suffix", "", why="text is only added at the end")
+    fields.only("suffix", "", why="localspec can add text only after the prompt")
     fields.only("echo", False, why="a reply contains only new text")
-    fields.only("best_of", 1, why="there is one reply per request")
+    fields.only("best_of", 1, why="each request gets exactly one reply")
     fields.only("logprobs", why="probabilities are not reported")
     return _shared(fields, None, text, None, None)
 
@@ -142,13 +144,13 @@ def _shared(
         raise RequestRefused("'stream_options' has no effect without 'stream'; leave it out.", "stream_options")
     if not stream:
         fields.known.discard("stream_options")
-    fields.only("n", 1, why="there is one reply per request")
+    fields.only("n", 1, why="each request gets exactly one reply")
     for name in ("presence_penalty", "frequency_penalty"):
         fields.only(name, 0, 0.0, why="probabilities are never changed")
     fields.only("logit_bias", {}, why="probabilities are never changed")
     fields.only("store", False, why="requests over HTTP are not saved")
     fields.only("metadata", {}, why="requests over HTTP are not saved")
-    fields.only("service_tier", "auto", "default", why="there is only one tier")
+    fields.only("service_tier", "auto", "default", why="localspec has no service tiers")
     for name in ("prompt_cache_key", "prompt_cache_retention", "safety_identifier"):  # hints without effect here
         fields.take(name, _ignored_text)
     request = ClientRequest(
@@ -238,7 +240,7 @@ def _stream_options(name: str, value: object) -> bool:
     if options is None:
         raise RequestRefused(f"'{name}' must be an object, not {shown(value)}.", name)
     usage = options.take("include_usage", _flag, False)
-    options.only("include_obfuscation", False, why="the length of pieces is never hidden")
+    options.only("include_obfuscation", False, why="the pieces of a streamed reply are never padded")
     options.refuse_others()
     return bool(usage)
 
@@ -290,7 +292,7 @@ def _message(place: str, value: object) -> Message:
     fields.only(
         "name", why="models are not shown the names of speakers", instead="leave it out, or say it in 'content'"
     )
-    fields.only("refusal", why="replies have no refusals")
+    fields.only("refusal", why="models do not read refusals")
     fields.only("tool_calls", [], why="models cannot call tools here")
     fields.only("annotations", [], why="models do not see web pages")
     message = {"role": "system" if role == "developer" else role}

@@ -86,7 +86,7 @@ class ServerReply:
             raise refusal(self._where, self._engine.model, head, content, self._engine.server.key)
         forms = {"text/event-stream": messages, "application/json": self._as_one_message}
         if head.kind not in forms:
-            kind = one_line(head.kind)[:80] or "something without a name"
+            kind = one_line(head.kind)[:80] or "content of an unnamed type"
             raise LocalspecError(f"{self._where} answers with {kind}, which is not a reply; correct the address.")
         return forms[head.kind](arrival for arrival in arrivals if not isinstance(arrival, Head))
 
@@ -100,7 +100,7 @@ class ServerReply:
                 self._take(piece := read_piece(content))
                 yield from self._text(piece)
                 if self._piece.reason is None and (without_end := self._without_end()):
-                    self._engine.reporter.notice(f"{self._where} {without_end}; the rest is not read.")
+                    self._engine.reporter.notice(without_end)
                     self._piece = self._piece._replace(reason="length")
                     return
         except Broken as error:
@@ -153,12 +153,13 @@ class ServerReply:
             yield END
 
     def _without_end(self) -> str:
-        """Return "sends more than the 80 tokens that were requested" or the like; empty for a normal length."""
+        """Return a sentence about a reply that is too long; empty for a normal length."""
         token_count = len(self._tokens) or self._pieces
         if self._most is not None and token_count > PIECES_A_TOKEN * self._most + PIECES_MORE:
-            return f"sends more than the {self._most} tokens that were requested"
+            return f"{self._where} sends more than the {self._most} requested tokens; the rest is not read."
         if self._length > LONGEST_REPLY:
-            return f"has sent more than {LONGEST_REPLY // 2**20} MiB of text without an end"
+            mib = LONGEST_REPLY // 2**20
+            return f"{self._where} has sent over {mib} MiB of text without an end; the rest is not read."
         return ""
 
     def _take(self, piece: ServerPiece) -> None:

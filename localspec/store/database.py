@@ -298,7 +298,7 @@ class Database:
 
     def _trouble(self, error: sqlite3.DatabaseError) -> StoreTrouble:
         kind = NoRoom if code_of(error) == sqlite3.SQLITE_FULL else StoreTrouble
-        return kind(f"{self.path} {_remedy(error)} ({reason_of(error)}).")
+        return kind(f"{_problem(self.path, error)} ({reason_of(error)}).")
 
     def _leave_broken_file(self, error: sqlite3.DatabaseError, report: Notice | None = None) -> None:
         """Continue with a new file that has the readable rows of the broken file, or else in memory.
@@ -346,14 +346,13 @@ def _patience(connection: sqlite3.Connection, wait: bool) -> Iterator[None]:
         connection.execute(f"PRAGMA busy_timeout = {opening.BUSY_SECONDS * 1000:.0f}").fetchone()
 
 
-def _remedy(error: sqlite3.DatabaseError) -> str:
-    code = code_of(error)
+def _problem(path: Path | None, error: sqlite3.DatabaseError) -> str:
+    """Return what an error of SQLite means for the file at `path`, and what to do."""
+    code, seconds = code_of(error), f"{opening.BUSY_SECONDS:.0f}"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return (
-            f"was in use by another process for more than {opening.BUSY_SECONDS:.0f} seconds, so nothing more is saved"
-        )
+        return f"{path} was in use by another process for more than {seconds} seconds, so nothing more is saved"
     if code in NO_ROOM:
-        return "could not be read or written, so nothing more is saved: check whether the disk is full"
+        return f"{path} could not be read or written, so nothing more is saved: check whether the disk is full"
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return "may not be written, so nothing more is saved: make the file and its directory writable"
-    return "cannot be used now, so nothing more is saved"
+        return f"{path} may not be written, so nothing more is saved: make the file and its directory writable"
+    return f"{path} cannot be used now, so nothing more is saved"

@@ -359,7 +359,7 @@ def _learn(
         (len(phrases) + len(refused) + len(used), time.time(), pool),
     )
     if changed.rowcount != 1:
-        raise ValueError(f"there is no pool {pool} in this store")
+        raise ValueError(f"the database has no pool with the number {pool}")
     end = connection.execute("SELECT CAST(tick AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
     tick = end - len(phrases) - len(refused) - len(used)
     for insert, learned in ((REMEMBER, phrases), (GUESS, refused)):

@@ -150,7 +150,7 @@ def _content(file: Path) -> str:
     try:
         return decoded(content)
     except ValueError as error:
-        raise UsageMistake(f"{file} {error}; give JSONL or plain text.") from None
+        raise UsageMistake(f"{file} cannot be read, because it {error}; give JSONL or plain text.") from None
 
 
 def _is_json(file: Path, content: str) -> bool:

@@ -348,7 +348,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     """Return the header of a file and the file's length, which is not checked. Raises the errors of `read`."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for a writer
-            raise CannotRead(f"{file} cannot be read, because it is not a file.")
+            raise CannotRead(f"{file} is not a regular file, so it cannot be read; move it away.")
         with file.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
@@ -361,13 +361,13 @@ def peek(file: Path) -> tuple[PackedFile, int]:
     except FileNotFoundError:
         raise _replaced(file) from None
     except OSError as error:
-        raise CannotRead(f"{file} cannot be read ({error.strerror}).") from None
+        raise CannotRead(f"{file} cannot be read ({error.strerror}); correct that.") from None
     if hashlib.sha256(text).digest() != begin[16:]:
         raise _damaged(file, "the header has changed")
     try:
         header = _parsed(text)
     except UnreadableFormat as error:
-        raise UnreadableFormat(f"{file} is {error}.") from None
+        raise UnreadableFormat(f"{file} cannot be read: {error}.") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
         raise _damaged(file, "the header is invalid") from None
     if any(section.bytes > TEXT_LIMIT for section in header.texts.values()):

@@ -107,7 +107,10 @@ def test_a_reply_of_one_token_has_no_speedup():
     assert result(*lanes).speedup is None and lanes[0].tokens_per_second == 0.0
 
 
-@each("tokens, drafted, why", [(16, 0, "no draft was checked"), (15, 9, "15 tokens after the first are too few")])
+@each(
+    "tokens, drafted, why",
+    [(16, 0, "no draft was checked"), (15, 9, "a reply has only 15 tokens after its first, which are too few")],
+)
 def test_speeds_without_drafts_or_of_few_tokens_are_not_compared(tokens, drafted, why):
     lanes = [
         Lane(name, [Moment(0.0, "a", 1), Moment(seconds, "b", tokens)], seconds, said((1, 2), drafted=count))

@@ -221,7 +221,7 @@ def test_a_form_that_the_hub_lacks_is_reported_and_the_original_is_fetched(home,
     del hub.repositories["org/name-GGUF"]
     result = pull(home, hub)
     assert result.returncode == 0 and "model.safetensors" in fetched(hub)
-    assert wording("there_model_org_name_gguf") in result.stderr and "Instead org/name is fetched" in result.stderr
+    assert wording("there_model_org_name_gguf") in result.stderr and "Therefore org/name is fetched" in result.stderr
 
 
 def test_a_form_that_turns_out_gated_is_reported_and_the_original_is_fetched(home, hub):

@@ -75,7 +75,7 @@ def test_what_another_revision_uses_stays(home, hub: Hub, repo):
     at(home, hub, "pull", "org/name@dev")
     assert os.path.samefile(old / WEIGHTS, found(home, revision="dev") / WEIGHTS)
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert "org/name@dev stays as before" in result.stdout and wording("n28_bytes_are_free_again") in result.stdout
+    assert "Not deleted: org/name@dev." in result.stdout and wording("n28_bytes_are_free_again") in result.stdout
     assert found(home) is None and at(home, hub, "verify", "org/name@dev").returncode == 0 and stray(home) == []
     result = at(home, hub, "rm", "org/name", "--yes")
     assert result.returncode == 3 and wording("there_org_name_dev") in sentence(result)
@@ -137,7 +137,9 @@ def test_registered_models_that_draft_with_it_are_listed(home, hub: Hub):
     (home / "config" / "models.toml").write_text(entries)
     assert at(home, hub, "pull", "small").returncode == 0
     result = at(home, hub, "rm", "small", "--yes")
-    assert result.returncode == 0 and "large, huge use these files too." in " ".join(result.stdout.split())
+    assert result.returncode == 0 and "Other models that use these files: large, huge." in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_registered_models_that_use_it_are_listed(home, hub: Hub):
@@ -145,7 +147,11 @@ def test_registered_models_that_use_it_are_listed(home, hub: Hub):
     (home / "config" / "models.toml").write_text('[mine]\nrepo = "org/name"\n["o\\u001b[2Jther"]\nrepo = "org/name"\n')
     assert at(home, hub, "pull", "mine").returncode == 0
     result = at(home, hub, "rm", "mine", "--yes")
-    assert result.returncode == 0 and "o␛[2Jther uses these files too." in result.stdout and found(home) is None
+    assert (
+        result.returncode == 0
+        and "Other models that use these files: o␛[2Jther." in result.stdout
+        and found(home) is None
+    )
 
 
 def test_a_drafter_is_not_deleted_for_a_model_that_is_not_here(home, hub: Hub):

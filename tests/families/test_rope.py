@@ -107,7 +107,10 @@ def test_a_family_that_rotates_whole_heads_does_so_whatever_its_file_says():
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": "a", "high_freq_factor": 4}, "rope_parameters"),
         ({"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 0, "high_freq_factor": 4}, "zero"),
         ({"rope_type": "longrope", "short_factor": [1.0]}, "long_factor|short_factor|factors"),
-        ({"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 3}, "3 factors for 4"),
+        (
+            {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 3},
+            "longrope needs 4 factors, but has 3",
+        ),
         ({"rope_type": "longrope", "short_factor": ["a"] * 4, "long_factor": [1.0] * 4}, "rope_parameters"),
         ({"rope_type": "longrope", "short_factor": [0.0] * 4, "long_factor": [0.0] * 4}, "finite"),
         ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "a"}, "rope_parameters"),

@@ -249,9 +249,9 @@ ABOUT = json.dumps({"id": "org/name", "sha": "x", "siblings": []}).encode()
     [
         ((200, {"Content-Type": "text/html"}, b"<html>Log in to the \x1b[31mnetwork</html>"), "login page", 1),
         ((200, {}, b""), "did not answer", 1),
-        ((200, {}, b"[]"), r"did not answer .+ \(the answer is not a hub's\)", 1),
-        ((200, {}, b"[1, 2]"), r"did not answer .+ \(the answer is not a hub's\)", 1),
-        ((200, {}, b"{}"), r"did not answer .+ \(the answer is not a hub's\)", 1),
+        ((200, {}, b"[]"), r"did not answer .+ \(the answer has an unexpected form\)", 1),
+        ((200, {}, b"[1, 2]"), r"did not answer .+ \(the answer has an unexpected form\)", 1),
+        ((200, {}, b"{}"), r"did not answer .+ \(the answer has an unexpected form\)", 1),
         ((200, {}, b'"' + b"x" * 10**6 + b'"'), "did not answer", 1),
         ((200, {}, b"[" * 100_000), "did not answer", 1),
         ((200, {}, ABOUT), "no commit", 1),

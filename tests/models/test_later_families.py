@@ -121,7 +121,7 @@ def test_what_is_not_possible_is_a_value_error(family, wrong):
 def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp_path: Path, said, has):
     content = {"model_type": "granitemoehybrid", **SMALL, **DENSE, **said}
     there = Checkpoint(tmp_path, content, "GraniteMoeHybridForCausalLM", (), 10**6, 10**6)
-    with pytest.raises(LocalspecError, match=f"has {has}, which .*; the nearest model is granite-4.0-micro, by"):
+    with pytest.raises(LocalspecError, match=f"has {has}, which .*; the nearest supported model is granite-4.0-micro:"):
         read_config(there)
 
 
@@ -137,7 +137,9 @@ def test_of_granite_4_what_is_not_computed_is_refused_with_the_nearest_model(tmp
 )
 def test_what_is_refused_names_the_nearest_model_that_is_not(tmp_path: Path, refused, nearest):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": [refused], "model_type": "any"}))
-    with pytest.raises(LocalspecError, match=f"{refused}.* is not supported; .*the nearest model is {nearest}, by"):
+    with pytest.raises(
+        LocalspecError, match=f"{refused}.* is not supported; .*the nearest supported model is {nearest}:"
+    ):
         inspect(tmp_path)
     assert nearest in supported(refused)
 

@@ -112,9 +112,9 @@ async def test_a_download_is_given_up_midway_and_continued(chat, hub, home):
         await until(pilot, lambda: isinstance(talk.app.screen, ModelsScreen) and "Stop the download" in words(talk))
         await pilot.press("ctrl+x", "escape")
         await until(pilot, lambda: "The download of mine was stopped." in words(talk))
-        assert "model.safetensors (1,048,576 of 3,600," in words(talk) and wording(
-            "from_beginning_later_pull"
-        ) in words(talk)
+        assert "from the start (1,048,576 of 3,600," in words(talk) and wording("from_beginning_later_pull") in words(
+            talk
+        )
         assert nothing_is_half_installed(home)
         hub.hold = None
         hub.requests.clear()

@@ -109,7 +109,7 @@ async def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_the
         await looked_at(talk, pilot)
         await pilot.press("end", "left")
         await until(pilot, lambda: "together" in told(talk))
-        assert told(talk).startswith('" é⏎"  tokens 7–8 together of 9, by Medusa, the model')
+        assert told(talk).startswith('" é⏎"  tokens 7–8 of 9, by Medusa, the model')
         assert '"␛[2J"  Medusa' in told(talk)
         await pilot.press("right")
         await until(pilot, lambda: "token 9" in told(talk))

@@ -310,7 +310,7 @@ def test_a_newer_file_is_distinguished_from_a_damaged_one(tmp_path, key):
 def test_int4_of_the_first_format_is_refused_and_stays(tmp_path):
     file = with_header(write_one(tmp_path / "model.packed"), top(packing="int4", format=1))
     before = file.read_bytes()
-    with pytest.raises(UnreadableFormat, match=r"of format 1, which this version of localspec cannot read"):
+    with pytest.raises(UnreadableFormat, match=r"its format is 1, which this version of localspec does not know"):
         read(file)
     assert file.read_bytes() == before
 

@@ -281,7 +281,9 @@ class BlockView(LaidOutOnce, Widget):
         on_copy = str(event.style.meta.get("@click", "")).startswith("copy(")
         if on_copy != (self.tooltip is not None):
             key = keymap.key(self.app, "chat.code") if on_copy else ""
-            self.tooltip = Content(f"{key} copies code as well, the last of a reply first") if on_copy else None
+            self.tooltip = (
+                Content(f"{key} also copies code, starting with the last code of a reply") if on_copy else None
+            )
 
 
 class PlainText(BlockView):

@@ -62,7 +62,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], int, list[str]]] = {
     "no weights": (lambda path: (path / "model.safetensors").unlink(), 3, ["no weights"]),
     "no config": (lambda path: (path / "config.json").unlink(), 3, ["config.json"]),
     "pickle only": (lambda path: (path / "model.safetensors").rename(path / "model.bin"), 1, ["pickle", "model.bin"]),
-    "architecture": (_config(architectures=["BertModel"]), 1, ["BertModel", "supported are Llama, "]),
+    "architecture": (_config(architectures=["BertModel"]), 1, ["BertModel", "localspec supports Llama, "]),
     "broken config": (_text("config.json", "{"), 1, ["config.json"]),
     "list as config": (_text("config.json", "[]"), 1, ["config.json"]),
     "no model type": (_config(model_type=None), 1, ["config.json"]),

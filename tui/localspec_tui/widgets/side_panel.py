@@ -122,8 +122,10 @@ def _speed(figures: Figures, rates: Sequence[float], width: int) -> Iterator[Lin
 
 def _gain(words: str, saved: float | None) -> str:
     """Return the speedup of a reply and the seconds that it saved: `2.4× faster, 4.9 s saved`."""
-    if saved is None or words == "as fast":
-        return f"{words} as without drafts" if words == "as fast" else f"{words} than without drafts"
+    if words == "as fast":
+        return "as fast as without drafts"
+    if saved is None:
+        return f"{words} than without drafts"
     return f"{words}, {seconds_words(abs(saved))} {'saved' if saved >= 0 else 'lost'}"
 
 

@@ -93,9 +93,9 @@ class WaitingLine(Widget):
         if not self._prompts:
             hint = BETWEEN + self._hint if self._hint else ""
             return Content(cut(self._activity, self.size.width - cell_len(hint)) + hint)
-        count = f"{len(self._prompts)} wait" if len(self._prompts) > 1 else "waits"
-        key = keymap.key(self.app, "chat.stop")
-        return Content(cut(f"{count} ({key} takes back): {' · '.join(self._prompts)}", self.size.width))
+        key, count = keymap.key(self.app, "chat.stop"), len(self._prompts)
+        head = f"{count} waiting ({key} takes them back)" if count > 1 else f"waiting ({key} takes it back)"
+        return Content(cut(f"{head}: {' · '.join(self._prompts)}", self.size.width))
 
 
 class UnsavedLine(Widget):
