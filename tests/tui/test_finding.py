@@ -79,7 +79,7 @@ async def test_every_occurrence_is_marked_and_counted(long):
     talk = long(2, {0: "A fox.\n\n```\nfox = fox\n```\n\nThe *Fox* ends.", 1: "No animal."})
 
     def underlined():
-        return sum(len(spans) for one in talk.app.screen.query(BlockView) for spans in one.found.values())
+        return sum(len(spans) for one in talk.app.screen.query(BlockView) for spans in one.matches.values())
 
     def row():
         return next(iter(talk.app.screen.selections.values())).start.x if talk.app.screen.selections else None

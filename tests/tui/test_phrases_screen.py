@@ -44,7 +44,7 @@ def left(talk):
 
 
 async def opened(talk, pilot):
-    await until(pilot, lambda: isinstance(talk.app.screen, PhrasesScreen) and talk.app.screen._found)
+    await until(pilot, lambda: isinstance(talk.app.screen, PhrasesScreen) and talk.app.screen._listed)
     return talk.app.screen
 
 
@@ -57,16 +57,16 @@ async def test_they_show_their_figures_and_are_searched(kept):
         assert wording("scripted_3_phrases_past_replies") in page
         assert "the⏎ →  straße" in page and wording("said_once_guessed_right_1_reply") in page
         assert " quick brown →  fox␛[2J" in page and "used once, last seen in “A [fox]?”" in page
-        assert len(screen._found) == 3
+        assert len(screen._listed) == 3
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(kept.app.screen, ChatScreen))
         await say(pilot, "/phrases FOX jumps")
         screen = await opened(kept, pilot)
-        assert [found.line for found in screen._found] == ["the fox →  jumps"]
+        assert [found.line for found in screen._listed] == ["the fox →  jumps"]
         await pilot.press(*" none")
         await until(pilot, lambda: "Nothing was found." in kept.screen_text())
         await pilot.press(*["backspace"] * 20, *"straße")
-        await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
+        await until(pilot, lambda: [found.line for found in screen._listed] == ["the⏎ →  straße"])
 
 
 async def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
@@ -75,7 +75,7 @@ async def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
         screen = await opened(kept, pilot)
         await pilot.press("down", "down", "up")
         assert screen.query_one(OptionList).highlighted == 1
-        line = screen._found[1].line
+        line = screen._listed[1].line
         await pilot.press("ctrl+d")
         await until(pilot, lambda: f"Delete “{line}” for good?" in kept.screen_text())
         await pilot.press("n")
@@ -83,7 +83,7 @@ async def test_one_is_deleted_for_good_and_not_before_it_was_asked(kept):
         assert left(kept) == {"/models/scripted": 3, "other": 1}
         await pilot.press("ctrl+d", "y")
         await until(pilot, lambda: "Deleted 1 phrase." in kept.screen_text())
-        await until(pilot, lambda: line not in [found.line for found in screen._found])
+        await until(pilot, lambda: line not in [found.line for found in screen._listed])
     assert left(kept) == {"/models/scripted": 2, "other": 1}
 
 
@@ -96,7 +96,7 @@ async def test_a_chat_s_are_deleted(kept):
         await pilot.press("down", "f7")
         await until(pilot, lambda: "Delete the 2 phrases last used in “A [fox]?” for good?" in kept.screen_text())
         await pilot.press("y")
-        await until(pilot, lambda: "Deleted 2 phrases." in kept.screen_text() and len(screen._found) == 1)
+        await until(pilot, lambda: "Deleted 2 phrases." in kept.screen_text() and len(screen._listed) == 1)
     assert left(kept) == {"/models/scripted": 1, "other": 1}
 
 
@@ -109,7 +109,7 @@ async def test_all_of_a_model_are_deleted(kept):
         await pilot.press("escape")
         await until(pilot, lambda: not screen._asking.asking)
         await pilot.press("f8", "y")
-        await until(pilot, lambda: "Deleted 3 phrases." in kept.screen_text() and not screen._found)
+        await until(pilot, lambda: "Deleted 3 phrases." in kept.screen_text() and not screen._listed)
         await pilot.press("ctrl+d", "f7", "f8")
         assert not screen._asking.asking
     assert left(kept) == {"/models/scripted": 0, "other": 1}
@@ -133,7 +133,7 @@ async def test_what_was_looked_for_last_counts(kept, monkeypatch):
         await until(pilot, begun.is_set)
         await pilot.press("backspace", *"straße")
         gate.set()
-        await until(pilot, lambda: [found.line for found in screen._found] == ["the⏎ →  straße"])
+        await until(pilot, lambda: [found.line for found in screen._listed] == ["the⏎ →  straße"])
 
 
 def offered(talk):

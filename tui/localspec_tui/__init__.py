@@ -82,7 +82,7 @@ def _chat(
     app = ChatApp(engine, settings, first=prompt, files=files)
     app.meant = answer.without
     answer.tell = lambda light: app.post_message(messages.BackgroundKnown(light))
-    log, gone = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
+    log, hang_up = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
 
     def overdue(code: int) -> None:
         """End the process if the screen is too busy to end it. Conversation and draft are saved first."""
@@ -108,7 +108,7 @@ def _chat(
                 print(drawable(farewell, stream), file=stream, flush=True)
 
     over = threading.Event()
-    with terminal.guarded(log, gone), terminal.signals(app.leave, overdue):
+    with terminal.guarded(log, hang_up), terminal.signals(app.leave, overdue):
         try:
             interpreter.run(app)
         finally:

@@ -150,10 +150,10 @@ class ChatApp(StoppableApp):
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 
-    async def run_action(self, action: Any, *given: Any, **named: Any) -> bool:
+    async def run_action(self, action: Any, *arguments: Any, **options: Any) -> bool:
         """Run the action of a key. Ignore a key for the palette's list while the list has no lines yet."""
         with suppress(KeyError) if str(action).startswith("command_list") else nullcontext():
-            return await super().run_action(action, *given, **named)
+            return await super().run_action(action, *arguments, **options)
         return False
 
     async def on_event(self, event: events.Event) -> None:
@@ -176,8 +176,8 @@ class ChatApp(StoppableApp):
         """Return the text that was last copied in this application, which ctrl+v inserts."""
         return one_line(super().clipboard) if isinstance(self.focused, Input) else safe(super().clipboard)
 
-    def copy_to_clipboard(self, text: str, what: str = "") -> None:
-        """Copy to the clipboards of terminal, tmux and desktop. A toast names the text (`what`) and the clipboards.
+    def copy_to_clipboard(self, text: str, label: str = "") -> None:
+        """Copy to the clipboards of terminal, tmux and desktop. A toast names the text (`label`) and the clipboards.
 
         An empty text is not copied, because that would overwrite the clipboard.
         """
@@ -185,16 +185,16 @@ class ChatApp(StoppableApp):
             return
         super().copy_to_clipboard(text)
         file = Paths(environment.home()).copied if self._saves_text else None
-        threading.Thread(target=self._copy, args=(text, file, what), name="clipboard", daemon=True).start()
+        threading.Thread(target=self._copy, args=(text, file, label), name="clipboard", daemon=True).start()
 
-    def _copy(self, text: str, file: Path | None, what: str) -> None:
+    def _copy(self, text: str, file: Path | None, label: str) -> None:
         """Copy in a thread, because the program that owns a clipboard may be slow."""
         sentence = clipboard.copied(text, file)
         with suppress(RuntimeError):  # the application has ended
-            self.post_message(messages.Copied(sentence, what))
+            self.post_message(messages.Copied(sentence, label))
 
     def on_copied(self, copied: messages.Copied) -> None:
-        sentence = f"{copied.sentence} ({copied.what})" if copied.what else copied.sentence
+        sentence = f"{copied.sentence} ({copied.label})" if copied.label else copied.sentence
         self.notify(whole_names(sentence, self.size.width - AROUND_TOAST), markup=False, timeout=3)
 
     @property
@@ -241,8 +241,8 @@ class ChatApp(StoppableApp):
         """Return all themes without copying them, because Textual requests them for each line that it draws."""
         return super().available_themes
 
-    def on_background_known(self, known: messages.BackgroundKnown) -> None:
-        self._light = known.light
+    def on_background_known(self, background: messages.BackgroundKnown) -> None:
+        self._light = background.light
         self.theme = themes.shown(self._theme, self._light)
 
     def search_themes(self) -> None:

@@ -45,7 +45,7 @@ class Answer:
 
     def __init__(self, awaited: bool = True) -> None:
         self.show_again: Callable[[], None] = lambda: None  # typed text, after the chat has ended
-        self._held = ""  # the beginning of a possible answer
+        self._withheld = ""  # the beginning of a possible answer
         self._escape = ""  # the last character, if it is one
         self._end = time.monotonic() + AWAITED
         self.tell: Callable[[bool], object] = lambda _: None
@@ -58,21 +58,21 @@ class Answer:
         """
         if not self.awaited:
             return data
-        data, given = self._escape + self._held + data, len(self._escape)
-        self._held = ""
-        if (found := _ANSWER.search(data)) is not None:
+        data, sent = self._escape + self._withheld + data, len(self._escape)
+        self._withheld = ""
+        if (match := _ANSWER.search(data)) is not None:
             self.awaited = False
-            self.tell(_is_light(found[1], found[2], found[3]))
-            return data[given : found.start()] + data[found.end() :]
+            self.tell(_is_light(match[1], match[2], match[3]))
+            return data[sent : match.start()] + data[match.end() :]
         if time.monotonic() > self._end:
             self.awaited = False
         elif (begun := _BEGUN.search(data)) is not None:
-            data, self._held = data[: begun.start()], begun[0]
-            if begun.start() < given:
-                self._held = self._held[given:]
+            data, self._withheld = data[: begun.start()], begun[0]
+            if begun.start() < sent:
+                self._withheld = self._withheld[sent:]
                 return ""
         self._escape = data[-1:] if data.endswith("\x1b") else ""
-        return data[given:]
+        return data[sent:]
 
 
 def _is_light(*channels: str) -> bool:
@@ -92,7 +92,7 @@ def queried(theme: str) -> Iterator[Answer]:
     try:
         assert sys.__stdin__ and sys.__stderr__  # there is a terminal
         terminal = sys.__stdin__.fileno()
-        before = termios.tcgetattr(terminal)
+        original = termios.tcgetattr(terminal)
         silent = termios.tcgetattr(terminal)
         silent[3] &= ~termios.ECHO
         termios.tcsetattr(terminal, termios.TCSANOW, silent)
@@ -104,7 +104,7 @@ def queried(theme: str) -> Iterator[Answer]:
 
     def show_again() -> None:
         with suppress(OSError, termios.error):
-            termios.tcsetattr(terminal, termios.TCSANOW, before)
+            termios.tcsetattr(terminal, termios.TCSANOW, original)
 
     answer.show_again = show_again
     try:

@@ -55,7 +55,7 @@ class BlockView(LaidOutOnce, Widget):
         self._laid: list[LaidBlock] = []
         self._tops = [0]  # the first row of each block, then the row after the last block
         self._width = 0  # columns for which the blocks are broken into rows; 0 before the first layout
-        self.found: dict[int, list[tuple[int, int]]] = {}  # search matches, by number of the block
+        self.matches: dict[int, list[tuple[int, int]]] = {}  # search matches, by number of the block
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class BlockView(LaidOutOnce, Widget):
         same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1] or pair[0] == pair[1], pairs))
         self._blocks[same:] = blocks[same:]
         self._lay(same)
-        self.found = {at: spans for at, spans in self.found.items() if at < same}
+        self.matches = {at: spans for at, spans in self.matches.items() if at < same}
         first = self._tops[min(same, len(self._tops) - 1)]  # the first row that changes
         rows = max(self._tops[-1] + self.BELOW, self.size.height) - first
         self.refresh(
@@ -156,7 +156,7 @@ class BlockView(LaidOutOnce, Widget):
         block = self._blocks[number]
         text = block.text[start:end]
         spans = [*self._spans(block, start, end)]
-        for first, last in self.found.get(number, ()):
+        for first, last in self.matches.get(number, ()):
             if first < end and last > start:
                 spans.append(Span(max(first - start, 0), min(last, end) - start, MARKED))
         selection = self.text_selection
@@ -201,16 +201,16 @@ class BlockView(LaidOutOnce, Widget):
     def _margin(self, margins: tuple[Margin, ...], columns: int, base: Style) -> tuple[list[Segment], Style]:
         """Return the bullets and bars to the left of a row, and the style of the text to the right of them."""
         segments: list[Segment] = []
-        for one in margins:
-            if one.is_quote:
+        for margin in margins:
+            if margin.is_quote:
                 around = base.background
                 base += self._component("quote")
                 colour = self.get_component_styles("quote-bar").color
                 bar = base + Style(foreground=around + colour)  # the bar has the background around the quote
-                segments += [Segment(one.text[:1], bar.rich_style), Segment(one.text[1:], base.rich_style)]
+                segments += [Segment(margin.text[:1], bar.rich_style), Segment(margin.text[1:], base.rich_style)]
             else:
                 style = base + self._component("bullet")
-                segments.append(Segment(one.text, style.rich_style))
+                segments.append(Segment(margin.text, style.rich_style))
         if sum(segment.cell_length for segment in segments) > columns:
             segments = list(Strip(segments).crop(0, columns))
         return segments, base
@@ -252,14 +252,14 @@ class BlockView(LaidOutOnce, Widget):
         for y, block in [*enumerate(self._blocks)][start.y : end.y + 1]:
             text = block.text[: end.x].rstrip() if y == end.y else block.text  # a selection may end right of the text
             whole = y > start.y or selection.start is None
-            marks = "".join(one.text for one in block.lead if whole and not one.is_quote)
-            chosen.append(marks + block.written(0 if whole else start.x, len(text)))
+            marks = "".join(margin.text for margin in block.lead if whole and not margin.is_quote)
+            chosen.append(marks + block.source_text(0 if whole else start.x, len(text)))
         copied = "\n".join(chosen)
         return copied if selection.start is None else copied.lstrip("\n"), "\n"
 
-    def mark(self, found: dict[int, list[tuple[int, int]]]) -> None:
-        """Underline search matches; `found` has the start and end of each, by number of the block."""
-        self.found = found
+    def mark(self, matches: dict[int, list[tuple[int, int]]]) -> None:
+        """Underline search matches; `matches` has the start and end of each, by number of the block."""
+        self.matches = matches
         self.refresh()
 
     def select(self, number: int, start: int, end: int) -> int:

@@ -76,9 +76,9 @@ def code_blocks(source: str) -> list[CodeBlock]:
     """Return all code blocks of a message, in order."""
     from localspec_tui.growing_document import parser  # slow to import
 
-    found = (token for token in parser().parse(source) if token.type in ("fence", "code_block"))
+    tokens = (token for token in parser().parse(source) if token.type in ("fence", "code_block"))
     # A line break at the end would run the last line in a shell that it is pasted into.
-    return [CodeBlock(token.info, token.content.removesuffix("\n")) for token in found]
+    return [CodeBlock(token.info, token.content.removesuffix("\n")) for token in tokens]
 
 
 class CodeCopies:
@@ -102,8 +102,8 @@ class CodeCopies:
 
     def copy(self, app: App[Any], source: str) -> None:
         """Copy the next block to the clipboard."""
-        if found := self.next(source):
-            block, which = found
+        if result := self.next(source):
+            block, which = result
             cast("ChatApp", app).copy_to_clipboard(block.text, which)
         else:
             app.notify("There is no code to copy here.", markup=False)

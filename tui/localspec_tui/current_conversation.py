@@ -48,7 +48,7 @@ class CurrentConversation:
         self._branched: int | None = None  # the saved conversation from which the next reply branches off
 
     @property
-    def place(self) -> "Path | None":
+    def file(self) -> "Path | None":
         """Return the file in which conversations are saved; None if they are not saved now."""
         store = self.store
         return None if store is None or store.read_only or not self._first.log else store.path
@@ -101,13 +101,13 @@ class CurrentConversation:
         from localspec.chat.conversation import saved_conversation
 
         try:
-            found = saved_conversation(self.store.history if self.store else None, number)
+            saved = saved_conversation(self.store.history if self.store else None, number)
         except LocalspecError as error:
             self.show()
             self._outlet.post(messages.Noticed(str(error), trouble=True))
             return
         self._outlet.hold()
-        self.now = self.now.resume_other(found)
+        self.now = self.now.resume_other(saved)
         self.show()
 
     def show(self, *, first: bool = False) -> None:
@@ -130,7 +130,7 @@ class CurrentConversation:
         Earlier chats left the prompts. The title is empty if this conversation has prompts, or if `first` is False.
         """
         store, server = self.store, self._first.elsewhere
-        if store is None or self.place is None:
+        if store is None or self.file is None:
             return [], ""
         try:
             left = store.drafts.take_orphaned(server, self.now.id)
@@ -143,8 +143,8 @@ class CurrentConversation:
 
     def _last_used_chat(self) -> "ConversationInfo | None":
         with suppress(LocalspecError):  # the user does not wait for this
-            found = self.store.history.conversations(1, lambda info: info.by_chat) if self.store else ()
-            return next(iter(found), None)
+            infos = self.store.history.conversations(1, lambda info: info.by_chat) if self.store else ()
+            return next(iter(infos), None)
         return None
 
     # -- this conversation --------------------------------------------------------------------------------------------
@@ -170,10 +170,10 @@ class CurrentConversation:
 
         With `again`, the next reply is another answer to the prompt after these turns.
         """
-        before = self.now
-        self._replaced = before.turns[turns].figures if again else None
-        self.now = before.branch(turns)
-        self._branched = before.id if not before.unsaved else None
+        origin = self.now
+        self._replaced = origin.turns[turns].figures if again else None
+        self.now = origin.branch(turns)
+        self._branched = origin.id if not origin.unsaved else None
 
     def race(self, prompt: str, post: Callable[[Message], object], stop: threading.Event) -> None:
         """Answer a prompt with and without speculation, outside the conversation."""
@@ -213,12 +213,12 @@ class CurrentConversation:
                 self._see_what_is_saved()
         turn = talk.turns[-1] if begun else None
         same = talk.same_answer
-        before = self._back() if turn is None or turn.unanswered or same else None
+        origin_turns = self._back() if turn is None or turn.unanswered or same else None
         trace.turn, trace.ended = turn.id if turn is not None and not same else 0, True
         if begun and self._model.measures is None:
             self._model.measures = True
-        self._outlet.post(messages.ReplyEnded(prompt.prompt, turn, trouble, before, same))
-        if before is None and self._branched is not None:
+        self._outlet.post(messages.ReplyEnded(prompt.prompt, turn, trouble, origin_turns, same))
+        if origin_turns is None and self._branched is not None:
             self._outlet.post(messages.Branched(self._branched))
         self._branched = None
 
@@ -239,12 +239,12 @@ class CurrentConversation:
 
     def _back(self) -> "tuple[Turn, ...] | None":
         """Leave a branch that got no reply, and return the turns of its origin; None if this is no branch."""
-        before = self.now.back()
-        if before is None:
+        origin = self.now.back()
+        if origin is None:
             return None
-        self.now = before
-        self._model.begin_figures(before)
-        return tuple(before.turns)
+        self.now = origin
+        self._model.begin_figures(origin)
+        return tuple(origin.turns)
 
 
 def run_race(

@@ -70,9 +70,9 @@ class EngineThread(threading.Thread):
         """Stop the current reply. Its text stays."""
         self._stops_reply.set()
 
-    def do(self, job: Callable[..., None], *given: object) -> None:
+    def do(self, job: Callable[..., None], *arguments: object) -> None:
         """Run `job`, a method of `conversation`, on this thread, after earlier jobs."""
-        self._jobs.put(partial(job, *given))
+        self._jobs.put(partial(job, *arguments))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

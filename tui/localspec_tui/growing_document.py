@@ -46,10 +46,10 @@ def read_blocks(text: str) -> list[ReplyBlock]:
 
 def _without_open_line(text: str) -> str:
     """Return the text to display. The last line is left out if more text may change its meaning."""
-    before, _, line = text.rpartition("\n")
+    complete, _, line = text.rpartition("\n")
     words = line.lstrip(" \t>").rstrip(" \t")  # apart from the blanks, over which a pattern would take cubic time
     is_open = bool(_OPEN.fullmatch(words)) if words else line.endswith((" ", "\t"))
-    return before if is_open else text
+    return complete if is_open else text
 
 
 class GrowingDocument:
@@ -96,7 +96,7 @@ class GrowingDocument:
             blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))
         self.blocks[self.settled :] = blocks
         line, block = reader.last
-        at = sum(len(one) + 1 for one in tail.split("\n")[:line])
+        at = sum(len(row) + 1 for row in tail.split("\n")[:line])
         self.settled += block
         self._tail_at += at
         self._tail = blocks[block:]
@@ -197,8 +197,8 @@ def _make_safe(state: StateCore) -> None:
         token.attrs = {name: safe(value) if isinstance(value, str) else value for name, value in token.attrs.items()}
 
 
-def _decoded(found: re.Match[str]) -> str:
-    return bytes.fromhex(found[0].replace("%", "")).decode(errors="replace")
+def _decoded(match: re.Match[str]) -> str:
+    return bytes.fromhex(match[0].replace("%", "")).decode(errors="replace")
 
 
 def _with_children(tokens: Iterable[Token]) -> Iterator[Token]:

@@ -62,7 +62,7 @@ def _chosen(app: App[Any]) -> dict[str, str]:
 
 @cache
 def _defaults() -> dict[str, str]:
-    return {one.name: ",".join(one.keys) for module in CHAT for one in _bound(module) if one.name}
+    return {action.name: ",".join(action.keys) for module in CHAT for action in _bound(module) if action.name}
 
 
 def effective(settings: Settings) -> dict[str, str]:
@@ -71,10 +71,10 @@ def effective(settings: Settings) -> dict[str, str]:
     if not changes:
         return {}
     origin = settings.origins.get("keymap", "the keymap")
-    bound = [PALETTE, *(one for module in CHAT for one in _bound(module))]
-    if not changes.keys() <= {one.name for one in bound}:  # the dialogs above the chat take longer to import
-        bound = [PALETTE, *(one for module in _module_names() for one in _bound(module))]
-    defaults: KeysOf = {one.name: one.keys for one in bound if one.name}
+    bound = [PALETTE, *(action for module in CHAT for action in _bound(module))]
+    if not changes.keys() <= {action.name for action in bound}:  # the dialogs above the chat take longer to import
+        bound = [PALETTE, *(action for module in _module_names() for action in _bound(module))]
+    defaults: KeysOf = {action.name: action.keys for action in bound if action.name}
     chosen: KeysOf = {}
     for name, keys in changes.items():
         if name not in defaults:
@@ -88,30 +88,36 @@ def effective(settings: Settings) -> dict[str, str]:
 
 def _keys_to_restore(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
     """Return the default keys of actions that share a key with a changed action: Textual would remove shared keys."""
-    freed = {(one.module, key) for one in bound if one.name in chosen for key in one.keys}
-    return {one.name: one.keys for one in bound if one.name and freed & {(one.module, key) for key in one.keys}}
+    freed = {(action.module, key) for action in bound if action.name in chosen for key in action.keys}
+    return {
+        action.name: action.keys
+        for action in bound
+        if action.name and freed & {(action.module, key) for key in action.keys}
+    }
 
 
 def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin: str) -> None:
-    changed = next(one for one in bound if one.name == name)
+    changed = next(action for action in bound if action.name == name)
     for other in bound:
         if other.name == name or {*changed.keys} & {*other.keys} or not _meet(changed.module, other.module):
             continue
-        taken = chosen.get(other.name or "", other.keys)
-        if key := next((key for key in chosen[name] if key in taken), None):
+        keys = chosen.get(other.name or "", other.keys)
+        if key := next((key for key in chosen[name] if key in keys), None):
             called = other.name or other.action
             raise UsageMistake(
                 f"{origin}: {key} is assigned to {name} and to {called}; choose another key for one of them."
             )
 
 
-def _meet(one: str, other: str) -> bool:
+def _meet(first: str, second: str) -> bool:
     """Return whether the keys of two modules work on the same screen, so that they could collide.
 
     A dialog above the chat hides the chat's keys.
     """
     return (
-        one == other or CHAT[0] in (one, other) or all(place in CHAT or ".widgets." in place for place in (one, other))
+        first == second
+        or CHAT[0] in (first, second)
+        or all(module in CHAT or ".widgets." in module for module in (first, second))
     )
 
 
@@ -152,8 +158,8 @@ def _textual_key_name(character: str) -> str:
 
 @cache
 def _key_names() -> frozenset[str]:
-    named = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
-    return frozenset({*named, *KEY_TO_UNICODE_NAME, *map(_textual_key_name, string.punctuation), "space", "tab"})
+    names = {key.value.rpartition("+")[2] for key in Keys if not key.value.startswith("<") and "-" not in key.value}
+    return frozenset({*names, *KEY_TO_UNICODE_NAME, *map(_textual_key_name, string.punctuation), "space", "tab"})
 
 
 def _module_names() -> Iterator[str]:
@@ -167,10 +173,10 @@ def _bound(module: str) -> Iterator[Bound]:
     """Yield the key bindings of the classes in a module, with inherited bindings."""
     for kind in vars(import_module(module)).values():
         if isinstance(kind, type) and kind.__module__ == module:
-            taken: set[str] = set()  # keys for which a class overrides inherited bindings
+            overridden: set[str] = set()  # keys for which a class overrides inherited bindings
             for cls in kind.__mro__ if vars(kind).get("_inherit_bindings", True) else [kind]:
-                bindings = [one for one in vars(cls).get("BINDINGS", ()) if isinstance(one, Binding)]
-                for one in bindings:
-                    if not taken & {*one.key.split(",")}:
-                        yield Bound(one.id, one.action, tuple(one.key.split(",")), module)
-                taken |= {key for one in bindings for key in one.key.split(",")}
+                bindings = [binding for binding in vars(cls).get("BINDINGS", ()) if isinstance(binding, Binding)]
+                for binding in bindings:
+                    if not overridden & {*binding.key.split(",")}:
+                        yield Bound(binding.id, binding.action, tuple(binding.key.split(",")), module)
+                overridden |= {key for binding in bindings for key in binding.key.split(",")}

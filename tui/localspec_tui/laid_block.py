@@ -28,11 +28,11 @@ def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int
     The cut is after a blank, if the row has one, and blanks at the end of a row need no columns. With `halves`, only a
     blank in the second half of a row counts, and blanks need columns.
     """
-    found: list[int] = []
+    positions: list[int] = []
     start, room = 0, first
     single = line.isascii()
     if not single and cell_len(line) <= first:
-        return found
+        return positions
     while start < len(line):
         end = min(start + max(room, 1), len(line)) if single else _fitting(line, start, max(room, 1))
         if not halves and end < len(line) and line[end] == " ":
@@ -42,9 +42,9 @@ def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int
             blank = line.rfind(" ", start + (end - start) // 2 * halves, end)
             end = blank + 1 if blank > 0 and line[start:blank].strip() else end
         if end < len(line):
-            found.append(end)
+            positions.append(end)
         start, room = end, later
-    return found
+    return positions
 
 
 def _fitting(line: str, start: int, room: int) -> int:
@@ -93,11 +93,11 @@ class _Table:
             for column, (start, end) in enumerate(row):
                 if end - start > widest[column] or not text[start:end].isascii():
                     widest[column] = max(widest[column], cell_len(text[start:end]))
-        most = _at_most(widest, room - AROUND * columns - 1)
-        self.fits = most >= LEAST_COLUMN or sum(widest) + AROUND * columns + 1 <= room
+        limit = _at_most(widest, room - AROUND * columns - 1)
+        self.fits = limit >= LEAST_COLUMN or sum(widest) + AROUND * columns + 1 <= room
         if not self.fits:
             return
-        self.widths = [min(one, most) for one in widest]
+        self.widths = [min(size, limit) for size in widest]
         self._tops: list[int] = []  # the y of the first line of text of each row
         # Where the lines of a cell begin in the text, by (row, column), for cells of several lines.
         self._breaks: dict[tuple[int, int], list[int]] = {}
@@ -110,7 +110,7 @@ class _Table:
                 if end - start > width or not text[start:end].isascii():
                     breaks = cuts(text[start:end], width, width)
                     if breaks:
-                        self._breaks[number, column] = [start, *(start + one for one in breaks)]
+                        self._breaks[number, column] = [start, *(start + cut for cut in breaks)]
                         lines = max(lines, len(breaks) + 1)
             top += lines + 1
         self.height = max(top, 2)
@@ -150,7 +150,7 @@ class LaidBlock:
 
     def __init__(self, block: ReplyBlock, width: int) -> None:
         self.block = block
-        self.margin = min(sum(len(one.text) for one in block.rest), max(width - LEAST_ROOM, 0))
+        self.margin = min(sum(len(margin.text) for margin in block.rest), max(width - LEAST_ROOM, 0))
         self.room = max(width - self.margin, 1)
         table = _Table(block, self.room) if block.kind == "table" else None
         self._table = table if table is not None and table.fits else None
@@ -183,11 +183,13 @@ class LaidBlock:
         if row < self.head:
             return None
         is_table, text = self._table is not None, self.block.text
-        parts = [one for one in self.parts(row - self.head) if not one.drawn and (one.end > one.start or not is_table)]
+        parts = [
+            part for part in self.parts(row - self.head) if not part.drawn and (part.end > part.start or not is_table)
+        ]
         if not parts:
             return None
         column -= self.margin
-        ends = [one.column + cell_len(text[one.start : one.end]) for one in parts]
+        ends = [part.column + cell_len(text[part.start : part.end]) for part in parts]
         near = min(range(len(parts)), key=lambda at: max(parts[at].column - column, column - ends[at] + 1, 0))
         place, room = parts[near].start, column - parts[near].column
         while place < parts[near].end and (room := room - get_character_cell_size(text[place])) >= 0:
@@ -199,7 +201,7 @@ class LaidBlock:
         if self._table is None:
             return self.head + bisect_right(self._starts, place) - 1
         rows = (
-            row for row in range(self._table.height) if any(one.start <= place < one.end for one in self.parts(row))
+            row for row in range(self._table.height) if any(part.start <= place < part.end for part in self.parts(row))
         )
         return self.head + next(rows, 0)
 
@@ -212,7 +214,7 @@ class LaidBlock:
                 starts.append(begin)
             if len(line) > width or not line.isascii():
                 indent = min(indent_of(line, 0), width // 2) if is_code else 0
-                starts += (begin + one for one in cuts(line, width, width - indent, halves=is_code))
+                starts += (begin + cut for cut in cuts(line, width, width - indent, halves=is_code))
             begin += len(line) + 1
         return starts
 

@@ -155,7 +155,7 @@ class Copied(Message):
     """A sentence about the result of copying, and a name for the copied text if it is not obvious."""
 
     sentence: str
-    what: str = ""
+    label: str = ""
 
 
 @dataclass

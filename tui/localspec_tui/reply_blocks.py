@@ -58,17 +58,17 @@ class ReplyBlock:
     source: str = ""  # of code and plain text, with its tabs
     cells: list[list[tuple[int, int]]] = field(default_factory=list)
 
-    def written(self, start: int, end: int) -> str:
+    def source_text(self, start: int, end: int) -> str:
         """Return the text from `start` to `end` as the model wrote it, with tabs where `text` has blanks."""
         if "\t" not in self.source:
             return self.text[start:end]
-        found, at, column = [], 0, 0
+        characters, at, column = [], 0, 0
         for character in self.source:
             width = TAB - column % TAB if character == "\t" else 1
             if start < at + width and at < end:
-                found.append(character)
+                characters.append(character)
             at, column = at + width, 0 if character == "\n" else column + width
-        return "".join(found)
+        return "".join(characters)
 
     def runs_in(self, start: int, end: int) -> Iterator[StyledRun]:
         """Yield the runs between `start` and `end`, clipped to this range."""
@@ -101,7 +101,7 @@ class BlockReader:
         self.blocks: list[ReplyBlock] = []
         self.last = (0, 0)  # the line and the number of the block where the last token of the outer level begins
         self._open: list[_Container] = []
-        self._before: list[_Container] = []  # the containers that were open at the last block
+        self._last_open: list[_Container] = []  # the containers that were open at the last block
         self._numbers: list[Iterator[str] | None] = []  # item numbers of each open list; None for bullets
 
     def read(self, tokens: "Sequence[Token]") -> list[ReplyBlock]:
@@ -132,7 +132,7 @@ class BlockReader:
                     self._numbers.append(None if token.type == "bullet_list_open" else self._list_numbers(tokens, at))
                 case "list_item_open":
                     numbers = self._numbers[-1]
-                    depth = sum(one is None for one in self._numbers) - 1
+                    depth = sum(counter is None for counter in self._numbers) - 1
                     marker = BULLETS[depth % len(BULLETS)] if numbers is None else next(numbers)
                     self._open.append(_Container("item", Margin(marker)))
                 case "bullet_list_close" | "ordered_list_close":
@@ -148,16 +148,16 @@ class BlockReader:
     def _add(self, block: ReplyBlock) -> None:
         """Add a block, with margins for the open containers."""
         if self.blocks:
-            pairs = zip(self._open, self._before, strict=False)
-            shared = [one for one, other in pairs if one is other]
+            pairs = zip(self._open, self._last_open, strict=False)
+            shared = [container for container, other in pairs if container is other]
             loose = (not shared or shared[-1].kind == "quote") and is_loose(self.blocks[-1], block)
             block.above = int(loose or "code" in (self.blocks[-1].kind, block.kind))
-            block.between = tuple(margin for one in shared if (margin := one.margin()))
-        self._before = [*self._open]
-        block.lead = tuple(margin for one in self._open if (margin := one.margin()))
-        for one in self._open:
-            one.used = True
-        block.rest = tuple(margin for one in self._open if (margin := one.margin()))
+            block.between = tuple(margin for container in shared if (margin := container.margin()))
+        self._last_open = [*self._open]
+        block.lead = tuple(margin for container in self._open if (margin := container.margin()))
+        for container in self._open:
+            container.used = True
+        block.rest = tuple(margin for container in self._open if (margin := container.margin()))
         self.blocks.append(block)
 
     def _list_numbers(self, tokens: "Sequence[Token]", at: int) -> Iterator[str]:
@@ -197,9 +197,9 @@ class BlockReader:
         return at
 
 
-def is_loose(before: ReplyBlock, block: ReplyBlock) -> bool:
+def is_loose(previous: ReplyBlock, block: ReplyBlock) -> bool:
     """Return whether a blank row separates two top-level blocks: False only for two definitions of links."""
-    return not before.kind == block.kind == "definition"
+    return not previous.kind == block.kind == "definition"
 
 
 def inline(token: "Token") -> tuple[str, list[StyledRun]]:
@@ -247,7 +247,7 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
                 add(ends.pop())
                 hrefs.pop()
             case "image":
-                alt = "".join(one.content for one in child.children or ())
+                alt = "".join(piece.content for piece in child.children or ())
                 add(f"{IMAGE}{alt}", href=str(child.attrs.get("src", "")))
             case _ if child.tag in depths:
                 depths[child.tag] += child.nesting

@@ -29,10 +29,10 @@ async def _model(chat: "ChatScreen", name: str) -> None:
     if not name:
         chat.action_models()
     else:
-        chat.models.switch(await asyncio.to_thread(_named, name, chat.models.at_a_server))
+        chat.models.switch(await asyncio.to_thread(_model_card, name, chat.models.at_a_server))
 
 
-def _named(name: str, at_a_server: bool) -> "TargetCard":
+def _model_card(name: str, at_a_server: bool) -> "TargetCard":
     from localspec.chat.model_list import (
         named_model,
         named_on_server,

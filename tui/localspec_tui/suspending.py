@@ -42,8 +42,8 @@ class StoppableApp(App[None]):
     _continued_at = -TOGETHER
 
     def get_driver_class(self) -> type[Driver]:
-        found = super().get_driver_class()
-        return TerminalDriver if sys.platform != "win32" and found is LinuxDriver else found
+        driver = super().get_driver_class()
+        return TerminalDriver if sys.platform != "win32" and driver is LinuxDriver else driver
 
     def soon(self, call: Callable[[], object]) -> None:
         """Call a function between two callbacks of the event loop. Any thread or signal handler may call `soon`."""
@@ -120,9 +120,9 @@ if sys.platform != "win32":
 
         def run_input_thread(self) -> None:
             """Let Textual read from a pipe, to which another thread writes the filtered input of the terminal."""
-            keys, written = os.pipe()
+            keys, write_end = os.pipe()
             ended, end = os.pipe()
-            thread = threading.Thread(target=self._filter, args=(written, ended), name="keys", daemon=True)
+            thread = threading.Thread(target=self._filter, args=(write_end, ended), name="keys", daemon=True)
             thread.start()
             self.fileno = keys
             try:

@@ -32,27 +32,27 @@ def prepare() -> None:
 
 
 class _Terminal(io.TextIOWrapper):
-    """A stream to the terminal. A write calls `gone` if the terminal is closed.
+    """A stream to the terminal. A write calls `on_close` if the terminal is closed.
 
     If the write raised an error, Textual would wait forever for its writing thread.
     """
 
-    def __init__(self, descriptor: int, real: TextIO, gone: Callable[[], None]) -> None:
+    def __init__(self, descriptor: int, real: TextIO, on_close: Callable[[], None]) -> None:
         super().__init__(os.fdopen(descriptor, "wb"), encoding=real.encoding, errors="replace", newline="")
-        self._gone, self._ascii = gone, marks.ascii_only(real)
+        self._on_close, self._ascii = on_close, marks.ascii_only(real)
 
     def write(self, text: str) -> int:
         try:
             return super().write(marks.in_ascii(text) if self._ascii else text)
         except OSError:
-            self._gone()
+            self._on_close()
             return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError:
-            self._gone()
+            self._on_close()
 
     def close(self) -> None:
         with suppress(OSError):
@@ -60,10 +60,10 @@ class _Terminal(io.TextIOWrapper):
 
 
 @contextmanager
-def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
+def guarded(log: Path, on_close: Callable[[], None]) -> Iterator[None]:
     """Give Textual a private copy of the terminal. Send the output of libraries on descriptors 1 and 2 to `log`.
 
-    `gone` is called on the drawing thread when the terminal is closed.
+    `on_close` is called on the drawing thread when the terminal is closed.
     """
     with ExitStack() as afterwards:
         sink = _open_log(log)
@@ -76,7 +76,7 @@ def guarded(log: Path, gone: Callable[[], None]) -> Iterator[None]:
             afterwards.callback(os.dup2, saved, number)
             afterwards.callback(stream.flush)  # buffered output belongs to the log
             real = getattr(sys, f"__{name}__")
-            terminal = _Terminal(os.dup(saved), real, gone)
+            terminal = _Terminal(os.dup(saved), real, on_close)
             setattr(sys, f"__{name}__", terminal)
             afterwards.callback(terminal.close)
             afterwards.callback(setattr, sys, f"__{name}__", real)
@@ -138,7 +138,7 @@ def _watched(is_handled: Callable[[int], bool], overdue: Callable[[int], None]) 
     """Call `overdue`, on a separate thread, with the exit code for each signal that `is_handled` accepts."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
         while came := os.read(reading, 1):
@@ -150,7 +150,7 @@ def _watched(is_handled: Callable[[int], bool], overdue: Callable[[int], None]) 
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous)
         os.close(writing)
 
 

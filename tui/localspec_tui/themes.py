@@ -45,5 +45,5 @@ class Themes(ThemeProvider):
     def commands(self) -> list[tuple[str, Callable[[], None]]]:
         choose: Callable[[str], None] = getattr(self.app, "choose_theme")  # noqa: B009  # of whatever application
         automatic = f"{AUTO}: after the terminal's background"
-        named = {automatic: AUTO, **{name: name for name in sorted(self.app.available_themes)}}
-        return [(line, partial(choose, name)) for line, name in named.items()]
+        names = {automatic: AUTO, **{name: name for name in sorted(self.app.available_themes)}}
+        return [(line, partial(choose, name)) for line, name in names.items()]

@@ -34,7 +34,7 @@ class Outbox:
         self.under_way: ComposedPrompt | None = None
         self.model_loaded = False
         self.to_be_shown = 1  # conversations that were requested; prompts wait until the last one is shown
-        self._given = ""  # the files whose text goes with the current prompt
+        self._sent_files = ""  # the files whose text goes with the current prompt
 
     @property
     def empty(self) -> bool:
@@ -49,12 +49,12 @@ class Outbox:
     @property
     def typed(self) -> list[str]:
         """Return the waiting prompts as they were typed."""
-        return [one.typed for one in self.waiting]
+        return [prompt.typed for prompt in self.waiting]
 
     def take(self) -> ComposedPrompt:
         """Make the prompt that has waited longest the current one, and return it."""
         self.under_way = self.waiting.pop(0).after(self.files, GIVEN)
-        self._given, self.files = self.files, ""
+        self._sent_files, self.files = self.files, ""
         return self.under_way
 
     def end(self) -> ComposedPrompt | None:
@@ -64,7 +64,7 @@ class Outbox:
 
     def reuse_files(self) -> None:
         """Put the files of the last prompt, which got no reply, before the text of the next prompt."""
-        self.files = self._given
+        self.files = self._sent_files
 
     def drop_waiting(self) -> str:
         """Return the waiting prompts as one text, and empty the queue."""

@@ -162,8 +162,8 @@ class ChatScreen(StableLayout, Screen[None]):
     def on_first_screen_chosen(self, chosen: FirstScreen.Chosen) -> None:
         self.prompt.put(chosen.prompt)
 
-    async def on_find_line_searched(self, wanted: FindLine.Searched) -> None:
-        await self.finder.search(wanted)
+    async def on_find_line_searched(self, request: FindLine.Searched) -> None:
+        await self.finder.search(request)
 
     async def on_find_line_closed(self, left: FindLine.Closed) -> None:
         if (back := self.finder.leave()) is not None and left.back:
@@ -205,7 +205,7 @@ class ChatScreen(StableLayout, Screen[None]):
         self.finder.leave()
         answered = shown.turns[:-1] if shown.unanswered is not None else shown.turns
         self.top.call(shown.title)
-        self.first.show_file(self.engine.conversation.place)
+        self.first.show_file(self.engine.conversation.file)
         await self.view.show(answered, self.engine.traces)
         self.first.begin(shown.last, hidden=bool(shown.turns or self.outbox.waiting))
         if shown.unanswered is not None:
@@ -357,7 +357,7 @@ class ChatScreen(StableLayout, Screen[None]):
 
     def action_copy_text(self) -> None:
         """Copy the selected text. If a search selected this text, and a reply is running, stop the reply instead."""
-        if self.view.found is not None and self.check_action("stop", ()):
+        if self.view.match is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()
 

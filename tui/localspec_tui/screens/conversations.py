@@ -114,11 +114,11 @@ class ConversationsScreen(AskingScreen[int | None]):
         more = "Search to find older conversations." if len(entries) == LISTED and not words.strip() else ""
         self._tell(more if entries else trouble or nothing)
 
-    def _do_later(self, seconds: float | None, what: Callable[[], object] = lambda: None) -> None:
-        """Cancel the scheduled action, and run `what` after this many seconds, unless `seconds` is None."""
+    def _do_later(self, seconds: float | None, action: Callable[[], object] = lambda: None) -> None:
+        """Cancel the scheduled action, and run `action` after this many seconds, unless `seconds` is None."""
         if self._later is not None:
             self._later.stop()
-        self._later = self.set_timer(seconds, what) if seconds is not None else None
+        self._later = self.set_timer(seconds, action) if seconds is not None else None
 
     def _line(self, entry: _Entry) -> Content:
         info = entry.info
@@ -132,8 +132,8 @@ class ConversationsScreen(AskingScreen[int | None]):
         if entry.excerpt:
             facts[2:] = [entry.excerpt]
         indent = "  " * below
-        told = f"{indent}{'  ' * below}{one_line(' · '.join(facts))}"
-        return Content.assemble(indent, one_line(title), (says, "dim"), entry.row.mark, opened, "\n", (told, "dim"))
+        details = f"{indent}{'  ' * below}{one_line(' · '.join(facts))}"
+        return Content.assemble(indent, one_line(title), (says, "dim"), entry.row.mark, opened, "\n", (details, "dim"))
 
     async def on_input_submitted(self, submitted: Input.Submitted) -> None:
         if self._asking.asking:
@@ -159,11 +159,11 @@ class ConversationsScreen(AskingScreen[int | None]):
 
     async def _list_again(self, sentence: str) -> None:
         """List the conversations again after a change. Highlight the same conversation, or the next one."""
-        before, at = self._highlighted(), self._options.highlighted or 0
+        chosen, at = self._highlighted(), self._options.highlighted or 0
         await self._list(self._listed or "")
         ids = [entry.info.id for entry in self._entries]
-        if before is not None and before.info.id in ids:
-            at = ids.index(before.info.id)
+        if chosen is not None and chosen.info.id in ids:
+            at = ids.index(chosen.info.id)
         self._options.highlighted = min(at, len(ids) - 1) if ids else None
         self._tell(sentence)
 
@@ -218,8 +218,8 @@ class ConversationsScreen(AskingScreen[int | None]):
         question, age = "Delete conversations not used for this long (12h, 30d, 4w, 1y):", OLD
         while (typed := await self._asking.text(question, age)) is not None:
             try:
-                before, age = time.time() - seconds_of(typed), typed
-                infos = await asyncio.to_thread(self._history.unused_since, before)
+                cutoff, age = time.time() - seconds_of(typed), typed
+                infos = await asyncio.to_thread(self._history.unused_since, cutoff)
             except UsageMistake as mistake:
                 question, age = str(mistake), typed
                 continue
@@ -227,10 +227,10 @@ class ConversationsScreen(AskingScreen[int | None]):
                 self._tell(str(error))
                 return
             old = [info.id for info in infos if info.id != self._chat.number()]  # the open one is in use
-            what = f"{counted(len(old), 'conversation')} last used before {day(before)}"
+            conversations = f"{counted(len(old), 'conversation')} last used before {day(cutoff)}"
             if not old:
-                self._tell(f"No conversation was last used before {day(before)}.")
-            elif await self._asking.decision(f"Delete {what} for good?"):
+                self._tell(f"No conversation was last used before {day(cutoff)}.")
+            elif await self._asking.decision(f"Delete {conversations} for good?"):
                 await self._delete(old)
             return
 
@@ -254,8 +254,8 @@ class ConversationsScreen(AskingScreen[int | None]):
 def _entries(history: History, words: str) -> Sequence[_Entry]:
     if words.strip():
         hits = history.search(words, LISTED)
-        known = {row.info.id: row for row in rows(history, by_present_names(found.info for found in hits))}
-        return [_Entry(known[found.info.id], found.excerpt) for found in hits]
+        by_id = {row.info.id: row for row in rows(history, by_present_names(hit.info for hit in hits))}
+        return [_Entry(by_id[hit.info.id], hit.excerpt) for hit in hits]
     listed = history.conversations(LISTED, lambda info: info.for_a_chat)  # a search finds the others, too
     return [_Entry(row, "") for row in rows(history, by_present_names(listed))]
 

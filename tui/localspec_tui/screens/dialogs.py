@@ -209,7 +209,7 @@ class AskingLine(Vertical):
         self._question.display = self._text.display = field is self._text
         self._decision.display = field is self._decision
         self.display = True
-        before = self.screen.focused
+        focused = self.screen.focused
         answer: Future[str | None] = get_running_loop().create_future()
         self._awaited = answer
         self.screen.set_focus(field)  # at once, before the next typed key
@@ -219,7 +219,7 @@ class AskingLine(Vertical):
         finally:
             if self._awaited is answer and self.is_attached:
                 self._awaited, self.display = None, False
-                self.screen.set_focus(before)
+                self.screen.set_focus(focused)
                 self.screen.refresh_bindings()
 
     def answer(self, text: str | None) -> None:

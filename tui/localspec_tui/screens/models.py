@@ -74,9 +74,9 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self._current, self._freed, self._pace = current, freed, pace  # the present model, if there is one
         self._rule = rule  # the rule for drafters
         self._download, self._line = download, Static("", id="download", markup=False)
-        self._seen = download.ended
+        self._ended = download.ended
         self._models: Sequence[Choosable] = ()
-        self._known = False  # whether all of them are listed
+        self._complete = False  # whether all of them are listed
         self._listed: Sequence[Choosable | None] = ()  # the content of each line; None is a heading
 
     def _below(self) -> Iterable[Widget]:
@@ -94,18 +94,18 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         """List the models that are here. Then add the models that could be fetched, which takes longer."""
         note = ""
         try:
-            found = await asyncio.to_thread(import_module, "localspec.chat.model_list")
-            self._models = await asyncio.to_thread(found.models_here, self._current)
+            module = await asyncio.to_thread(import_module, "localspec.chat.model_list")
+            self._models = await asyncio.to_thread(module.models_here, self._current)
             self._list()
             self._models, measured = await asyncio.to_thread(
-                found.all_models, self._current, self._freed, self._pace, self._rule
+                module.all_models, self._current, self._freed, self._pace, self._rule
             )
             note = "" if measured else UNMEASURED
         except LocalspecError as error:
             note = str(error)
         self._list()
         self._tell(note)
-        self._known = True
+        self._complete = True
         self.call_after_refresh(self._fit)
 
     # -- the list -----------------------------------------------------------------------------------------------------
@@ -119,25 +119,25 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     def _list(self) -> None:
         words, options = self._search.value, self._options
-        before = self._at(options.highlighted)
-        found = [one for one in self._models if one.matches(words)]
-        if self._models and not found:
+        chosen = self._model_at(options.highlighted)
+        models = [model for model in self._models if model.matches(words)]
+        if self._models and not models:
             from localspec.chat.model_list import repository  # imported by then
 
-            found = [*filter(None, [repository(words)])]
+            models = [*filter(None, [repository(words)])]
         listed: list[Choosable | None] = []
         for place in HEADINGS:
-            if of_it := [one for one in found if one.place == place]:
+            if of_it := [model for model in models if model.place == place]:
                 listed += [None, *of_it]
         self._listed = listed
         width = options.scrollable_content_region.width
         options.clear_options()
         options.add_options(self._option(at, width) for at in range(len(listed)))
-        usable = [at for at, one in enumerate(listed) if one is not None and one.usable]
-        same = (at for at in usable if before is not None and self._is(at, before))
+        usable = [at for at, model in enumerate(listed) if model is not None and model.usable]
+        same = (at for at in usable if chosen is not None and self._is(at, chosen))
         answers = (at for at in usable if self._answers(listed[at]))
         options.highlighted = next(same, next(answers, next(iter(usable), None)))
-        if not found and self._models:
+        if not models and self._models:
             options.add_option(Option("Nothing was found; write org/name to look one up at the hub.", disabled=True))
         self.call_after_refresh(self._place_bar)
 
@@ -147,34 +147,36 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     def _fit(self) -> None:
         """Make the dialog as high as the whole list, and keep this height during a search, so that nothing moves."""
-        most = max(self.size.height * 9 // 10 - AROUND, 3)
+        limit = max(self.size.height * 9 // 10 - AROUND, 3)
         if self.has_class("-narrow"):
             self._options.styles.height = None
-        elif not self._known:
-            self._options.styles.height = most
+        elif not self._complete:
+            self._options.styles.height = limit
         elif not self._search.value:
-            self._options.styles.height = min(self._options.virtual_size.height, most)
+            self._options.styles.height = min(self._options.virtual_size.height, limit)
 
-    def _at(self, line: int | None) -> "Choosable | None":
+    def _model_at(self, line: int | None) -> "Choosable | None":
         return self._listed[line] if line is not None and line < len(self._listed) else None
 
     def _is(self, line: int, model: "Choosable") -> bool:
-        one = self._listed[line]
-        return one is not None and (one.title, one.place) == (model.title, model.place)
+        other = self._listed[line]
+        return other is not None and (other.title, other.place) == (model.title, model.place)
 
-    def _answers(self, one: "Choosable | None") -> bool:
-        return one is not None and one.place == "here" and one.card == self._current
+    def _answers(self, model: "Choosable | None") -> bool:
+        return model is not None and model.place == "here" and model.card == self._current
 
     def _option(self, line: int, width: int) -> Option:
-        one = self._listed[line]
-        if one is None:
+        model = self._listed[line]
+        if model is None:
             below = self._listed[line + 1]
             assert below is not None
             space = "\n" if line else ""
             return Option(Content.assemble(space, (HEADINGS[below.place], "bold")), disabled=True)
-        state = " (answers now)" if self._answers(one) else ""
-        about = one_line(one.about[0]) if not one.usable else fitting([*map(one_line, one.about)], width)
-        return Option(Content.assemble(one_line(one.heading) + state, "\n", (about, "dim")), disabled=not one.usable)
+        state = " (answers now)" if self._answers(model) else ""
+        about = one_line(model.about[0]) if not model.usable else fitting([*map(one_line, model.about)], width)
+        return Option(
+            Content.assemble(one_line(model.heading) + state, "\n", (about, "dim")), disabled=not model.usable
+        )
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
     def _scroll_beyond(self, step: int) -> bool:
         """Scroll to the end (1) or start (-1) if no choosable model is left there. Return whether the list scrolled."""
         options = self._options
-        usable = [at for at, one in enumerate(self._listed) if one is not None and one.usable]
+        usable = [at for at, model in enumerate(self._listed) if model is not None and model.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:
             options.scroll_end(animate=False)
             return True
@@ -207,14 +209,14 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
 
     def on_input_submitted(self, submitted: Input.Submitted) -> None:
         self._list()  # the last letters may not have been searched yet
-        self._choose(self._at(self._options.highlighted))
+        self._choose(self._model_at(self._options.highlighted))
 
     def on_option_list_option_selected(self, selected: OptionList.OptionSelected) -> None:
-        self._choose(self._at(selected.option_index))
+        self._choose(self._model_at(selected.option_index))
 
-    def _choose(self, one: "Choosable | None") -> None:
-        if one is not None and one.usable:
-            self.dismiss(Chosen(one.card, fetch=one.place != "here"))
+    def _choose(self, model: "Choosable | None") -> None:
+        if model is not None and model.usable:
+            self.dismiss(Chosen(model.card, fetch=model.place != "here"))
 
     # -- a download ---------------------------------------------------------------------------------------------------
 
@@ -226,8 +228,8 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         if model:
             room = self._search.outer_size.width  # the line's own width is known only once it is shown
             line.update(fitting((f"↓ {one_line(model)}", *self._download.parts), room))
-        if self._seen != self._download.ended:
-            self._seen = self._download.ended
+        if self._ended != self._download.ended:
+            self._ended = self._download.ended
             self._look()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -111,7 +111,7 @@ class AllKeysScreen(Dialog[None]):
 
     def __init__(self, screen: Screen[object]) -> None:
         super().__init__()
-        self._keys = [*_named(screen)]
+        self._keys = [*_named_keys(screen)]
 
     def content(self) -> ComposeResult:
         yield Static("Keys", markup=False, classes="question")
@@ -119,12 +119,12 @@ class AllKeysScreen(Dialog[None]):
             yield Static(table_of(lines_of(self.app, self._keys)))
 
 
-def _named(screen: Screen[object]) -> Iterator[Binding]:
+def _named_keys(screen: Screen[object]) -> Iterator[Binding]:
     """Yield the keys that work now: the keys of the focused widget and of the screen, and the key that quits."""
     for owner in (screen.focused, screen):
-        for one in getattr(owner, "BINDINGS", ()):
-            if isinstance(one, Binding) and one.id not in {None, DIALOG_KEYS.id}:
-                _, action, given = parse(one.action)
-                if screen.check_action(action, given):
-                    yield one
-    yield from (one for one in screen.app.BINDINGS if isinstance(one, Binding) and one.id == "app.quit")
+        for binding in getattr(owner, "BINDINGS", ()):
+            if isinstance(binding, Binding) and binding.id not in {None, DIALOG_KEYS.id}:
+                _, action, arguments = parse(binding.action)
+                if screen.check_action(action, arguments):
+                    yield binding
+    yield from (binding for binding in screen.app.BINDINGS if isinstance(binding, Binding) and binding.id == "app.quit")

@@ -51,7 +51,7 @@ class PhrasesScreen(AskingScreen[None]):
         self._stories = Stories(store.history)
         self._readers: dict[int, tuple[Decode, str]] = {}  # by pool: its decoder, or why there are only token ids
         self._pools: list[PoolInfo] = []
-        self._found: list[ReadablePhrase] = []
+        self._listed: list[ReadablePhrase] = []
         self._superseded = threading.Event()  # set when the current search is no longer wanted
 
     def _above(self) -> Iterable[Widget]:
@@ -75,51 +75,51 @@ class PhrasesScreen(AskingScreen[None]):
         self._superseded.set()
         self._superseded = threading.Event()
         try:
-            found, stories = await asyncio.to_thread(self._find, words, self._superseded)
+            phrases, stories = await asyncio.to_thread(self._find, words, self._superseded)
         except _OtherSearch:
             return
         except LocalspecError as error:
             self._tell(str(error))
             return
-        options, self._found = self._options, found
+        options, self._listed = self._options, phrases
         options.clear_options()
         options.add_options(
             Option(Content.assemble(one_line(phrase.line), "\n", (one_line(story), "dim")))
-            for phrase, story in zip(found, stories, strict=True)
+            for phrase, story in zip(phrases, stories, strict=True)
         )
-        options.highlighted = 0 if found else None
+        options.highlighted = 0 if phrases else None
         room = sum(pool.bytes for pool in self._pools)
         summary = f"{self._card.name}: {counted(self._all(), 'phrase')} of past replies, {size(room)}, kept only here"
         self._summary.update(one_line(summary))
         nothing = "Nothing was found." if words.strip() else NOTHING
-        more = "Search to find other phrases." if len(found) == LISTED else ""
+        more = "Search to find other phrases." if len(phrases) == LISTED else ""
         why_ids = [why for pool in self._pools if pool.phrases and (why := self._readers[pool.pool][1])]
-        self._tell(sentence or " ".join([*why_ids, more] if found else [nothing]))
+        self._tell(sentence or " ".join([*why_ids, more] if phrases else [nothing]))
         self.refresh_bindings()
 
-    def _find(self, words: str, left: threading.Event) -> tuple[list[ReadablePhrase], list[str]]:
+    def _find(self, words: str, superseded: threading.Event) -> tuple[list[ReadablePhrase], list[str]]:
         """Return the phrases that contain all of `words`, and a clause about the use of each.
 
-        Run this in a thread: a hundred thousand phrases take seconds. Raises _OtherSearch once `left` is set.
+        Run this in a thread: a hundred thousand phrases take seconds. Raises _OtherSearch once `superseded` is set.
         """
         self._pools = pools_of(self._store, self._card)
-        found: list[ReadablePhrase] = []
+        matches: list[ReadablePhrase] = []
         for pool in self._pools:
             if pool.pool not in self._readers:
                 self._readers[pool.pool] = reader(pool)
 
             def decode(tokens: Sequence[int], use: Decode = self._readers[pool.pool][0]) -> str | None:
-                if left.is_set():
+                if superseded.is_set():
                     raise _OtherSearch
                 return use(tokens)
 
             phrases = readable_phrases(pool, self._store.phrases.most_useful(pool.pool), decode, words)
-            found += islice(phrases, LISTED - len(found))
-        return found, [self._stories.of(readable.phrase) for readable in found]
+            matches += islice(phrases, LISTED - len(matches))
+        return matches, [self._stories.of(readable.phrase) for readable in matches]
 
     def _highlighted(self) -> ReadablePhrase | None:
         at = self._options.highlighted
-        return self._found[at] if at is not None and at < len(self._found) else None
+        return self._listed[at] if at is not None and at < len(self._listed) else None
 
     def _all(self) -> int:
         """Return the number of all phrases of this model, even if a search shows fewer."""
@@ -152,17 +152,17 @@ class PhrasesScreen(AskingScreen[None]):
             return
         delete, pool = self._store.phrases.delete, chosen.pool.pool
         count = await asyncio.to_thread(self._store.phrases.count, pool, conversation)
-        what = f"the {counted(count, 'phrase')} last used in {self._stories.title(conversation)}"
-        await self._delete(what, lambda: delete(pool, conversation=conversation))
+        subject = f"the {counted(count, 'phrase')} last used in {self._stories.title(conversation)}"
+        await self._delete(subject, lambda: delete(pool, conversation=conversation))
 
     @work(exclusive=True, group="asking")
     async def action_delete_all(self) -> None:
         pools, delete = [pool.pool for pool in self._pools], self._store.phrases.delete
-        what = f"all {counted(self._all(), 'phrase')} of {self._card.name}"
-        await self._delete(what, lambda: sum(delete(pool) for pool in pools))
+        subject = f"all {counted(self._all(), 'phrase')} of {self._card.name}"
+        await self._delete(subject, lambda: sum(delete(pool) for pool in pools))
 
-    async def _delete(self, what: str, delete: Callable[[], int]) -> None:
-        if not await self._asking.decision(f"Delete {what} for good?"):
+    async def _delete(self, subject: str, delete: Callable[[], int]) -> None:
+        if not await self._asking.decision(f"Delete {subject} for good?"):
             return
         try:
             sentence = f"Deleted {counted(await asyncio.to_thread(delete), 'phrase')}."

@@ -151,6 +151,6 @@ class XRayScreen(ClosesOnce, Screen[None]):
         if self._chosen is None or not view.pieces.all:
             return
         first, *rest = about(self._chosen, view.pieces.all[view.cursor])
-        told = Content.assemble((first, "bold"), *(f"\n{line}" for line in rest))
-        self.query_one("#about Static", Static).update(told)
+        content = Content.assemble((first, "bold"), *(f"\n{line}" for line in rest))
+        self.query_one("#about Static", Static).update(content)
         self.query_one("#about").scroll_home(animate=False)

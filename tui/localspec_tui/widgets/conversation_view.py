@@ -30,9 +30,9 @@ def mark_words(view: MessageView, word: str, at: int) -> tuple[int, Callable[[],
     source of the message.
     """
     shown = view.query(BlockView).last()  # thoughts are above the reply
-    found = {number: spans for number, block in enumerate(shown.blocks) if (spans := [*_spans(word, block.text)])}
-    shown.mark(found)
-    places = [(number, *place) for number, spans in found.items() for place in spans]
+    matches = {number: spans for number, block in enumerate(shown.blocks) if (spans := [*_spans(word, block.text)])}
+    shown.mark(matches)
+    places = [(number, *hit) for number, spans in matches.items() for hit in spans]
     row = shown.select(*places[min(at, len(places) - 1)]) + shown.content_region.y - view.region.y if places else 0
     return row, lambda: shown.mark({})
 
@@ -69,7 +69,7 @@ class ConversationView(MountedTurns):
         """Begin empty. `show_below` is called with the number of lines that arrived below the visible ones."""
         super().__init__()
         self._show_below = show_below
-        self.found: MessageView | None = None  # the match of a search
+        self.match: MessageView | None = None  # the match of a search
         self._unmark_words: Callable[[], None] = lambda: None
         self._growing: ReplyView | None = None
         self._reads_above = False  # whether the user has scrolled up from the end
@@ -86,12 +86,12 @@ class ConversationView(MountedTurns):
         """Return the source of the newest reply, even while it grows."""
         if self.growing:
             return self.growing
-        return next((one.reply for one in reversed(self._every) if one.reply), None)
+        return next((exchange.reply for exchange in reversed(self._every) if exchange.reply), None)
 
     @property
     def messages(self) -> list[tuple[str, str]]:
         """Return the typed part of each prompt, together with the reply so far."""
-        texts = [(one.prompt.typed, one.reply) for one in self._every]
+        texts = [(exchange.prompt.typed, exchange.reply) for exchange in self._every]
         if texts and self.growing:
             texts[-1] = texts[-1][0], self.growing
         return texts
@@ -99,7 +99,7 @@ class ConversationView(MountedTurns):
     @property
     def chosen(self) -> Widget | None:
         """Return the message that keys act on: the match of a search, or else the focused message."""
-        return self.found or self.screen.focused
+        return self.match or self.screen.focused
 
     @property
     def chosen_source(self) -> str:
@@ -109,14 +109,16 @@ class ConversationView(MountedTurns):
     def turn_of(self, view: Widget | None) -> tuple[int, ComposedPrompt] | None:
         """Return the number and prompt of the turn of `view`, or else of the last turn; None without turns."""
         exchanges = self._every
-        found = [at for at, one in enumerate(exchanges) if view in one.views] or [len(exchanges) - 1]
-        return (found[0], exchanges[found[0]].prompt) if exchanges else None
+        numbers = [n for n, exchange in enumerate(exchanges) if view in exchange.views] or [len(exchanges) - 1]
+        return (numbers[0], exchanges[numbers[0]].prompt) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
         """Return the trace of the turn of `view`, or else of the last turn; None if that turn has no trace."""
         exchanges = self._every
-        found = next((one for one in exchanges if view in one.views), exchanges[-1] if exchanges else None)
-        return found.trace if found else None
+        exchange = next(
+            (exchange for exchange in exchanges if view in exchange.views), exchanges[-1] if exchanges else None
+        )
+        return exchange.trace if exchange else None
 
     # -- whole conversations ------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class ConversationView(MountedTurns):
         if turns:
             await import_replies()
         known = {trace.turn: trace for trace in traces if trace.turn}
-        self._growing = self.found = None
+        self._growing = self.match = None
         await self._replace(
             [
                 Exchange(saved_prompt(turn), turn.reply, turn.reasoning, turn.reason, turn.figures, known.get(turn.id))
@@ -181,8 +183,8 @@ class ConversationView(MountedTurns):
         self.unmark()
         exchange = self._every[turn]
         await self._bring(exchange)
-        found = [view for view in exchange.views if isinstance(view, MessageView)]
-        self.found = view = found[-1 if reply else 0]
+        views = [view for view in exchange.views if isinstance(view, MessageView)]
+        self.match = view = views[-1 if reply else 0]
         view.add_class("-found")
         self.release_anchor()
 
@@ -202,16 +204,18 @@ class ConversationView(MountedTurns):
 
     def unmark(self) -> None:
         """Remove the marks of a search."""
-        if self.found is not None:
-            self.found.remove_class("-found")
+        if self.match is not None:
+            self.match.remove_class("-found")
             self._unmark_words()
             self.screen.clear_selection()
-            self.found = None
+            self.match = None
 
-    def place(self) -> Callable[[], Awaitable[None]]:
+    def restorer(self) -> Callable[[], Awaitable[None]]:
         """Return a function that restores the present scroll position and the focus on a message."""
-        back, focused = self._place(), self.screen.focused
-        message = next(((one, one.views.index(focused)) for one in self._every if focused in one.views), None)
+        back, focused = self._scroll_restorer(), self.screen.focused
+        message = next(
+            ((exchange, exchange.views.index(focused)) for exchange in self._every if focused in exchange.views), None
+        )
 
         async def back_in_focus() -> None:
             await back()
@@ -220,8 +224,12 @@ class ConversationView(MountedTurns):
 
         return back_in_focus
 
-    def _place(self) -> Callable[[], Awaitable[None]]:
-        shown = (one for one in self._every if any(view.virtual_region.bottom > self.scroll_y for view in one.views))
+    def _scroll_restorer(self) -> Callable[[], Awaitable[None]]:
+        shown = (
+            exchange
+            for exchange in self._every
+            if any(view.virtual_region.bottom > self.scroll_y for view in exchange.views)
+        )
         first = next(shown, None)
         if first is None or not self._reads_above or self.is_vertical_scroll_end:
             return self.follow
@@ -232,7 +240,7 @@ class ConversationView(MountedTurns):
                 self.scroll_to(y=first.views[0].virtual_region.y - below, animate=False, force=True)
 
         async def back() -> None:
-            if all(one is not first for one in self._every):  # another branch is gone instead
+            if all(exchange is not first for exchange in self._every):  # another branch is gone instead
                 await self.follow()
                 return
             await self._bring(first)
@@ -335,8 +343,8 @@ class ConversationView(MountedTurns):
 
         Return False if there is no such message.
         """
-        if self.found is not None:
-            self.screen.set_focus(self.found)
+        if self.match is not None:
+            self.screen.set_focus(self.match)
             return True
         messages = list(self.query(MessageView))
         focused = self.screen.focused

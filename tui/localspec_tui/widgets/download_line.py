@@ -79,10 +79,10 @@ class DownloadLine(Widget):
 
     # -- progress -----------------------------------------------------------------------------------------------------
 
-    def on_fetch_planned(self, found: messages.FetchPlanned) -> None:
-        found.stop()
+    def on_fetch_planned(self, plan: messages.FetchPlanned) -> None:
+        plan.stop()
         if self._question is not None:
-            self._question.ask(found.planned)
+            self._question.ask(plan.planned)
 
     def _answered(self, agreed: bool | None) -> None:
         self._question = None

@@ -150,19 +150,19 @@ class Finder:
             self._line.step(1)
             return True
         if self._conversation.messages:
-            self._go_back = self._go_back or self._conversation.place()
+            self._go_back = self._go_back or self._conversation.restorer()
             self._line.open(words)
         return bool(self._conversation.messages)
 
-    async def search(self, wanted: FindLine.Searched) -> None:
+    async def search(self, request: FindLine.Searched) -> None:
         """Search for words. Show the message that `wanted.step` chooses, and a label such as "3 of 7"."""
         if self._go_back is None:  # closed meanwhile
             return
-        self._words, self._only_counts = wanted.words, wanted.step is None
+        self._words, self._only_counts = request.words, request.step is None
         self._look()
         at = 0
-        if wanted.step and self._hit in self._hits:
-            at = (self._hits.index(self._hit) + wanted.step) % len(self._hits)
+        if request.step and self._hit in self._hits:
+            at = (self._hits.index(self._hit) + request.step) % len(self._hits)
         self._hit = self._hits[at] if self._hits and not self._only_counts else None
         await self._show_hit()
 

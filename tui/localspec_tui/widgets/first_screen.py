@@ -38,7 +38,7 @@ class FirstScreen(Vertical):
         self._model, self._facts = Static(markup=False, id="model"), Static(markup=False, id="facts")
         self._choices = [_Starter(number) for number in (1, 2, 3)]
         self._saved = ""
-        self._known: Sequence[str] = ()
+        self._all_starters: Sequence[str] = ()
         self._drafted = False
         self.display = False
 
@@ -51,10 +51,10 @@ class FirstScreen(Vertical):
         """Return the suggested prompt that a key chooses; None for other keys, or while the prompt is not visible."""
         return dict(zip("123", self._starters, strict=False)).get(key) if self.display else None
 
-    def show_file(self, place: Path | None) -> None:
+    def show_file(self, file: Path | None) -> None:
         """Show the file in which conversations are saved; None if they are not saved."""
         where = "Saved only on this machine (--no-log saves nothing), in"  # a low window may cut off the path
-        self._saved = f"{where}\n{place}" if place else "Nothing is saved."
+        self._saved = f"{where}\n{file}" if file else "Nothing is saved."
 
     def expect(self, name: str, starters: Sequence[str]) -> None:
         """Show which model is being loaded, and suggested prompts."""
@@ -75,7 +75,7 @@ class FirstScreen(Vertical):
         )
 
     def _offer(self, starters: Sequence[str]) -> None:
-        self._known = starters
+        self._all_starters = starters
         self._starters = () if self._drafted else tuple(map(one_line, starters[:3]))
         offered = (*self._starters, *[""] * len(self._choices))  # a tiny model has fewer starters
         for choice, prompt in zip(self._choices, offered, strict=False):
@@ -93,13 +93,13 @@ class FirstScreen(Vertical):
         self._facts.update("\n".join(lines))
         if self._drafted:
             self._drafted = False
-            self._offer(self._known)
+            self._offer(self._all_starters)
         self.display = not hidden
 
     def offer_none(self) -> None:
         """Offer no suggested prompts in this conversation, because the prompt field has a draft."""
         self._drafted = True
-        self._offer(self._known)
+        self._offer(self._all_starters)
 
     def leave(self) -> None:
         """Hide the view, because a prompt was sent."""

@@ -67,23 +67,26 @@ class InColumns:
 
 def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
     """Return the panel with the keys of the chat; `bindings` are the key bindings of its screen."""
-    offered = [one for one in bindings if isinstance(one, Binding) and one.action != "back"]
+    offered = [binding for binding in bindings if isinstance(binding, Binding) and binding.action != "back"]
     palette = Line(keymap.shown(app, Binding(app.COMMAND_PALETTE_BINDING, "")), "Search all commands")
     scroll = f"{keymap.key(app, 'chat.page_up')} and {keymap.key(app, 'chat.page_down')} scroll"
     return KeysPanel(
-        (f"The chat · {scroll}", [*lines_of(app, (one for one in offered if one.show)), palette]),
+        (f"The chat · {scroll}", [*lines_of(app, (binding for binding in offered if binding.show)), palette]),
         (
             "Commands · type / to see what each does",
-            [Line(f"/{one.name} {one.argument}".strip(), "") for one in COMMANDS],
+            [Line(f"/{command.name} {command.argument}".strip(), "") for command in COMMANDS],
         ),
-        ("The prompt", lines_of(app, (one for one in Prompt.LISTED if not one.action.startswith("screen.")))),
-        ("The conversation", lines_of(app, [*(one for one in offered if not one.show), *_of_the_app(app)])),
+        (
+            "The prompt",
+            lines_of(app, (binding for binding in Prompt.LISTED if not binding.action.startswith("screen."))),
+        ),
+        ("The conversation", lines_of(app, [*(binding for binding in offered if not binding.show), *_of_the_app(app)])),
     )
 
 
 def _of_the_app(app: App[Any]) -> Iterator[Binding]:
     """Yield the keys that work on every screen, except the keys that the chat's screen lists itself."""
-    yield from (one for one in app.BINDINGS if isinstance(one, Binding) and one.id == "app.interrupt")
+    yield from (binding for binding in app.BINDINGS if isinstance(binding, Binding) and binding.id == "app.interrupt")
 
 
 class KeysPanel(VerticalScroll, can_focus=False):
@@ -130,9 +133,9 @@ class FooterLine(NamedTuple):
         """Return the key as a widget."""
         key, display, description, action, disabled, tooltip, palette = self
         classes = "-command-palette -compact" if palette else ""
-        found = FooterKey(key, display, description, action, disabled, tooltip, classes)
-        found.set_reactive(FooterKey.compact, palette)  # set together with its class, so that it is styled only once
-        return found
+        view = FooterKey(key, display, description, action, disabled, tooltip, classes)
+        view.set_reactive(FooterKey.compact, palette)  # set together with its class, so that it is styled only once
+        return view
 
 
 class KeysFooter(Footer):
@@ -155,17 +158,19 @@ class KeysFooter(Footer):
             return []
         app, bindings = self.app, self.screen.active_bindings
         of_actions: dict[str, FooterLine] = {}
-        for _, one, enabled, tooltip in bindings.values():
-            if one.show:
-                line = FooterLine(one.key, app.get_key_display(one), one.description, one.action, not enabled, tooltip)
-                of_actions.setdefault(one.action, line)
+        for _, binding, enabled, tooltip in bindings.values():
+            if binding.show:
+                line = FooterLine(
+                    binding.key, app.get_key_display(binding), binding.description, binding.action, not enabled, tooltip
+                )
+                of_actions.setdefault(binding.action, line)
         keys = sorted(of_actions.values(), key=_rank(self.screen))
         palette = []
         if self.show_command_palette and app.ENABLE_COMMAND_PALETTE and app.COMMAND_PALETTE_BINDING in bindings:
-            _, one, enabled, _ = bindings[app.COMMAND_PALETTE_BINDING]
-            shown, does = app.get_key_display(one), one.description
-            palette = [FooterLine(one.key, shown, does, one.action, not enabled, one.tooltip or does, True)]
-        help_keys = [line for line in keys if _named(line.action) in SHOW_KEYS]
+            _, binding, enabled, _ = bindings[app.COMMAND_PALETTE_BINDING]
+            shown, does = app.get_key_display(binding), binding.description
+            palette = [FooterLine(binding.key, shown, does, binding.action, not enabled, binding.tooltip or does, True)]
+        help_keys = [line for line in keys if _action_name(line.action) in SHOW_KEYS]
         keys = [line for line in keys if line not in help_keys]
         room = app.size.width - sum(line.width for line in (*help_keys, *palette)) - len(palette)  # and a space
         fitting = bisect_right([*accumulate(line.width for line in keys)], room)
@@ -178,15 +183,15 @@ class KeysFooter(Footer):
 def _rank(screen: Screen[object]) -> Callable[[FooterLine], int]:
     """Return a function that ranks a key: keys of the focused widget first, then those of the screen, then others."""
     of_screen, of_app = (
-        [_named(getattr(one, "action", "")) for one in owner.BINDINGS] for owner in (screen, screen.app)
+        [_action_name(getattr(binding, "action", "")) for binding in owner.BINDINGS] for owner in (screen, screen.app)
     )
 
     def rank(line: FooterLine) -> int:
-        action = _named(line.action)
+        action = _action_name(line.action)
         return of_screen.index(action) if action in of_screen else len(of_screen) if action in of_app else -1
 
     return rank
 
 
-def _named(action: str) -> str:
+def _action_name(action: str) -> str:
     return action.removeprefix("app.")

@@ -135,8 +135,8 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
     async def _show_memory(self) -> None:
         """Put a line above the first turn that the model still reads, according to the figures of the last reply."""
         every = self._every
-        answered = [bool(one.reply) for one in every]
-        last = next((one for one in reversed(every) if one.reply), None)
+        answered = [bool(exchange.reply) for exchange in every]
+        last = next((exchange for exchange in reversed(every) if exchange.reply), None)
         dropped = last.figures.get("dropped_turns") if last is not None else 0
         begins = memory_begins(answered, dropped if isinstance(dropped, int) else 0)
         for number, exchange in enumerate(every):
@@ -153,9 +153,9 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     async def _bring(self, exchange: Exchange) -> None:
         """Mount a turn for a search, with its neighbours, in place of the turns of an earlier match."""
-        if any(one is exchange for one in self._sought):
+        if any(other is exchange for other in self._sought):
             return
-        turn = next(at for at, one in enumerate(self._every) if one is exchange)
+        turn = next(number for number, other in enumerate(self._every) if other is exchange)
         leaving = self._unmount_sought()
         if exchange.views:
             await leaving
@@ -163,20 +163,20 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         first, end = max(turn - AROUND, 0), turn + AROUND + 1
         self._sought, self._between = self._older[first:end], self._older[end:]
         del self._older[first:]
-        views = [view for one in self._sought for view in one.mountable()]
+        views = [view for sought in self._sought for view in sought.mountable()]
         mounting = self.mount_all([*views, *self._bridge()], before=0)
         await leaving
         await mounting
 
     def _unmount_sought(self) -> AwaitComplete:
-        gone = [view for one in self._sought for view in one.views]
+        leaving = [view for exchange in self._sought for view in exchange.views]
         if self._gap is not None:
-            gone.append(self._gap)
-        for one in self._sought:
-            one.views = []
+            leaving.append(self._gap)
+        for exchange in self._sought:
+            exchange.views = []
         self._older += [*self._sought, *self._between]
         self._sought, self._between, self._gap = [], [], None
-        return AwaitComplete(*(view.remove() for view in gone))
+        return AwaitComplete(*(view.remove() for view in leaving))
 
     def _bridge(self) -> list[Widget]:
         """Return a line for the gap between the turns of a search and the newest turns.
@@ -191,8 +191,8 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     def _look_at_gap(self) -> None:
         """Begin to mount the turns between a found turn and the newest, if the line that counts them is visible."""
-        place = self._gap.virtual_region if self._gap is not None else Region()
-        if place.height and self.scroll_y - place.height < place.y < self.scroll_y + self.size.height:
+        region = self._gap.virtual_region if self._gap is not None else Region()
+        if region.height and self.scroll_y - region.height < region.y < self.scroll_y + self.size.height:
             self._fill_gap()
 
     @work
@@ -210,7 +210,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         else:
             batch, self._between = self._between[-BATCH:], self._between[:-BATCH]
             self._exchanges[:0] = batch
-        views = [view for one in batch for view in one.mountable()]
+        views = [view for exchange in batch for view in exchange.mountable()]
         bridge = self._bridge()
         mounting = self.mount_all([*views, *bridge] if downward else [*bridge, *views], before=gap)
         await gap.remove()

@@ -26,7 +26,7 @@ _TIPS = {
 
 def _inherited(prompt_bindings: Sequence[Binding]) -> list[BindingType]:
     """Return TextArea's bindings, each with an id, but without the keys that have another meaning in a prompt."""
-    taken = {key for binding in prompt_bindings for key in binding.key.split(",")}
+    reserved = {key for binding in prompt_bindings for key in binding.key.split(",")}
     return [
         replace(
             binding,
@@ -35,7 +35,7 @@ def _inherited(prompt_bindings: Sequence[Binding]) -> list[BindingType]:
             system=binding.action.startswith(_EXPECTED),
         )
         for binding in TextArea.BINDINGS
-        if isinstance(binding, Binding) and (keys := [key for key in binding.key.split(",") if key not in taken])
+        if isinstance(binding, Binding) and (keys := [key for key in binding.key.split(",") if key not in reserved])
     ]
 
 
@@ -58,7 +58,11 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     BINDINGS: ClassVar[list[BindingType]] = [*OWN, *_inherited(OWN)]
     LISTED: ClassVar[list[Binding]] = [
         *OWN,
-        *(replace(one, tooltip=_TIPS[one.id]) for one in BINDINGS if isinstance(one, Binding) and one.id in _TIPS),
+        *(
+            replace(binding, tooltip=_TIPS[binding.id])
+            for binding in BINDINGS
+            if isinstance(binding, Binding) and binding.id in _TIPS
+        ),
     ]
 
     @dataclass
@@ -72,19 +76,19 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         super().__init__(placeholder="Say something", compact=True, highlight_cursor_line=False)
         self._suggestions, self._starter = suggestions, starter
         self._chosen: tuple[str, str] | None = None  # a key, and the prompt that it has just been replaced by
-        self._said: list[str] = []  # the oldest first
-        self._at: int | None = None  # the shown one; None is the text being written
+        self._earlier: list[str] = []  # the oldest first
+        self._shown: int | None = None  # the shown one; None is the text being written
         self._draft = ""
 
     @property
     def own_keys(self) -> set[str]:
         """The keys that have an effect in this field, apart from letters."""
-        bindings = (one for one in self.BINDINGS if isinstance(one, Binding))
-        return {key for one in bindings for key in keymap.keys_of(self.app, one)}
+        bindings = (binding for binding in self.BINDINGS if isinstance(binding, Binding))
+        return {key for binding in bindings for key in keymap.keys_of(self.app, binding)}
 
     def remember(self, prompts: Sequence[str]) -> None:
         """Set the earlier prompts for the arrow keys, the oldest first."""
-        self._said = [*prompts, *self._said]
+        self._earlier = [*prompts, *self._earlier]
 
     def _chooses(self, event: events.Key) -> bool:
         """Fill the empty field with the suggested prompt that a key chooses. Return whether the key chose one.
@@ -158,10 +162,10 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
             self._complete_by_the_list()
             return
         self.post_message(self.Sent(self.text))
-        if self.text in self._said:
-            self._said.remove(self.text)
-        self._said.append(self.text)
-        self._at, self._draft = None, ""
+        if self.text in self._earlier:
+            self._earlier.remove(self.text)
+        self._earlier.append(self.text)
+        self._shown, self._draft = None, ""
         self.put("")
 
     async def action_end(self) -> None:
@@ -198,10 +202,10 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
 
     def _walk(self, step: int) -> None:
         """Show an earlier prompt (-1) or a later one (1). After the latest comes the text that the user was writing."""
-        at = (len(self._said) if self._at is None else self._at) + step
-        if not 0 <= at <= len(self._said) or (self._at is None and step > 0):
+        index = (len(self._earlier) if self._shown is None else self._shown) + step
+        if not 0 <= index <= len(self._earlier) or (self._shown is None and step > 0):
             return
-        if self._at is None:
+        if self._shown is None:
             self._draft = self.text
-        self._at = at if at < len(self._said) else None
-        self.put(self._draft if self._at is None else self._said[self._at])
+        self._shown = index if index < len(self._earlier) else None
+        self.put(self._draft if self._shown is None else self._earlier[self._shown])

@@ -148,8 +148,8 @@ def _model(figures: Figures, width: int) -> Iterator[Line]:
 
 def sparkline(values: Sequence[float]) -> str:
     """Return a chart with one column per value, from zero to the maximum."""
-    most = max(values)
-    return "".join(EIGHTHS[1 + round(7 * value / most)] if most > 0 else EIGHTHS[1] for value in values)
+    largest = max(values)
+    return "".join(EIGHTHS[1 + round(7 * value / largest)] if largest > 0 else EIGHTHS[1] for value in values)
 
 
 def _bars(parts: Sequence[tuple[str, float]], width: int) -> Iterator[Line]:

@@ -121,9 +121,9 @@ class UnsavedLine(Widget):
         self.refresh()
 
     def render(self) -> Content:
-        what = " and ".join(filter(None, (self._turns, "the typed text" if self._typed else "")))
+        unsaved = " and ".join(filter(None, (self._turns, "the typed text" if self._typed else "")))
         again = "each prompt retries saving" if self._turns else self._typed
-        return Content(fitting((f"✗ not saved: {what}", again), self.size.width))
+        return Content(fitting((f"✗ not saved: {unsaved}", again), self.size.width))
 
 
 class TopLine(Widget):
@@ -144,9 +144,9 @@ class TopLine(Widget):
 
     def show_set(self, *badges: str) -> bool:
         """Show the changed settings. Return whether that changes the line."""
-        before, self._badges = self._badges, tuple(map(one_line, badges))
+        previous, self._badges = self._badges, tuple(map(one_line, badges))
         self.refresh()
-        return self._badges != before and {*self._badges} <= {fact for fact, _ in self._facts()}
+        return self._badges != previous and {*self._badges} <= {fact for fact, _ in self._facts()}
 
     def call(self, title: str) -> None:
         """Show `title` as the title of the conversation."""
@@ -197,7 +197,7 @@ class AttachedLine(Widget):
     def __init__(self, measure: Callable[[str], list[str]]) -> None:
         super().__init__()
         self._measure = measure
-        self._said: tuple[str, ...] = ()
+        self._sentences: tuple[str, ...] = ()
         self._asking: Timer | None = None
         self.display = False
 
@@ -215,12 +215,12 @@ class AttachedLine(Widget):
     async def _find(self, text: str) -> None:
         self._show(*await asyncio.to_thread(self._measure, text))
 
-    def _show(self, *said: str) -> None:
-        self._said, self.display = tuple(map(one_line, said)), bool(said)
+    def _show(self, *sentences: str) -> None:
+        self._sentences, self.display = tuple(map(one_line, sentences)), bool(sentences)
         self.refresh()
 
     def render(self) -> Content:
-        return Content("+ " + fitting(self._said, self.size.width - 2))
+        return Content("+ " + fitting(self._sentences, self.size.width - 2))
 
 
 class BelowLine(Widget):

@@ -108,7 +108,7 @@ class Suggestions(OptionList, can_focus=False):
     def _show(self) -> None:
         if not self.is_mounted:
             return
-        width = max((cell_len(one.shown) for one in self._choices), default=0)
+        width = max((cell_len(choice.shown) for choice in self._choices), default=0)
         offered = self._choices if self.is_open else []
         self.set_options(Option(self._text(shown, width, does)) for _, shown, does in offered)
         self.highlighted = (self.at or 0) if self.is_open else None

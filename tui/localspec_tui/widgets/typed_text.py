@@ -87,13 +87,13 @@ def _grapheme() -> "re.Pattern[str]":
 
 def before(text: str, at: int) -> int:
     """Return the beginning of the grapheme (a visible character) that ends at position `at`."""
-    return max((found.start() for found in _grapheme().finditer(text, max(at - FARTHEST, 0), at)), default=0)
+    return max((match.start() for match in _grapheme().finditer(text, max(at - FARTHEST, 0), at)), default=0)
 
 
 def after(text: str, at: int) -> int:
     """Return the end of the grapheme (a visible character) that begins at position `at`."""
-    found = _grapheme().match(text, at)
-    return found.end() if found else at
+    match = _grapheme().match(text, at)
+    return match.end() if match else at
 
 
 LONGEST = 1_000_000  # characters; each key costs time for all of them, and no model has a context for more

@@ -231,11 +231,11 @@ class XRayView(ScrollView, can_focus=True):
 
     def grow(self) -> None:
         """Show the text that was decoded since the last call."""
-        before = max(self._layout.height - 1, 0)
+        first = max(self._layout.height - 1, 0)
         for piece in self.pieces.all[self._layout.pieces :]:
             self._layout.add(piece.text)
         self.virtual_size = Size(self._columns, ROWS * self._layout.height)
-        self.refresh(Region(0, ROWS * before - self.scroll_offset.y, self.size.width, self.size.height))
+        self.refresh(Region(0, ROWS * first - self.scroll_offset.y, self.size.width, self.size.height))
         if self._follows and self.pieces.all:
             self._put_cursor(len(self.pieces.all) - 1)
         self.post_message(self.Moved())
@@ -295,11 +295,11 @@ class XRayView(ScrollView, can_focus=True):
 
     def _put_cursor(self, piece: int) -> None:
         """Move the cursor to a piece (one or a few tokens), and highlight all tokens of the same decode step."""
-        before, self.cursor = self._step, piece
+        previous, self.cursor = self._step, piece
         place = self._trace.place(self.pieces.all[piece].first)
         self._step = range(self.pieces.at(place.first), self.pieces.at(place.after - 1) + 1)
-        for step in (before, self._step):
-            top, end = (ROWS * self._layout.line_of(one) for one in (step.start, step.stop))
+        for step in (previous, self._step):
+            top, end = (ROWS * self._layout.line_of(edge) for edge in (step.start, step.stop))
             self.refresh(Region(0, top - self.scroll_offset.y, self.size.width, end + ROWS - top))
         self._show_cursor()
 
