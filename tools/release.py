@@ -29,11 +29,11 @@ def hatchling(kind: str, dist: Path, **variables: str) -> Path:
     dist.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=dist) as folder:
         command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", folder]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=ROOT, env={**os.environ, **variables}, stderr=subprocess.PIPE, text=True, check=False
         )
-        if done.returncode:
-            sys.exit(done.stderr.rstrip())
+        if result.returncode:
+            sys.exit(result.stderr.rstrip())
         (archive,) = Path(folder).iterdir()
         return archive.replace(dist / archive.name)
 
@@ -101,8 +101,8 @@ def try_wheel(wheel: Path, folder: Path) -> None:
     python = environment(folder / "env")
     pip(python, "install", "-c", str(ROOT / "constraints.txt"), str(wheel))
     code = "import localspec.machine.library as l; assert l.library().ls_abi(); print(l.__file__)"
-    where = subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True, text=True).stdout
-    assert str(folder) in where, f"not the wheel's own: {where}"
+    path = subprocess.run([python, "-c", code], cwd=folder, check=True, capture_output=True, text=True).stdout
+    assert str(folder) in path, f"not the wheel's own: {path}"
     command = [str(python), "-m", "localspec", "run", "Who are you?", "-m", "demo", "--json", "--temp", "0", "--no-log"]
     output = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
     print(f"  asked who it is, it says: {json.loads(output)['text']}", flush=True)
@@ -132,12 +132,12 @@ def main() -> None:
         folder = Path(directory).resolve()
         print(f"{sdist.name}: a wheel is built from it, in an empty environment", flush=True)
         pip(environment(folder / "builder"), "wheel", "--no-deps", "-w", str(folder / "from-sdist"), str(sdist))
-        (again,) = (folder / "from-sdist").iterdir()
+        (rebuilt,) = (folder / "from-sdist").iterdir()
         wheel = wheels.get(this_machine())
-        if wheel is not None and (again.name != wheel.name or (names := different(wheel, again))):
-            sys.exit(f"The sdist gives another wheel than this tree, {again.name}: {', '.join(names)}")
-        print(f"{again.name}: installed in an empty environment", flush=True)
-        try_wheel(again, folder)
+        if wheel is not None and (rebuilt.name != wheel.name or (names := different(wheel, rebuilt))):
+            sys.exit(f"The sdist gives another wheel than this tree, {rebuilt.name}: {', '.join(names)}")
+        print(f"{rebuilt.name}: installed in an empty environment", flush=True)
+        try_wheel(rebuilt, folder)
     write_checksums(dist)
     print(f"{dist}: localspec {localspec.__version__}, to be published by you" + " (a rehearsal)" * rehearsal)
 

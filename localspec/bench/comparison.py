@@ -125,11 +125,11 @@ def _first_engines(
     # Fixed sizes come last, because they use the window and the phrases that a search finds.
     for number, choice in sorted(enumerate(choices), key=lambda pair: pair[1].fixed):
         same_draft = [other for other in engines.values() if other.choice.draft == choice.draft]
-        same = [other for other in same_draft if other.choice.drafter == choice.drafter]
+        same_drafter = [other for other in same_draft if other.choice.drafter == choice.drafter]
         if choice.draft is None:
             engines[number] = load(choice, share_with=engine)
-        elif same:
-            engines[number] = load(choice, share_with=same[0])
+        elif same_drafter:
+            engines[number] = load(choice, share_with=same_drafter[0])
         else:
             engines[number] = paired(choice, share_with=same_draft[0] if same_draft else engine)
     return [engines[number] for number in range(len(choices))]
@@ -175,8 +175,8 @@ def run_rows(
     replies: list[list[Statistics]] = [[] for _ in engines]
     turns = repeat * len(prompts)
     for number, (turn, row) in enumerate(in_turns(range(len(engines)), turns)):
-        each = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, including the warm-up's
-        seconds = min(each * (len(engines) * turns - number), max(at_most(), each))
+        mean = (time.monotonic() - began) / (len(engines) + number)  # of the replies so far, including the warm-up's
+        seconds = min(mean * (len(engines) * turns - number), max(at_most(), mean))
         progress(f"prompt {turn + 1} of {turns}, {remaining_words(seconds)}")
         if number % len(engines) == 0:
             if until(turn):

@@ -100,7 +100,7 @@ def of_row(
     limits = _limits([(reply, baseline) for reply, baseline, _ in pairs], costs) if costs else [None] * len(pairs)
     limit, limit_quartiles = spread([limit for limit in limits if limit is not None])
     memory = _median([_memory_held(reply) / _memory_held(baseline) for reply, baseline, _ in pairs])
-    same = [reply.token_ids == plain[turn % prompts].token_ids for turn, reply in enumerate(replies)]
+    identical = [reply.token_ids == plain[turn % prompts].token_ids for turn, reply in enumerate(replies)]
     return {
         "prompts": prompts,
         "tokens": sum(len(reply.token_ids) for reply in replies),
@@ -119,8 +119,8 @@ def of_row(
         "bandwidth_share": rounded(speed and speed * read_bytes / bandwidth),
         "peak_bytes": max(reply.memory.peak for reply in replies),
         "M": rounded(speedup and memory and speedup / memory),
-        "identical": all(same) if comparable else None,
-        "identical_prompts": sum(all(same[index::prompts]) for index in range(prompts)) if comparable else None,
+        "identical": all(identical) if comparable else None,
+        "identical_prompts": sum(all(identical[index::prompts]) for index in range(prompts)) if comparable else None,
         "off_reason": next((reply.off_reason for reply in reversed(replies) if reply.off_reason), None),
         "categories": {
             category: {

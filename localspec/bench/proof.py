@@ -182,8 +182,8 @@ def _pairs(
     from localspec import Sampling
 
     for index in range(prompts):
-        again, which = divmod(index, len(PROMPTS))
-        prompt = f"{PROMPTS[which]} ({again + 1})" if again else PROMPTS[which]
+        cycle, position = divmod(index, len(PROMPTS))
+        prompt = f"{PROMPTS[position]} ({cycle + 1})" if cycle else PROMPTS[position]
         for sampling in (Sampling(), Sampling(temperature=TEMPERATURE, seed=index)):
             case = _Case(index + 1, prompt, sampling)
             expected = _reply(plain, case, max_tokens)
@@ -207,15 +207,15 @@ def _divergence(
 
     If plain decoding does not reproduce `expected`, return where its second reply differs instead.
     """
-    again = _reply(plain, case, max_tokens)
-    repeatable = again.token_ids == expected.token_ids
+    repeated = _reply(plain, case, max_tokens)
+    repeatable = repeated.token_ids == expected.token_ids
     if not repeatable:
-        actual = again
+        actual = repeated
     both = list(zip_longest(expected.token_ids, actual.token_ids))
     index = next(index for index, (token, other) in enumerate(both) if token != other)
     ends = sorted(plain.target.stop_tokens)
     expected_tokens, actual_tokens = ([token] if token is not None else ends for token in both[index])
-    # The session has the tokens of `again`, which are the same up to the difference.
+    # The session has the tokens of `repeated`, which are the same up to the difference.
     prefix = plain.session.tokens[: expected.prompt_tokens + index]
     gap = max(min(plain.gap(prefix, token, other) for other in actual_tokens) for token in expected_tokens)
     texts = [None if token is None else safe(plain.target.decode([token])) for token in both[index]]

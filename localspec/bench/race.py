@@ -261,14 +261,14 @@ def _column(lane: Lane, width: int, height: int, seconds: float | None) -> list[
     text, tokens = lane.until(seconds)
     passed = lane.seconds if seconds is None else min(seconds, lane.seconds)
     over = lane.statistics is not None and passed >= lane.seconds
-    whole = max(1, len(lane.statistics.token_ids)) if lane.statistics else None
-    drawn = bar(tokens / whole, width) if whole else ""
+    total = max(1, len(lane.statistics.token_ids)) if lane.statistics else None
+    drawn_bar = bar(tokens / total, width) if total else ""
     lines = wrapped(text, width)[-height:]
     return [
         lane.name,
         *lines,
         *[""] * (height - len(lines)),
-        drawn,
+        drawn_bar,
         _figures(tokens, lane.decoding(seconds))
         + (f", {lane.tokens_per_second:.1f} tokens/s" if over and width >= 36 else ""),
     ]

@@ -138,10 +138,10 @@ def gain(row: dict[str, Any]) -> str:
 
 def bars(names: Sequence[str], shares: Sequence[float], labels: Sequence[str], width: int) -> Iterator[str]:
     """Yield a line for each bar: its name, the bar itself and its label."""
-    wide = max(map(len, names), default=0)
-    room = width - wide - max(map(len, labels), default=0) - len("    " + " ")
+    longest = max(map(len, names), default=0)
+    room = width - longest - max(map(len, labels), default=0) - len("    " + " ")
     for name, share, label in zip(names, shares, labels, strict=True):
-        yield f"  {name:{wide}}  {bar(share, max(SHORTEST_BAR, min(LONGEST_BAR, room)))} {label}"
+        yield f"  {name:{longest}}  {bar(share, max(SHORTEST_BAR, min(LONGEST_BAR, room)))} {label}"
 
 
 def row_name(row: dict[str, Any]) -> str:
@@ -239,11 +239,11 @@ def _by_text(rows: Sequence[dict[str, Any]], width: int) -> list[str]:
     for name in list(categories)[:MOST_CATEGORIES]:
         gains = (_gain(row["categories"][name], "!" if _beyond_in_category(row, name) else "") for row in drafting)
         lines.append([name, *gains])
-    more = len(categories) - MOST_CATEGORIES
+    omitted = len(categories) - MOST_CATEGORIES
     return [
         *wrapped("Speedup over plain decoding (1: as fast), with tokens per step in brackets:", width),
         *columns(["kind of text", *map(_name, drafting)], lines, width),
-        *([f"and {more} more kinds of text, in --json"] if more > 0 else []),
+        *([f"and {omitted} more kinds of text, in --json"] if omitted > 0 else []),
         "",
     ]
 

@@ -51,8 +51,8 @@ class ComposedPrompt(NamedTuple):
 
     def after(self, text: str, *names: str) -> "ComposedPrompt":
         """Return this prompt, preceded by `text`, the content of the files `names`."""
-        ahead = joined(text)
-        return ComposedPrompt(self.typed, f"{ahead}\n\n{self.before}", (*names, *self.files)) if ahead else self
+        head = joined(text)
+        return ComposedPrompt(self.typed, f"{head}\n\n{self.before}", (*names, *self.files)) if head else self
 
 
 def saved_prompt(turn: Turn) -> ComposedPrompt:

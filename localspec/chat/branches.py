@@ -101,8 +101,8 @@ def _beginning(text: str, other: str = "") -> str:
     """
     line, compared = one_line(text), one_line(other)
     differ = (index for index, pair in enumerate(zip(line, compared, strict=False)) if pair[0] != pair[1])
-    same = next(differ, min(len(line), len(compared)))
-    start = line.rfind(" ", 0, same - CONTEXT) + 1 if same > SHOWN - CONTEXT else 0
+    common = next(differ, min(len(line), len(compared)))
+    start = line.rfind(" ", 0, common - CONTEXT) + 1 if common > SHOWN - CONTEXT else 0
     shown = line[start : start + SHOWN]
     return f"{'…' if start else ''}{shown}{'…' if start + SHOWN < len(line) else ''}"
 

@@ -145,8 +145,8 @@ def look_up(need: str, history: "History | None") -> list[Suggestion]:
                 for card, result in models
                 if not isinstance(result, LocalspecError)
             ]
-            away = (card for card in registry.cards().values() if not card.here)
-            return [*here, *(Suggestion(card.name, f"not here yet: {card.description}") for card in away)]
+            elsewhere = (card for card in registry.cards().values() if not card.here)
+            return [*here, *(Suggestion(card.name, f"not here yet: {card.description}") for card in elsewhere)]
         return sorted(_files(need.removeprefix("@")))
     except (LocalspecError, OSError, ValueError):
         return []
@@ -215,8 +215,8 @@ def _paths(ahead: str, typed: str, known: Known) -> list[Completion]:
     lines = []
     for entry in shown[:MOST]:
         path = os.path.join(folder, entry.text)
-        whole = not entry.text.endswith("/")
-        quoted = f'"{path}"' if whole else f'"{path}'
-        line = f"{ahead}@{quoted if ' ' in path else path}{' ' if whole else ''}"
+        is_file = not entry.text.endswith("/")
+        quoted = f'"{path}"' if is_file else f'"{path}'
+        line = f"{ahead}@{quoted if ' ' in path else path}{' ' if is_file else ''}"
         lines.append(Completion(line, one_line(entry.text), entry.about))
     return lines

@@ -131,8 +131,8 @@ class Conversation:
             origin = next((info.branch_of for info in infos if info.id == self.id), None)
             family = {self.id} if origin is None else {self.id, origin}
             for info in infos:
-                near = info.id != self.id and (info.id in family or info.branch_of in family)
-                saved = self._history.read(info.id) if near and info.turns > turns else None
+                related = info.id != self.id and (info.id in family or info.branch_of in family)
+                saved = self._history.read(info.id) if related and info.turns > turns else None
                 if saved is not None and [(turn.prompt, turn.reply) for turn in saved.turns[:turns]] == beginning:
                     siblings += saved.turns[turns : turns + 1]
         return siblings
@@ -414,19 +414,19 @@ class Conversation:
         """
         if self._unsaved_from is None:
             return
-        rest = self.turns[self._unsaved_from :]
+        unsaved = self.turns[self._unsaved_from :]
         del self.turns[self._unsaved_from :]
         try:
-            while rest:
-                if not rest[0].id:
-                    rest[0] = replace(rest[0], id=self._say(history, rest[0]))
-                turn = rest[0]
+            while unsaved:
+                if not unsaved[0].id:
+                    unsaved[0] = replace(unsaved[0], id=self._say(history, unsaved[0]))
+                turn = unsaved[0]
                 history.write(turn.id, turn.reply, turn.reason, turn.figures, turn.reasoning)
-                self.turns.append(rest.pop(0))
+                self.turns.append(unsaved.pop(0))
                 self._entitle()
         finally:
             self._unsaved_from = len(self.turns)
-            self.turns += rest
+            self.turns += unsaved
 
     def _report_saved(self) -> None:
         if self._unsaved_from is not None:

@@ -255,8 +255,8 @@ def seconds_words(seconds: float) -> str:
         return "under 0.1 s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
+    rounded = round(seconds)
+    return f"{rounded} s" if rounded < 120 else f"{rounded // 60} min {rounded % 60} s"
 
 
 def thought(tokens: int, seconds: float, *, still: bool = False) -> str:

@@ -91,15 +91,15 @@ def all_models(
         paces = {name: _pace(pair, current is not None and name == current.name) for name, pair in pairs.items()}
         if current is not None and pace:
             paces[current.name] = pace
-        every = recommendations(machine, measurements, here=False, rule=rule)
-        more = all_pairs(here, every)[len(here) :]
-    winner = preferred(every)
+        candidates = recommendations(machine, measurements, here=False, rule=rule)
+        to_fetch = all_pairs(here, candidates)[len(here) :]
+    winner = preferred(candidates)
     best = {winner.model_and_drafter} if winner is not None else set()
     # The recommended first, then the best by quality and comfort.
-    more.sort(key=lambda pair: (pair.model_and_drafter not in best, -pair.worth))
+    to_fetch.sort(key=lambda pair: (pair.model_and_drafter not in best, -pair.worth))
     elsewhere = [
         replace(item, recommended=pair.model_and_drafter in best)
-        for pair in more
+        for pair in to_fetch
         if (item := _item_to_fetch(pair)) is not None
     ]
     best_names = {name for name, pair in pairs.items() if pair.model_and_drafter in best}

@@ -112,8 +112,8 @@ def _line(context: Sequence[int], after: Sequence[int], text: str | None, decode
     if text is None or start is None:
         return f"{' '.join(map(str, context))} → {' '.join(map(str, after))}"
     # Decoded by itself, the continuation would lose its first space with some tokenizers.
-    rest = text[len(start) :] if text.startswith(start) else decode(after) or ""
-    return safe(f"{start} → {rest}").replace("\n", "⏎").replace("\t", "⇥")
+    continuation = text[len(start) :] if text.startswith(start) else decode(after) or ""
+    return safe(f"{start} → {continuation}").replace("\n", "⏎").replace("\t", "⇥")
 
 
 class Stories:

@@ -256,9 +256,9 @@ def _step(trace: Trace, place: TokenPlace) -> str:
 def _refused(trace: Trace, token: int, refused: RefusedDraft) -> str:
     text = "".join(trace.texts(token, refused.tokens))
     names = ", ".join(dict.fromkeys(map(source_name, refused.sources)))
-    more = refused.drafted - len(refused.tokens)
+    others = refused.drafted - len(refused.tokens)
     words = f"{visible(text)}  {names}"
-    return f"{words}, with {counted(more, 'token')} on other branches" if more else words
+    return f"{words}, with {counted(others, 'token')} on other branches" if others else words
 
 
 def _why_no_draft(place: TokenPlace) -> str:

@@ -61,13 +61,13 @@ def _heads(opened: Any, options: MedusaOptions, vocabulary: torch.Tensor, shared
                 values = of_head(f"blocks.{layer}.{part}", head)
                 yield f"blocks.{head}.layers.{layer}.{part}", values.to(vocabulary.dtype)
         if options.private:
-            whole = vocabulary.clone()
-            whole[ids] = of_head("linears", head).to(vocabulary.dtype)
-            yield f"lm_heads.{head}.weight", whole
+            matrix = vocabulary.clone()
+            matrix[ids] = of_head("linears", head).to(vocabulary.dtype)
+            yield f"lm_heads.{head}.weight", matrix
         elif options.change_rank:
-            whole = vocabulary.float().clone()
-            whole[ids] = torch.addmm(whole[ids], of_head("own.up", head), of_head("own.down", head))
-            yield f"lm_heads.{head}.weight", whole.to(vocabulary.dtype)
+            matrix = vocabulary.float().clone()
+            matrix[ids] = torch.addmm(matrix[ids], of_head("own.up", head), of_head("own.down", head))
+            yield f"lm_heads.{head}.weight", matrix.to(vocabulary.dtype)
 
 
 _MIDLAYER = {
@@ -96,8 +96,8 @@ def _eagle3(opened: Any, options: Eagle3Options, sizes: TransformerConfig, dtype
         tensor: torch.Tensor = opened.get_tensor(name)
         return tensor.to(dtype)
 
-    for name, theirs in _MIDLAYER.items():
-        yield f"midlayer.{theirs}", get(name)
+    for name, exported in _MIDLAYER.items():
+        yield f"midlayer.{exported}", get(name)
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     for name, part in zip("qkv", torch.split(get("qkv.weight"), [queries, keys, keys]), strict=True):
         yield f"midlayer.self_attn.{name}_proj.weight", part

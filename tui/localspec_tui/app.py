@@ -204,9 +204,9 @@ class ChatApp(StoppableApp):
 
     # -- toasts -------------------------------------------------------------------------------------------------------
 
-    def notify(self, message: str, *, title: str = "", **how: Any) -> None:
+    def notify(self, message: str, *, title: str = "", **options: Any) -> None:
         """Show a notification, with its title on the same line."""
-        super().notify(f"{title}: {message}" if title else message, **how)
+        super().notify(f"{title}: {message}" if title else message, **options)
 
     def on_notify(self, event: Notify) -> None:
         """Clear the previous toast before showing another: each toast covers a line of the chat."""
@@ -224,10 +224,10 @@ class ChatApp(StoppableApp):
         """Return the visible toast, if there is one."""
         return [self.toast] if self.toast is not None and not self.toast.has_expired else []
 
-    def push_screen(self, *screen: Any, **how: Any) -> Any:
+    def push_screen(self, *screen: Any, **options: Any) -> Any:
         """Open a screen, and clear the toast of the screen below."""
         self.clear_notifications()
-        return super().push_screen(*screen, **how)
+        return super().push_screen(*screen, **options)
 
     def pop_screen(self) -> Any:
         """Close a screen, and clear its toast."""

@@ -95,15 +95,15 @@ class CodeCopies:
         self._back = self._back + 1 if source == self._source else 0
         self._source = source
         at = len(blocks) - 1 - self._back % len(blocks)
-        which = blocks[at].language or "code"
+        label = blocks[at].language or "code"
         if len(blocks) > 1:
-            which += f", block {at + 1} of {len(blocks)}; press again for the previous one"
-        return blocks[at], which
+            label += f", block {at + 1} of {len(blocks)}; press again for the previous one"
+        return blocks[at], label
 
     def copy(self, app: App[Any], source: str) -> None:
         """Copy the next block to the clipboard."""
         if result := self.next(source):
-            block, which = result
-            cast("ChatApp", app).copy_to_clipboard(block.text, which)
+            block, label = result
+            cast("ChatApp", app).copy_to_clipboard(block.text, label)
         else:
             app.notify("There is no code to copy here.", markup=False)

@@ -190,11 +190,11 @@ class LaidBlock:
             return None
         column -= self.margin
         ends = [part.column + cell_len(text[part.start : part.end]) for part in parts]
-        near = min(range(len(parts)), key=lambda at: max(parts[at].column - column, column - ends[at] + 1, 0))
-        place, room = parts[near].start, column - parts[near].column
-        while place < parts[near].end and (room := room - get_character_cell_size(text[place])) >= 0:
+        nearest = min(range(len(parts)), key=lambda at: max(parts[at].column - column, column - ends[at] + 1, 0))
+        place, room = parts[nearest].start, column - parts[nearest].column
+        while place < parts[nearest].end and (room := room - get_character_cell_size(text[place])) >= 0:
             place += 1
-        return place if near == len(parts) - 1 else min(place, parts[near].end - 1)
+        return place if nearest == len(parts) - 1 else min(place, parts[nearest].end - 1)
 
     def row_of(self, place: int) -> int:
         """Return the row of a position in the text. Blank rows above the text count as rows."""
@@ -221,12 +221,12 @@ class LaidBlock:
 
 def _at_most(widest: list[int], room: int) -> int:
     """Return the largest width that a column may have, so that all columns together fit into `room`."""
-    rest = room
+    remaining = room
     for number, width in enumerate(sorted(widest)):
-        share = rest // (len(widest) - number)
+        share = remaining // (len(widest) - number)
         if width > share:
             return share
-        rest -= width
+        remaining -= width
     return max(widest, default=0)
 
 

@@ -110,8 +110,8 @@ if sys.platform != "win32":
     class TerminalDriver(LinuxDriver):
         """Textual's driver with two changes: the application handles signals, and typed text is filtered."""
 
-        def __init__(self, app: App[Any], **how: Any) -> None:
-            super().__init__(app, **how)
+        def __init__(self, app: App[Any], **options: Any) -> None:
+            super().__init__(app, **options)
             self.terminal = self.fileno
             self.application = cast("StoppableApp", app)
             self.application.driver = self

@@ -12,8 +12,8 @@ from localspec_tui.terminal import HANGUP
 class TabDriver(WebDriver):
     """Textual's driver for browsers, which also ends the chat when the tab or the server is gone."""
 
-    def __init__(self, app: App[Any], **how: Any) -> None:
-        super().__init__(app, **how)
+    def __init__(self, app: App[Any], **options: Any) -> None:
+        super().__init__(app, **options)
         self.application = cast("ChatApp", app)
 
     def run_input_thread(self) -> None:

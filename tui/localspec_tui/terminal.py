@@ -141,9 +141,9 @@ def _watched(is_handled: Callable[[int], bool], overdue: Callable[[int], None]) 
     previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
     def watch() -> None:
-        while came := os.read(reading, 1):
-            if is_handled(came[0]):
-                overdue(128 + came[0])
+        while data := os.read(reading, 1):
+            if is_handled(data[0]):
+                overdue(128 + data[0])
         os.close(reading)
 
     threading.Thread(target=watch, name="signals", daemon=True).start()

@@ -77,8 +77,8 @@ class Palette(ClosesOnce, CommandPalette):
     opens.
     """
 
-    def __init__(self, *, placeholder: str = "Search for commands…", **how: Any) -> None:
-        super().__init__(placeholder=placeholder, **how)
+    def __init__(self, *, placeholder: str = "Search for commands…", **options: Any) -> None:
+        super().__init__(placeholder=placeholder, **options)
         self._words = placeholder
 
     def compose(self) -> ComposeResult:

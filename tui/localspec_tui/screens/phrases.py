@@ -127,8 +127,8 @@ class PhrasesScreen(AskingScreen[None]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return False for a key that deletes phrases if it would have nothing to delete."""
-        there = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
-        return bool(there.get(action, True)) and super().check_action(action, parameters)
+        targets = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
+        return bool(targets.get(action, True)) and super().check_action(action, parameters)
 
     def _chosen(self) -> ReadablePhrase | None:
         """Return the highlighted phrase for an action on it, and clear the last notice."""

@@ -47,13 +47,13 @@ def _spans(word: str, text: str) -> Iterator[tuple[int, int]]:
             yield start, start + len(word)
             start += len(word)
         return
-    begin, left = 0, MOST
+    begin, remaining = 0, MOST
     for line in text.split("\n"):
         start = 0
-        while left and (hit := span(word, line[start:])):
+        while remaining and (hit := span(word, line[start:])):
             yield begin + start + hit[0], begin + start + hit[1]
             start += max(hit[1], 1)
-            left -= 1
+            remaining -= 1
         begin += len(line) + 1
 
 

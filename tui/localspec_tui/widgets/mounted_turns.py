@@ -134,12 +134,12 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
 
     async def _show_memory(self) -> None:
         """Put a line above the first turn that the model still reads, according to the figures of the last reply."""
-        every = self._every
-        answered = [bool(exchange.reply) for exchange in every]
-        last = next((exchange for exchange in reversed(every) if exchange.reply), None)
+        exchanges = self._every
+        answered = [bool(exchange.reply) for exchange in exchanges]
+        last = next((exchange for exchange in reversed(exchanges) if exchange.reply), None)
         dropped = last.figures.get("dropped_turns") if last is not None else 0
         begins = memory_begins(answered, dropped if isinstance(dropped, int) else 0)
-        for number, exchange in enumerate(every):
+        for number, exchange in enumerate(exchanges):
             begins_here = 0 < begins == number
             if begins_here == exchange.begins_memory:
                 continue
