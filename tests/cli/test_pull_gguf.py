@@ -396,7 +396,7 @@ def test_a_plan_of_a_mixture_lets_half_of_its_experts_stay_on_the_disk(architect
     assert fits is None and copy in said and "disk" not in said.replace(copy, "")
     with monkeypatch.context() as patched:  # download and second file are on one disk
         patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10 - 1))
-        assert planned(20)[1].endswith(f"{copy}, where only {size(2 * 10**10 - 1)} are free for both files")
+        assert planned(20)[1].endswith(f"{copy}, but the disk of both files has only {size(2 * 10**10 - 1)} free")
         patched.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=2 * 10**10))
         assert planned(20)[1].endswith(copy)
     fits, said = planned(8)
