@@ -47,14 +47,14 @@ def default_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = No
         with suppress(LocalspecError):  # a request for a draft model reports the error
             small = (models or {}).get(card.draft) or named_card(card.draft)
             named = DefaultDraft(small, "named in models.toml", named=True)
-    troubles: list[str] = []
+    problems: list[str] = []
     for candidate in _candidates(card, named, models) if card.here else ():
         try:
             compare_stored(candidate.card.path, _vocabulary(candidate.card.path), card.path, _vocabulary(card.path))
-            return candidate, " ".join(troubles)
-        except LocalspecError as trouble:
-            troubles.append(f"{candidate.card.name}, {candidate.origin}, does not draft for {card.name}: {trouble}")
-    return named, " ".join(troubles)
+            return candidate, " ".join(problems)
+        except LocalspecError as error:
+            problems.append(f"{candidate.card.name}, {candidate.origin}, does not draft for {card.name}: {error}")
+    return named, " ".join(problems)
 
 
 def too_large_to_draft(card: TargetCard, models: Mapping[str, TargetCard] | None = None) -> str:
@@ -199,5 +199,5 @@ def _tokens(content: bytes, path: Path) -> tuple[dict[int, str], set[int]]:
     return tokens, special
 
 
-def _unreadable(path: Path, why: str | None) -> LocalspecError:
-    return LocalspecError(f"The {FILE} of the model in {path} cannot be read ({why}); fetch the model again.")
+def _unreadable(path: Path, reason: str | None) -> LocalspecError:
+    return LocalspecError(f"The {FILE} of the model in {path} cannot be read ({reason}); fetch the model again.")

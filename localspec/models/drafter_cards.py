@@ -152,15 +152,15 @@ def find_drafter(name: str, card: TargetCard, paths: Paths | None = None) -> Dra
     a drafter of another model or family, and LocalspecError for a damaged drafter.
     """
     if name in kinds(*WEIGHTS):
-        trouble = None
+        error = None
         for drafter in (drafter for kind, drafter in _drafters_here(card, paths) if kind in (name, None)):
             if isinstance(drafter, DrafterCard):
                 return drafter
-            trouble = trouble or drafter
+            error = error or drafter
         if card.here:
             check_family(name, inspect(card.path).architecture, card.name)
-        if trouble:
-            raise trouble
+        if error:
+            raise error
         if card.entry and any(published.kind == name and published.source for published in card.entry.drafters):
             raise NotHere(
                 f"The drafter '{name}' of {card.name} is not here; fetch it with `localspec pull {card.name} --drafter "
@@ -198,16 +198,16 @@ def damaged_drafters(card: TargetCard, paths: Paths | None = None) -> list[str]:
     """Return a sentence for each trained drafter of a model that is left out because it cannot be read."""
     sentences = []
     for path, content in drafter_directories(card, paths):
-        if content.get("kept", True) is not False and isinstance(trouble := _read(path), LocalspecError):
-            sentences.append(f"A drafter of {card.name} is left out. {trouble}")
+        if content.get("kept", True) is not False and isinstance(error := _read(path), LocalspecError):
+            sentences.append(f"A drafter of {card.name} is left out. {error}")
     return sentences
 
 
 def _read(path: Path) -> DrafterCard | LocalspecError:
     try:
         return read_drafter(path)
-    except LocalspecError as trouble:
-        return trouble
+    except LocalspecError as error:
+        return error
 
 
 def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[object, DrafterCard | LocalspecError]]:
@@ -219,12 +219,12 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         if content.get("kept", True) is not False:
             yield content.get("kind"), _read(path)
             continue
-        why = "the bench after its training found that it does not pay"
-        why = why if "bench" in content else "the bench after its training has not run yet"
+        reason = "the bench after its training found that it does not pay"
+        reason = reason if "bench" in content else "the bench after its training has not run yet"
         yield (
             content.get("kind"),
             NotHere(
-                f"The drafter in {path} is not used unless you name it, because {why}; give --drafter "
+                f"The drafter in {path} is not used unless you name it, because {reason}; give --drafter "
                 f"{shlex.quote(str(path))} to use it."
             ),
         )
@@ -240,8 +240,8 @@ def _drafters_here(card: TargetCard, paths: Paths | None) -> Iterator[tuple[obje
         return
     try:
         yield MTP, mtp_layer(card.path, card.name)
-    except LocalspecError as trouble:  # in most models: there is none
-        yield MTP, trouble
+    except LocalspecError as error:  # in most models: there is none
+        yield MTP, error
 
 
 def drafter_directories(card: TargetCard, paths: Paths | None = None) -> Iterator[tuple[Path, Mapping[str, Any]]]:

@@ -60,14 +60,14 @@ def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
         raise _wrong(path, "pard2_scale", scale)
     file = path / FILE
     if not file.is_file():
-        how = "fetch it again"
+        remedy = "fetch it again"
         if (path / PICKLE).is_file():
-            how = (
+            remedy = (
                 f"{path / PICKLE} is a pickle, which may run code when it is read. In that directory make it with "
                 'python -c "import torch, safetensors.torch as s; '
                 f"s.save_file(torch.load('{PICKLE}', weights_only=True), '{FILE}')\""
             )
-        raise NotHere(f"{path} lacks {FILE}, the map of the target's states; {how}.")
+        raise NotHere(f"{path} lacks {FILE}, the map of the target's states; {remedy}.")
     headers = tensor_headers(file)
     shapes = {name: tuple(headers[name]["shape"]) for name in (WEIGHT, BIAS) if name in headers}
     if others := [headers[name]["dtype"] for name in shapes if headers[name]["dtype"] not in _FLOATS]:

@@ -273,8 +273,8 @@ def _default_template(files: Mapping[str, str], config: Mapping[str, Any]) -> st
 def _splits_like_llama(files: Mapping[str, str], config: Mapping[str, Any]) -> bool:
     """Return whether the config names the class LlamaTokenizer, for which transformers changes how text is split."""
     model_type = parse_json(files.get("config.json", "{}")).get("model_type")
-    named = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
-    return named and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
+    is_llama = str(config.get("tokenizer_class", "")).removesuffix("Fast") == "LlamaTokenizer"
+    return is_llama and model_type == "llama" and '"ByteLevel"' not in files["tokenizer.json"]
 
 
 def _split_like_llama(backend: Backend, config: Mapping[str, Any]) -> None:

@@ -82,9 +82,11 @@ def try_out(files: Mapping[str, str], path: Path) -> Trial:
         return Trial(_tried.get(mark, ""), record)
     tokenizer, *template = _child_results(files, path)
     if "error" in tokenizer:
-        why = first_line(tokenizer["error"])
+        reason = first_line(tokenizer["error"])
         whole = tokenizer.get("sentence")
-        raise LocalspecError(why if whole else f"The tokenizer in {path} cannot be used ({why[:200]}); fetch it again.")
+        raise LocalspecError(
+            reason if whole else f"The tokenizer in {path} cannot be used ({reason[:200]}); fetch it again."
+        )
     _tried[mark] = template[0].get("error", "")
     if not _tried[mark]:
         with suppress(OSError):  # if its result cannot be saved, it is tried again the next time
@@ -129,13 +131,13 @@ def _child_results(files: Mapping[str, str], path: Path) -> list[dict[str, Any]]
     sent = b"".join([json.dumps(request).encode(), b"\n", *contents.values()])
     with _at_hand.pop() if _at_hand else _started() as child:
         try:
-            output, why = child.communicate(sent, _PATIENCE)[0], "the trial crashed its process, with the code {}"
+            output, reason = child.communicate(sent, _PATIENCE)[0], "the trial crashed its process, with the code {}"
         except subprocess.TimeoutExpired:
             child.kill()
-            output, why = child.communicate()[0], TOO_LONG
+            output, reason = child.communicate()[0], TOO_LONG
         except BaseException:
             child.kill()
             raise
     if child.returncode in (-24, -27):  # SIGXCPU, SIGPROF
-        why = TOO_LONG
-    return [*(json.loads(line) for line in output.split(b"\n")[:-1]), {"error": why.format(child.returncode)}]
+        reason = TOO_LONG
+    return [*(json.loads(line) for line in output.split(b"\n")[:-1]), {"error": reason.format(child.returncode)}]

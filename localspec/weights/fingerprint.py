@@ -343,8 +343,8 @@ def sampled_weights(shapes: Mapping[str, tuple[int, ...]], values: Values) -> st
 
 def _firsts(weights: int, columns: int) -> list[int]:
     """Return the index of the first weight of each sample of a tensor. Each sample is within one row."""
-    places, run = (_PLACES if weights >= _LARGE else 1), min(RUN, columns)
-    middles = (divmod((2 * place + 1) * weights // (2 * places), columns) for place in range(places))
+    samples, run = (_PLACES if weights >= _LARGE else 1), min(RUN, columns)
+    middles = (divmod((2 * sample + 1) * weights // (2 * samples), columns) for sample in range(samples))
     return [row * columns + min(column // RUN * RUN, columns - run) for row, column in middles]
 
 

@@ -122,11 +122,11 @@ def ends_at_words(metadata: Metadata) -> list[str]:
     """Return a warning for each id in the metadata that makes replies end at an ordinary word."""
     tokens = metadata.texts("tokenizer.ggml.tokens") or []
     types = metadata.numbers("tokenizer.ggml.token_type") or []
-    named = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
-    words = ordinary(metadata, tokens, types, {index for index in named.values() if index is not None})
+    ids = {f"tokenizer.ggml.{role}_token_id": token_of(metadata, role, len(tokens)) for role in ("eos", "eot", "eom")}
+    words = ordinary(metadata, tokens, types, {index for index in ids.values() if index is not None})
     return [
         f"Replies will end at {one_line(shown(tokens[index]))[:40]!r}, an ordinary word, because {key} = {index}."
-        for key, index in named.items()
+        for key, index in ids.items()
         if index is not None and index in words and key in metadata.values
     ]
 
@@ -228,15 +228,15 @@ def _added(
     """Return the tokens that the tokenizer looks for in a text before it splits the text."""
     marks = {token for token, kind in zip(tokens, types, strict=True) if kind != _NORMAL}
     swallow = marks >= _OF_PHI_3  # as in the publisher's files; llama.cpp looks for "phi-3" in the name
-    not_stripped, named = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
+    not_stripped, role_tokens = {"<unk>", "<s>", "<|endoftext|>"}, {*roles.values()}
     return [
         {
             "id": index, "content": token, "single_word": False, "lstrip": False,
             "rstrip": swallow and token not in not_stripped, "normalized": False,
-            "special": kind != _USER or token in named,
+            "special": kind != _USER or token in role_tokens,
         }
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if token and (kind in (_CONTROL, _USER, _UNKNOWN) or token in named)
+        if token and (kind in (_CONTROL, _USER, _UNKNOWN) or token in role_tokens)
     ]  # fmt: skip
 
 
@@ -270,19 +270,19 @@ def _with_marks(begin: Sequence[int], end: Sequence[int], tokens: Sequence[str])
 
 def _split(metadata: Metadata) -> Split:
     """Return the way to split text before merges. Raises LocalspecError for a name that is unknown or missing."""
-    named = metadata.text("tokenizer.ggml.pre")
+    name = metadata.text("tokenizer.ggml.pre")
     if metadata.text("tokenizer.ggml.model") == "gemma4":
         return SPLITS["gemma4"]
-    if named is None:
+    if name is None:
         raise LocalspecError(
             f"The {metadata.file} does not say how its tokenizer splits text (tokenizer.ggml.pre); choose a newer file."
         )
-    if named not in SPLITS:
+    if name not in SPLITS:
         raise LocalspecError(
-            f"The tokenizer of the {metadata.file} splits text as {named[:40]!r}, which localspec does not support; "
+            f"The tokenizer of the {metadata.file} splits text as {name[:40]!r}, which localspec does not support; "
             "choose another model."
         )
-    return SPLITS[named]
+    return SPLITS[name]
 
 
 def _merging(metadata: Metadata, tokens: Sequence[str], types: Sequence[int], split: Split) -> dict[str, Any]:

@@ -167,9 +167,9 @@ class PackedModel:
             raise self._unusable(f"the file has a tensor {unknown!r} that its config.json does not mention")
         return sizes
 
-    def _unusable(self, why: str) -> LocalspecError:
+    def _unusable(self, reason: str) -> LocalspecError:
         return LocalspecError(
-            f"The packed file of {self.header.origin.name} cannot be used ({why}); delete that file, and localspec "
+            f"The packed file of {self.header.origin.name} cannot be used ({reason}); delete that file, and localspec "
             "makes it again."
         )
 

@@ -355,8 +355,8 @@ def models_of_others() -> list[FoundModel]:
     home = Path(os.path.expanduser("~"))
     lm_studio = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     ollama = [home / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
-    if named := environment.ollama_models():
-        ollama.insert(0, named)
+    if folder := environment.ollama_models():
+        ollama.insert(0, folder)
     places = [("LM Studio", place) for place in lm_studio] + [("Ollama", place) for place in ollama]
     models = {model.path: model for program, place in places for model in models_below(place, program)}
     return sorted(models.values(), key=lambda model: model.name)
@@ -401,8 +401,8 @@ def ollama_name(file: Path) -> str | None:
     """Return Ollama's name for the model in a file, as NAME-TAG; None for any other file."""
     if not file.name.startswith("sha256-") or file.parent.name != "blobs":
         return None
-    named = (model.name for model in _ollama(file.parent.parent, "Ollama") if model.path == file)
-    return next((name.replace(":", "-") for name in named), None)
+    names = (model.name for model in _ollama(file.parent.parent, "Ollama") if model.path == file)
+    return next((name.replace(":", "-") for name in names), None)
 
 
 def _ollama(folder: Path, program: str) -> Iterator[FoundModel]:
