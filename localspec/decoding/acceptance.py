@@ -36,20 +36,20 @@ def walk_by_rejection(tree: DraftTree, logits: Logits, sampling: Sampling, posit
     assert tree.draft_logits is not None
     path = [0]
     while True:
-        place = position + tree.depth[path[-1]] + 1
+        next_position = position + tree.depth[path[-1]] + 1
         p = logits.probabilities(path[-1], sampling)  # of the target; after each refusal, what is left of it
         accepted, children = None, tree.siblings[path[-1]]
         q = tree.draft_logits.probabilities(children[0], sampling) if children else p  # the same for all siblings
         for rank, child in enumerate(children):
             token = tree.tokens[child]
-            if sampling.uniform(place, rank) * q[token] < p[token]:
+            if sampling.uniform(next_position, rank) * q[token] < p[token]:
                 accepted = child
                 break
             residual = (p - q).clip(min=0)
             p = residual / residual.sum() if residual.sum() > 0 else p  # only rounding errors leave nothing
         if accepted is None:
             with np.errstate(divide="ignore"):
-                return path, int((np.log(p) + sampling.noise(place, np.arange(len(p)))).argmax())
+                return path, int((np.log(p) + sampling.noise(next_position, np.arange(len(p)))).argmax())
         path.append(accepted)
 
 

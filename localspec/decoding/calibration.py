@@ -39,9 +39,9 @@ class Calibration:
     def judge(self, confidence: float, depth: int, rank: int, greedy: bool, right: bool) -> None:
         """Record whether a candidate, whose parent was accepted, was right."""
         key = _key(greedy, depth, rank, confidence)
-        before, judged = self._counts.get(key, (0.0, 0.0))
+        hits, judged = self._counts.get(key, (0.0, 0.0))
         fading = REMEMBERED / (REMEMBERED + 1) if judged >= REMEMBERED else 1.0
-        self._counts[key] = fading * before + right, fading * judged + 1
+        self._counts[key] = fading * hits + right, fading * judged + 1
 
     def learn(self, candidates: Sequence[Candidate], depth: int, greedy: bool, token: int) -> None:
         """Record that the target continued with `token` after the parent of these candidates."""

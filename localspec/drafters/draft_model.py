@@ -136,18 +136,18 @@ class DraftModel:
         longest = min(context.nodes, self.length or context.nodes, self.small.context - count)
         chance = 1.0
         self._levels, self._drafted, self._greedy = [], [], context.sampling.greedy
-        alone = DraftTree((context.root,), (-1,))
+        root_only = DraftTree((context.root,), (-1,))
         if longest < 1 or self._failed:
-            return alone
+            return root_only
         self._follow_text(context.committed)
         if self._rests(context):
-            return replace(alone, declined=READS)
+            return replace(root_only, declined=READS)
         sampling = replace(context.sampling, rule="exact")
         chances: list[list[Candidate]] = []
         while (depth := len(chances)) < longest:
             if len(self._tokens) == count + depth:
                 if not self._pays(context, chance, depth, longest):
-                    alone = replace(alone, declined=COSTS_MORE)
+                    root_only = replace(root_only, declined=COSTS_MORE)
                     break
                 try:
                     self._decode(sampling)
@@ -166,7 +166,7 @@ class DraftModel:
         if self._costs is None:
             pick_chances = [dict(level)[pick] for level, pick in zip(chances, self._drafted, strict=True)]
             return replace(DraftTree.chain([context.root, *self._drafted], SOURCE), chance=[1.0, *pick_chances])
-        return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else alone
+        return caterpillar(context.root, self._drafted, chances, context.nodes, SOURCE) if chances else root_only
 
     def _rests(self, context: Context) -> bool:
         """Return whether the small model rests, because first reading many tokens does not pay yet.

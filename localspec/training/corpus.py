@@ -60,7 +60,7 @@ class Corpus:
         self._target, self.length, self._batch, self._seed = target, length, batch, seed
         self.usable: Callable[[Row], bool] = lambda row: True
         self._cache: dict[tuple[bytes, int], list[Row]] = {}  # by digest and length
-        self._kept_tokens = 0
+        self._cached_tokens = 0
         self.refused: set[bytes] = set()  # digests of examples that the model's template or tokenizer refuses
         # By digest, so that no text is on both sides.
         by_digest = {example.digest: example for example in examples}
@@ -172,9 +172,9 @@ class Corpus:
     def _keep(self, example: Example, rows: list[Row]) -> None:
         """Keep the rows of an example in memory while there is room, because making them again takes milliseconds."""
         tokens = sum(len(row.tokens) for row in rows)
-        if self._kept_tokens + tokens <= KEPT:
+        if self._cached_tokens + tokens <= KEPT:
             self._cache[example.digest, self.length] = rows
-            self._kept_tokens += tokens
+            self._cached_tokens += tokens
 
     def _text(self, text: str) -> list[Row]:
         tokens = self._target.chat.marks.encode(self._target.chat.marks.set_apart(text), True)

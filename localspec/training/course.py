@@ -414,8 +414,8 @@ class Course(Clock):
         model = answerer(self.request.card, self._settings, None, self._store, self._reporter)
         lines = saved_replies(file)
         replies, tokens = len(lines), sum(len(model.encode(line["messages"])) for line in lines)
-        there = {line["id"] for line in lines}
-        saved = [chat for chat in self._past.conversations if chat.id not in there]
+        saved_ids = {line["id"] for line in lines}
+        saved = [chat for chat in self._past.conversations if chat.id not in saved_ids]
         append(file, [_as_line(chat.id, chat.messages) for chat in saved])
         replies, tokens = replies + len(saved), tokens + sum(len(model.encode(chat.messages)) for chat in saved)
         began, tokens_before, each = self.spent, tokens, 1 / (self._speed * at_once(self._choice))

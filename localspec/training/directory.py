@@ -23,25 +23,25 @@ OWN_WORDS = ("prompts", "history")  # of a course: prompts that the model answer
 
 def usable(directory: Path) -> None:
     """Raise UsageMistake if it is already known that a training could not write its result to this directory."""
-    there = directory
+    path = directory
     try:
         directory.stat()
     except FileNotFoundError:
-        there = next(parent for parent in directory.absolute().parents if parent.exists())
+        path = next(parent for parent in directory.absolute().parents if parent.exists())
     except OSError as error:
         raise UsageMistake(f"{directory} cannot be used ({error.strerror}); give another -o.") from None
-    _check(there, directory=True)
+    _check(path, directory=True)
     for name in FILES + DIRECTORIES:
         if (directory / name).exists():
             _check(directory / name, directory=name in DIRECTORIES)
 
 
-def _check(there: Path, directory: bool) -> None:
-    if there.is_dir() != directory:
+def _check(path: Path, directory: bool) -> None:
+    if path.is_dir() != directory:
         kind, needed = ("a file", "a directory") if directory else ("a directory", "a file")
-        raise UsageMistake(f"{there} is {kind}, but {needed} is needed there; give another -o.")
-    if not os.access(there, os.W_OK | os.X_OK if directory else os.W_OK):
-        raise UsageMistake(f"{there} cannot be written; give another -o.")
+        raise UsageMistake(f"{path} is {kind}, but {needed} is needed there; give another -o.")
+    if not os.access(path, os.W_OK | os.X_OK if directory else os.W_OK):
+        raise UsageMistake(f"{path} cannot be written; give another -o.")
 
 
 def has_unfinished(directory: Path) -> bool:

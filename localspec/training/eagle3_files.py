@@ -137,15 +137,15 @@ def _places(config: Mapping[str, Any], num_layers: int, path: Path) -> str:
     the state.
     """
     nested = config.get("eagle_config")
-    after = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
-    here = config.get("eagle_aux_hidden_state_layer_ids")
-    places = here or after or [2, num_layers // 2, num_layers - 3]
+    layers = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
+    states = config.get("eagle_aux_hidden_state_layer_ids")
+    places = states or layers or [2, num_layers // 2, num_layers - 3]
     if not isinstance(places, list) or not all(type(place) is int for place in places):
         raise LocalspecError(
             f"eagle_aux_hidden_state_layer_ids in {path / 'config.json'} must be numbers of layers; fetch the head "
             "again."
         )
-    if after and not here:
+    if layers and not states:
         places = [place + 1 for place in places]
     if any(not 0 <= place < num_layers for place in places):
         raise LocalspecError(

@@ -150,13 +150,13 @@ def fitted(
     tensors, used = {}, set[str]()
     for our_name, spec in expected.items():
         parts = names.get(our_name, (our_name,))
-        there = [stored[name] for name in parts if name in stored]
+        present = [stored[name] for name in parts if name in stored]
         used |= {*parts}
-        same_widths = len(there) == len(parts) and len({tensor.shape[1:] for tensor in there}) == 1
-        whole = torch.cat(there) if same_widths and len(there) > 1 else there[0] if same_widths else None
+        same_widths = len(present) == len(parts) and len({tensor.shape[1:] for tensor in present}) == 1
+        whole = torch.cat(present) if same_widths and len(present) > 1 else present[0] if same_widths else None
         if whole is None or tuple(whole.shape) != spec.shape:
             missing = next((name for name in parts if name not in stored), "")
-            shapes = " and ".join(str([*tensor.shape]) for tensor in there)
+            shapes = " and ".join(str([*tensor.shape]) for tensor in present)
             has = "is missing" if missing else f"has the shape {shapes}"
             raise LocalspecError(
                 f"'{missing or parts[0]}' of {label} in {path} {has} (expected: {[*spec.shape]}); name the model "

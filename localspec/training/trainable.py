@@ -204,8 +204,8 @@ class TrainableDrafter(nn.Module):
         ids = columns = torch.unique(torch.cat([labels.ids[:, :CANDIDATES].flatten(), self._common]))
         if self.kept is not None:
             columns = torch.searchsorted(self.kept, ids).clamp(max=len(self.kept) - 1)
-            there = self.kept[columns] == ids
-            ids, columns = ids[there], columns[there]
+            in_vocabulary = self.kept[columns] == ids
+            ids, columns = ids[in_vocabulary], columns[in_vocabulary]
         return self.target.transformer.head_of(ids)[0], ids, columns
 
     def fit(self, parts: Iterable[Places]) -> None:

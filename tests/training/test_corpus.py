@@ -186,7 +186,7 @@ def test_the_order_is_that_of_the_seed_and_can_be_entered_anywhere(target, texts
 def test_rows_of_a_chat_are_made_once_while_there_is_room(target, monkeypatch, room, renderings):
     monkeypatch.setattr("localspec.training.corpus.KEPT", room)
     made, done, original = corpus(target, []), [], target.chat.render_apart
-    made._kept_tokens = 0  # of the filler, which stays
+    made._cached_tokens = 0  # of the filler, which stays
     monkeypatch.setattr(
         target.chat, "render_apart", lambda *given, **more: (done.append(1), original(*given, **more))[1]
     )

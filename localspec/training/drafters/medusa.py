@@ -196,8 +196,8 @@ class Trainable(TrainableDrafter):
         def rows() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             count = 0
             for places in parts:
-                index, there = places.following(self.depth)
-                whole = there.all(1)
+                index, valid = places.following(self.depth)
+                whole = valid.all(1)
                 yield self._read(places.states[whole], places.roots[whole]), places.states[index[whole]].transpose(0, 1)
                 if (count := count + int(whole.sum())) >= FITTED:
                     return
@@ -260,9 +260,9 @@ class Trainable(TrainableDrafter):
             own_states = self.adapted_states(batch.tokens)[predicting_next(batch.loss_mask)]
             states, shared = scaled_gradient(own_states, balance), self._balanced_head(balance)
         read = self._read(states, places.roots)
-        index, there = places.following(self.depth)
+        index, valid = places.following(self.depth)
         guesses = [
-            Guess(read[there[:, depth]], self._head(depth, shared, columns), index[there[:, depth], depth])
+            Guess(read[valid[:, depth]], self._head(depth, shared, columns), index[valid[:, depth], depth])
             for depth in range(self.depth)
         ]
         teacher = None if isinstance(places.labels, Likeliest) or not batch.distill else self.target.head
@@ -304,8 +304,8 @@ class Trainable(TrainableDrafter):
         during the warm-up."""
         adapters = [] if self.adapters is None else list(self.adapters.parameters())
         path = list(self.path.parameters()) if self.options.linear else []
-        apart = {id(parameter) for parameter in (*adapters, *path)}
-        heads = [parameter for parameter in self.parameters() if id(parameter) not in apart]
+        others = {id(parameter) for parameter in (*adapters, *path)}
+        heads = [parameter for parameter in self.parameters() if id(parameter) not in others]
         groups = ((heads, 1.0), (path, PATH_RATE), (adapters, self.options.rate))
         return [{"params": some, "lr_scale": scale} for some, scale in groups if some]
 

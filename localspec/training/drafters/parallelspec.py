@@ -195,7 +195,7 @@ class Trainable(TrainableDrafter):
         if not states[0]:
             return LossOutput(total, [DepthLoss(total, torch.zeros(RANKS, dtype=torch.long), 0)] * self.depth)
         guesses = [
-            Guess(torch.cat(some), self._head, torch.cat(there)) for some, there in zip(states, places, strict=True)
+            Guess(torch.cat(parts), self._head, torch.cat(labels)) for parts, labels in zip(states, places, strict=True)
         ]
         depth_losses = self._depth_losses(guesses, batch)
         for depth, (guess, depth_loss) in enumerate(zip(guesses, depth_losses, strict=True)):

@@ -205,20 +205,20 @@ class Trainable(TrainableDrafter):
         target_loss, prefix = None, batch.prefix
         if self.changes_target:
             target_loss, prefix = self._target_loss(batch)
-        anchors, there = self._anchors(batch.loss_mask, batch.generator)
+        anchors, real = self._anchors(batch.loss_mask, batch.generator)
         states = self._groups(batch.tokens, anchors, prefix)
         teacher, depth_losses = self.target.head if batch.distill else None, []
-        reached, chains = there, []  # drafts that were right so far
+        reached, chains = real, []  # drafts that were right so far
         text = torch.arange(len(anchors), device=anchors.device)[:, None]
         for depth in range(self.depth):
             label = anchors + depth + 1
             inside = label < batch.tokens.shape[1]
             label = label.where(inside, 0)
-            has_label = there & inside & batch.loss_mask[text, label]
+            has_label = real & inside & batch.loss_mask[text, label]
             texts, positions = text.expand_as(label)[has_label], label[has_label]
             right = batch.hidden[texts, positions - 1] if batch.distill else batch.tokens[texts, positions]
             depth_losses.append(cross_entropy(states[has_label][:, depth], self.shared, right, teacher, self.kept))
-            judged, reached = reached & has_label, torch.zeros_like(there)
+            judged, reached = reached & has_label, torch.zeros_like(real)
             reached[has_label] = depth_losses[-1].first
             reached &= judged
             chains.append(torch.stack([reached.sum(), judged.sum()]))
@@ -254,7 +254,7 @@ class Trainable(TrainableDrafter):
         for possible in (mask[1:].nonzero().flatten() for mask in loss_mask):
             order = possible[torch.randperm(len(possible), generator=generator).to(possible.device)]
             chosen.append(order[: max(1, round(SHARE * len(order)))].sort().values)
-        count = torch.tensor([len(some) for some in chosen], device=loss_mask.device)
+        count = torch.tensor([len(positions) for positions in chosen], device=loss_mask.device)
         anchors = pad_sequence(chosen, batch_first=True)
         return anchors, torch.arange(anchors.shape[1], device=loss_mask.device) < count[:, None]
 

@@ -200,28 +200,28 @@ class Trainable(TrainableDrafter):
         options, places, teacher = self.options, batch.places, None
         states = batch.hidden.to(self._dtype)
         if places is None:
-            alone = self.progress < options.first  # only the target learns
+            target_only = self.progress < options.first  # only the target learns
             if self.adapters is not None:
-                self.adapters.requires_grad_(alone or options.joint)
+                self.adapters.requires_grad_(target_only or options.joint)
                 states = self.adapted_states(batch.tokens)
-            if alone and self.training:
+            if target_only and self.training:
                 target_loss, nothing = self._target_loss(batch, states, False), torch.zeros(RANKS, dtype=torch.long)
                 return LossOutput(target_loss, [DepthLoss(torch.zeros(()), nothing, 0)] * self.depth)
             teacher_states = states if options.first else batch.hidden.to(self._dtype)
             places = batch.read_places(self.depth, states, teacher_states)
             teacher = self.adapted_head if options.first else self.target.head
-        indices, there = places.following(self.depth)
-        anchors = there[:, 0].nonzero().flatten()
+        indices, valid = places.following(self.depth)
+        anchors = valid[:, 0].nonzero().flatten()
         if options.share < 1:
             chosen = torch.rand(len(anchors), generator=batch.generator) < options.share
             anchors = anchors[chosen.to(anchors.device)]
-        indices, there = indices[anchors], there[anchors].cumprod(1).bool()
+        indices, valid = indices[anchors], valid[anchors].cumprod(1).bool()
         shared, ids, columns = self.candidates(places.labels)
         far, state = _linear(places.states[anchors].to(self._dtype), self.far), self._initial_state(len(anchors))
         guesses, tokens = [], places.roots[anchors]
         for depth in range(self.depth):
             state, x = self._read(tokens, far, state, depth)
-            head, label = partial(self._head, shared=shared, columns=columns), there[:, depth]
+            head, label = partial(self._head, shared=shared, columns=columns), valid[:, depth]
             guesses.append(Guess(x[label], head, indices[label, depth]))
             tokens = places.roots[indices[:, depth]]
         losses = cross_entropies(guesses, places.labels, teacher if batch.distill else None, ids)
@@ -242,10 +242,10 @@ class Trainable(TrainableDrafter):
 
         With `distill` the labels are the distributions of the target without adapters.
         """
-        there = batch.loss_mask[:, 1:]
-        label = batch.hidden[:, :-1][there].to(self._dtype) if distill else batch.tokens[:, 1:][there]
+        counted = batch.loss_mask[:, 1:]
+        label = batch.hidden[:, :-1][counted].to(self._dtype) if distill else batch.tokens[:, 1:][counted]
         teacher = self.target.head if distill else None
-        loss_sum = cross_entropy(states[:, :-1][there], self.adapted_head, label, teacher)
+        loss_sum = cross_entropy(states[:, :-1][counted], self.adapted_head, label, teacher)
         return loss_sum.loss / max(loss_sum.count, 1)
 
     # -- weights ------------------------------------------------------------------------------------------------------
