@@ -499,13 +499,13 @@ def disk_words(plan: RunPlan) -> str:
     """Return a clause about experts that are read from the disk, or "" if there are none."""
     if not plan.on_disk:
         return ""
-    held = f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk"
+    clause = f"{plan.on_disk / 2**30:.1f} GiB of experts have no room in memory and are read from the disk"
     if plan.slowed < 1.05:  # it would be shown as 1.0
-        return held
+        return clause
     if plan.disk_measured:
-        return f"{held}, so a token takes about {plan.slowed:.1f} times as long"
+        return f"{clause}, so a token takes about {plan.slowed:.1f} times as long"
     assumed = f"if the disk reads {cost.DISK / 1e9} GB/s, as assumed"
-    return f"{held}, so a token takes about {plan.slowed:.1f} times as long {assumed}"
+    return f"{clause}, so a token takes about {plan.slowed:.1f} times as long {assumed}"
 
 
 def _pace(plan: RunPlan) -> str:

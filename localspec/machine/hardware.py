@@ -121,7 +121,7 @@ class IdleCores:
 
     def __init__(self, least: float = 0.05) -> None:  # the kernel counts in hundredths of a second
         self._least = least
-        self._last, self._found, self._frozen = self._read(), physical_cores(), False
+        self._last, self._idle, self._frozen = self._read(), physical_cores(), False
 
     def __call__(self) -> int:
         """Return the number of idle cores, at least 1.
@@ -129,14 +129,14 @@ class IdleCores:
         The cores that this process uses count as idle, too: its models can have them.
         """
         if self._frozen:
-            return self._found
+            return self._idle
         now, last = self._read(), self._last
         passed = now[0] - last[0]
         if passed < self._least:
-            return self._found
+            return self._idle
         # If fewer cores are permitted than the machine has, not all of the permitted ones must be idle.
-        self._last, self._found = now, min(physical_cores(), max(1, _allowed_cores() - round(_others(last, now))))
-        return self._found
+        self._last, self._idle = now, min(physical_cores(), max(1, _allowed_cores() - round(_others(last, now))))
+        return self._idle
 
     def hold(self) -> None:
         """Count the idle cores now, and let every call return this count until the next `hold`."""
