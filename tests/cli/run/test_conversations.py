@@ -97,13 +97,13 @@ def test_a_chat_continues_no_run_and_run_continues_no_chat(run, home, hello, mon
         monkeypatch.setattr(console, name, lambda: True)
     with Store.open(Paths(home).database, pytest.fail) as store:
         store.history.say(None, "a chat", model=str(hello.path), system=None)
-    assert (latest("last"), latest("last of run")) == ("a chat", "not seen")
+    assert (latest("last"), latest("last of run")) == ("a chat", "not output_is_terminal")
     run("-c", "more")
     assert [len(conversation.turns) for conversation in kept(home)] == [2, 1, 1, 1, 1]
     assert latest("last") == "a chat"
     with Store.open(Paths(home).database, pytest.fail) as store:  # as if it was continued in a chat
         store.history.say(kept(home)[0].info.id, "and more", model=str(hello.path), system=None)
-    assert latest("last") == latest("last of run") == "not seen"
+    assert latest("last") == latest("last of run") == "not output_is_terminal"
 
 
 @pytest.mark.parametrize("which", [["-c"], ["--conversation", "1"]])
