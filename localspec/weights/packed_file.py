@@ -431,7 +431,8 @@ def _parsed(text: bytes) -> Header:
     for name, supported in (("format", range(first, FORMAT + 1)), ("layout", LAYOUTS)):
         if _count(content[name]) not in supported:
             raise UnreadableFormat(
-                f"of {name} {content[name]}, which this version of localspec cannot read; use the version that wrote it"
+                f"its {name} is {content[name]}, which this version of localspec does not know; use the version that "
+                "wrote it"
             )
     origin = dict(content["origin"])
     origin["files"] = {_text(file): (_count(size), _text(digest)) for file, (size, digest) in origin["files"].items()}
