@@ -294,7 +294,7 @@ def test_at_a_terminal_one_ends_up_with_what_to_do(doctor, invented, monkeypatch
     models = [line.split()[0] for line in shown if re.search(r"  (?:yes|no), \d", line)]
     assert models == [line.split()[0] for line in piped if re.search(r"  (?:yes|no), \d", line)]
     assert not [line for line in shown if re.search(r"\d[\d.]*(?: Gi?B?)?…", line)], "no number is cut"
-    left_out = [line for line in shown if line.startswith("no room for ")]
+    left_out = [line for line in shown if line.startswith("no room here for ")]
     assert len(left_out) == (columns == 60) and all(wording("by_which_json_has") in line for line in left_out)
     advice = " ".join(piped[: piped.index("")])
     assert " ".join(shown[: shown.index("")]) == advice
