@@ -52,7 +52,7 @@ def about(lines: Sequence[Line], machine: str) -> str:
         f"knows neither, as just after an import. All others are named drafters.\n"
         f"- **Tables of ×.** × is the time of plain decoding ÷ the time of the variant, over all prompts of a kind of text. "
         f"Square brackets hold 95 % bounds, from {DRAWS} bootstrap samples of prompts. Round brackets hold the tokens per "
-        f"step, and in the row `{PLAIN}` the tokens/s. A head such as `code (6)` counts the prompts. The last column is the geometric mean of the kinds."
+        f"step, and in the row `{PLAIN}` the tokens/s. A column title such as `code (6)` counts the prompts. The last column is the geometric mean of the kinds."
     )
 
 
@@ -276,7 +276,7 @@ def scarce(kinds: Kinds, variants: Sequence[str], lines: Sequence[Line]) -> Iter
     counts = ", ".join(f"`{drafter}` {BY[by]} in {times}" for (drafter, by), times in counted.most_common())
     yield (
         "The next table has M = × ÷ relative memory; its last column has the relative memory (memory ÷ memory of plain "
-        "decoding). With little memory (`--scarce`, by default 1.6, times the model's size) `auto` would choose "
+        "decoding). If only 1.6 times the model's size were free (`--scarce` sets this number), `auto` would choose "
         f"{counts} of {counted.total()} replies. {expected(why)}"
     )
     yield table(["M", *kinds, "relative memory"], rows)

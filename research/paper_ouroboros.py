@@ -83,7 +83,7 @@ TERMS = """
 | draft passes per step | passes of the draft model in a step |
 | rows per pass | tokens that one pass of the draft model computes |
 | γ | tokens that the draft model writes before its draft is lengthened |
-| W | columns of the window |
+| W | columns (width) of the window |
 | β | length of a phrase in tokens |
 | K | phrases that are tried after a draft |
 

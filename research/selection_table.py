@@ -101,7 +101,7 @@ MACHINES = {
 
 # By machine: the reason for which a user of another program would choose something else, and why this choice stays.
 OBJECTIONS = {
-    "GPU 4 GB": "In other programs a 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. In localspec it takes "
+    "GPU 4 GB": "In other programs a model of 4B in four bits takes 2.5 GB and runs on this card at about 40 tokens/s. In localspec it takes "
     "3.4 GiB and does not fit: its output layer stays in 16 bits (0.8 GB), because localspec has no kernel for a packed one.",
     "GPU 8 GB": "The model takes all of the memory that may be used. But a tenth of the card is kept free for other programs, and if they "
     "need more, `doctor` chooses a smaller model.",
@@ -110,15 +110,15 @@ OBJECTIONS = {
     "answer eight times as fast with qwen3-8b (172 tokens/s on 10 GB). With `-m qwen3-8b` the card answers. The 20.6 "
     "are only [a prediction](experts.md#predicted-speed). Other programs "
     "compute a part of such a model on the card and the rest on the processor; localspec cannot.",
-    "GPU 12 GB, two GPUs": "Qwen3-14B would be usual, and only 0.2 GiB are missing: with a context of 3,000 tokens (`--context`) it "
-    "would fit. localspec cannot use two cards together for one model.",
+    "GPU 12 GB, two GPUs": "Qwen3-14B is usual there. It needs 0.2 GiB more than there is; with a context of only 3,000 tokens "
+    "(`--context`) it would fit. localspec cannot use two cards together for one model.",
     "GPU 16 GB": "24B Q4_K_M is usual there. The registry has no model between 15B and 30B.",
     "GPU 24 GB": "Half of the card stays free: the model is in NF4 (four bits), although eight bits fit and would be fast "
     "enough. On a CPU localspec takes four bits only if eight are too slow or do not fit. For cards it does not do so yet.",
-    "Apple": "The processor computes, and the GPU of the Mac is idle. Other programs use the GPU: llama.cpp runs a 7B in Q4_0 at a "
-    "published 31 tokens/s on the GPU of an M3 Pro. For a 4B on that GPU localspec predicts only 22, because torch "
+    "Apple": "The processor computes, and the GPU of the Mac is idle. Other programs use the GPU: there llama.cpp runs a 7B in Q4_0 at "
+    "31 tokens/s on an M3 Pro, by a published figure. For a 4B on that GPU localspec predicts only 22, because torch "
     "starts each operation by itself. localspec has no kernels for Apple's GPUs yet, and there was no Mac to test them.",
-    "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the 4B reaches 9. But that is faster than people read, and the 4B is much better.",
+    "processor, 8 GB, older": "A 1.5B would reach 25 tokens/s, and the chosen 4B only 9. But 9 is faster than people read, and the 4B is much better.",
     "processor, 16 GB": "Others run gpt-oss-20b in 16 GB. With 14 GB free `doctor` chooses gpt-oss-20b, too.",
     "All machines": "`doctor` may take a model whose licence forbids commercial use (qwen2.5-3b) before a freer one that is nearly as good. "
     "It names the licence in its first line.",
@@ -129,24 +129,27 @@ SHOWN = ("none", "phrases", "medusa", "s3d")
 HEAD = """# Which model is chosen on which machine
 
 For readers who want to know what `localspec doctor` would recommend for a machine that they do not have ([words on these pages](README.md#words-on-these-pages)). With a graphics card that has 12 GB or
-more free, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a mixture of experts on the processor, and with less a model of 4B to 8B.
+more free, it is a model of 12 billion parameters (12B). Otherwise, with 24 GB of main memory or more, it is a *mixture of experts* on the processor: a model that uses only some of its parts, the experts, for each token. With
+less memory it is a model of 4B to 8B.
 
-Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured. Speeds are estimated from those of memory and processor, and the share of right guesses from
-published models. [prediction.md](prediction.md) says how far such predictions are off. Every drafter in the registry counts, fetched or not. On your own machine `doctor` measures, and gives its reasons.
+Made by `python research/selection_table.py > docs/figures/selection.md`. Nothing was measured: a model's speed is estimated from the speeds of memory and processor, and the share of right guesses from
+published models. [prediction.md](prediction.md) says how far such predictions are off. The *registry* is localspec's list of models. All of its drafters are considered, whether they were fetched or not. On your own machine `doctor` measures, and gives its reasons.
 
-- **Between models** *quality* decides, a number in the registry that orders models by judgement, weighted by speed. Quality counts in full from 20 tokens/s on, and half at the speed of a reader, 5.8 tokens/s. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
-  On a graphics card quality counts 1.05 times, because other programs need the processor.
-- **Between precisions and drafters** of one model speed decides, unless the fastest pair takes more than half of the memory that may be used. Then *M* decides: speedup ÷ relative memory. Of drafters within 5 % of the best, that with the least memory is taken.
-- **A mixture of experts** on a processor reads only the experts that a token uses, and reads them from the disk if memory has no room for all.
+- **The model.** Each model of the registry has a *quality*: a number given by judgement. The model with the best quality, weighted by speed, is chosen. Quality counts in full from 20 tokens/s on, and half at 5.8 tokens/s, the speed of a reader. (For a model that thinks first, these are 30 and 8.7 tokens/s.)
+  On a graphics card quality is multiplied by 1.05, because other programs need the processor.
+- **Its precision and drafter.** The fastest pair is chosen, unless it takes more than half of the memory that may be used. Then the pair with the highest *M* is chosen: speedup ÷ relative memory. Of drafters within 5 % of the best, the one with the least memory is taken.
+- **The experts** of a mixture are read from the disk if memory has no room for all of them.
 
 | column | is |
 |---|---|
 | machine | the graphics card with its memory, then the main memory; *processor*: no graphics card |
-| usual there | the model that users of llama.cpp or Ollama usually take |
-| may use | the free memory of the device, less a reserve: a tenth of all its memory, or 600 MB if that is more. Other programs have about a third of the main memory, and 0.5 GiB of a card |
-| chosen model, device, packing and drafter | what `doctor` recommends; the device is the processor (cpu) or a graphics card (cuda), and a packing is a [precision](../models.md#precisions) such as int4, or *bits per weight*: the blocks of a GGUF file. `phrases` with M 1.00 cost nothing until one matches |
+| usual there | the model that users of llama.cpp or Ollama usually take. Q4_K_M and similar names are types of GGUF files; the digit is about the number of bits per weight |
+| may use | the memory that localspec may use on the chosen device: what is free, less a reserve of a tenth of all its memory (at least 600 MB). Other programs are assumed to take about a third of the main memory, and 0.5 GiB of a card |
+| chosen model | what `doctor` recommends, by its name in the registry. `30b-a3b` means 30 billion parameters, of which each token uses 3 billion |
+| device | the processor (cpu) or a graphics card (cuda) |
+| packing and drafter | the [precision](../models.md#precisions) of the weights, such as int4 or nf4 (4 bits); *bits per weight* stands for the blocks of a GGUF file. Where M is 1.00, no gain from `phrases` is predicted, but they cost nothing until one matches |
 | memory, tokens/s, M | predicted for this choice |
-| decided by | what decided between precisions and drafters |
+| decided by | whether speed or M decided between precisions and drafters |
 
 | machine | usual there | may use | chosen model | device | packing and drafter | memory | tokens/s | M | decided by |
 | --- | --- | ---: | --- | --- | --- | ---: | ---: | ---: | --- |"""
@@ -170,9 +173,9 @@ def of_cards() -> None:
     print(
         "The table shows which drafter `auto` would choose for two models of the registry, `phi3-s3d` (Phi-3 mini) and "
         "`mistral-7b-medusa`, on the cards above. (The 6 GB card has faster memory than the 8 GB card.)\nThe columns `none` "
-        "(no drafts) to `s3d` have the predicted tokens/s, memory and M. The drafters of `medusa` and `s3d` are assumed to be "
-        "trained already (`localspec train`).\nS3D's share of right guesses is by the formula of its paper. Medusa's is a "
-        "guess, a little below what Spec-Bench measured for a 7B.\n"
+        "(no drafts) to `s3d` are drafters, with the predicted tokens/s, memory and M of each. The drafters `medusa` and `s3d` "
+        "are assumed to be trained already (`localspec train`).\nHow many guesses of S3D are right is computed by the formula "
+        "of its paper. For Medusa a share is assumed, a little below what Spec-Bench measured for a 7B.\n"
     )
     print(
         "| card | model | packing | none | phrases | medusa | s3d | chosen drafter | decided by |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -215,7 +218,7 @@ def main() -> None:
         print(f"- **{name}.** {text}")
     of_cards()
     print(
-        "\n## By `--prefer`\n\nThe model that `localspec doctor --prefer speed`, `memory` or `quality` takes.\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |"
+        "\n## By `--prefer`\n\nThe model that `doctor` takes with `--prefer speed` (the fastest), `--prefer memory` (the smallest that is fast enough) or `--prefer quality` (the best at any speed).\n\n| machine | speed | memory | quality |\n| --- | --- | --- | --- |"
     )
     for name, rows in every.items():
         cells = [preferred(rows, prefer) for prefer in ("speed", "memory", "quality")]
