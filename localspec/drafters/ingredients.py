@@ -1,4 +1,4 @@
-"""The ingredients from which each drafter without training is built, by the function `build` in its file."""
+"""The ingredients of drafters without training, from which the function `build` in each drafter's file makes it."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields

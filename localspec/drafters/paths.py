@@ -1,4 +1,4 @@
-"""Trees of a drafter whose candidates depend on the tokens above them, and the calibration of those candidates."""
+"""Draft trees of drafters whose guesses depend on the tokens drafted before, and the calibration of these guesses."""
 
 import time
 from collections import deque
