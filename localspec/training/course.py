@@ -9,7 +9,6 @@ and, at the end, the result of the bench.
 import gc
 import hashlib
 import json
-import math
 import os
 import secrets
 import time
@@ -30,21 +29,10 @@ from localspec.nn.packing import DTYPES
 from localspec.paths import Paths, file_stem, private_directory
 from localspec.quantities import speedup
 from localspec.store.store import Store
-from localspec.training import checkpoint, estimate
+from localspec.training import checkpoint, course_plan, estimate
 from localspec.training.answering import BatchAnswerer, GenerationSettings, answerer, answering_choice, at_once
-from localspec.training.directory import (
-    ANSWERS,
-    NOTABLE,
-    PLAN,
-    CoursePlan,
-    CourseState,
-    Lock,
-    drafter_json,
-    has_unfinished,
-    read,
-    refuse_other,
-    refuse_result,
-)
+from localspec.training.course_plan import CoursePlan, CourseState, TimeBudget, read
+from localspec.training.directory import ANSWERS, PLAN, Lock, drafter_json, has_unfinished, refuse_other, refuse_result
 from localspec.training.distill import Distiller, append, saved_replies
 from localspec.training.examples import (
     Example,
@@ -60,32 +48,15 @@ from localspec.training.job import Clock, Job, TrainingRequest
 from localspec.training.readings import Readings
 from localspec.training.result import report_of
 from localspec.training.trainable import PROBE_SECONDS, trainable_class
-from localspec.training.verdict import FEWEST, MOST, SECONDS, Verdict, judge, seconds_of
-from localspec.training.verdict import LEAST as LEAST_PROMPTS
+from localspec.training.verdict import Verdict, judge
 
 Source = Literal["prompts", "history"]
 HISTORY: Source = "history"
 
 NO_PAST = Past((), (), ())
-HOURS = 6.0  # a night, by default
-TOKENS = 1_000_000  # tokens of text to learn from, if no hours were given
-PASSES = 3.0  # over that text: at most if no hours were given; at least when time is divided
-REPLY = 256  # tokens of an answer, at most; a quarter of a small context
-LEAST = 16  # answers from which anything can be learned
 CHUNK = 64  # prompts of all kinds that are answered together, if that is possible
 DRAWN = 0.7  # the temperature of second and further answers to the same prompts
-BENCH_SHARE, BENCH_SECONDS = 0.1, 600.0  # of the time
-MOST_BENCH = 0.3  # of the time, if not even LEAST_PROMPTS fit in BENCH_SHARE of it
-LOADING = 30.0  # seconds, and measuring what rows cost
-MEASURING_SHARE = 0.05  # of the time, for each of the two measured texts
-PROBE_SHARE = 0.2  # of the time, for a probe of layers
-LEAST_TRAINING = 0.25  # of the time without bench and measuring, however long reading takes
 NOTED = 5.0  # seconds between two records of a course's time
-LEAST_ANSWERING, MOST_ANSWERING = 0.15, 0.7  # of the time, because the time of training is only an estimate
-STEPS, STEPS_OF_READINGS = 300, 1000  # of a training; small ones on saved readings cost little
-BATCHES = (4096, 2048, 1024, 512, 256, 128)  # the largest that gives this many steps is taken
-RATE, WIDTH, MOST_RATE = 1e-3, 1024, 3e-3  # narrow models learn at a higher rate (Yang et al. 2022, µP)
-FITTED = 0.5  # of that rate, for a few steps of heads that start from least squares, which a higher rate spoils
 
 
 @dataclass(frozen=True)
@@ -118,11 +89,6 @@ class Answered:
     def more(self) -> int:
         """About how many further answers there will be."""
         return round((self.expected / max(self.tokens, 1) - 1) * self.replies)
-
-
-def _measuring(total: float) -> float:
-    """Return how many of the `total` seconds acceptance is measured on each of two kinds of prompts."""
-    return min(SECONDS, MEASURING_SHARE * total)
 
 
 class Course(Clock):
@@ -199,7 +165,7 @@ class Course(Clock):
     @property
     def left(self) -> float:
         """The seconds that are left until the time limit."""
-        return max(self._total - self.spent, 0.0)
+        return max(self._budget.total - self.spent, 0.0)
 
     def _identity(self) -> dict[str, Any]:
         request, settings = self.request, self._settings
@@ -220,46 +186,26 @@ class Course(Clock):
 
         Raises DoesNotFit if there is no room, and UsageMistake if the hours are too few.
         """
-        speed = self._speed * at_once(self._choice)
-        each, tail = self._token_seconds(1 / speed), self._tail
-        # Reading an answer takes about as long as generating it.
-        least = LEAST * REPLY / speed * (2 if self._job.shadow.uses_readings else 1)
-        busy = " while other programs are running" if self.slowdown >= NOTABLE else ""
-        if self.options.hours and least + tail > MOST_ANSWERING * self._total:
-            raise UsageMistake(
-                f"--hours {self.options.hours} is too short: {LEAST} answers of {self.request.name}, training and a "
-                f"bench of {FEWEST} prompts take {self._least_hours(least):g} hours here{busy}; give at least that."
-            )
-        balanced = (self._total - tail) / (1 + each * speed)
-        answering = min(max(balanced, LEAST_ANSWERING * self._total), MOST_ANSWERING * self._total)
-        tokens = min(answering * speed, self._wanted)
-        left = max(self._total - tail - tokens / speed, 0.0)
-        training = left if self.options.hours else min(left, tokens * each)
-        if self.request.steps is not None:
-            training = min(training, self.request.steps * (self.options.batch or BATCHES[0]) * each)
-        prompts = min(max(round(tokens / REPLY), LEAST), len(self._questions))
-        readings = Readings.bytes_of(self._width, round(tokens)) if self._job.shadow.uses_readings else 0
-        fit = self._job.fitting()
+        budget, job = self._budget, self._job
+        budget.check(self.request.name)
+        tokens, answering, training = budget.expected()
+        prompts = min(max(round(tokens / course_plan.REPLY), course_plan.LEAST), len(self._questions))
+        readings = Readings.bytes_of(self._width, round(tokens)) if job.shadow.uses_readings else 0
+        fit = job.fitting()
         return CoursePlan(
-            len(self._past.conversations), prompts, round(tokens), tokens / speed / 3600, training / 3600,
-            tail / 3600, self._total / 3600, self._job.needed.memory(fit.at_once, fit.recomputed),
-            self._job.needed.files + 8 * round(tokens) + readings,
+            len(self._past.conversations), prompts, round(tokens), answering / 3600, training / 3600,
+            budget.tail / 3600, budget.total / 3600, job.needed.memory(fit.at_once, fit.recomputed),
+            job.needed.files + 8 * round(tokens) + readings,
         )  # fmt: skip
 
     @property
-    def _total(self) -> float:
-        return 3600 * (self.options.hours or HOURS)
-
-    @property
-    def _passes(self) -> float:
-        return self.request.epochs or PASSES
-
-    @property
-    def _wanted(self) -> float:
-        """The number of tokens of text after which no more answers are needed, even if time is left."""
-        if self.request.steps is not None:
-            return self.request.steps * (self.options.batch or BATCHES[0])
-        return float("inf") if self.options.hours else TOKENS
+    def _budget(self) -> TimeBudget:
+        """The division of the time, by the speeds that are known now."""
+        request, options, together = self.request, self.options, at_once(self._choice)
+        return TimeBudget(
+            options.hours, request.steps, options.batch, request.epochs or course_plan.PASSES, together,
+            (self._choice.tokens_per_second or 1.0) * together, self._job.shadow.uses_readings, self._state,
+        )  # fmt: skip
 
     @property
     def _questions(self) -> list[Question]:
@@ -270,54 +216,8 @@ class Course(Clock):
         return [*self._past.held_out, *held_out_prompts()]
 
     @property
-    def _speed(self) -> float:
-        """The expected tokens/s of one answer: by earlier answers, or else by the machine's load at the beginning."""
-        if self._state.each:
-            return min(self._idle_speed, 1 / (self._state.each * at_once(self._choice)))
-        return self._idle_speed / self._state.slowdown
-
-    @property
-    def _idle_speed(self) -> float:
-        return self._choice.tokens_per_second or 1.0
-
-    @property
-    def _training_seconds(self) -> float:
-        """The seconds of training per token, if the machine stays as busy as during the answers."""
-        return self._state.token_seconds * self._idle_speed / self._speed
-
-    @property
     def _width(self) -> int:
         return self._job.shadow.target.transformer.config.hidden_size
-
-    def _token_seconds(self, answered: float) -> float:
-        """Return the seconds of training per token, if a token takes `answered` seconds to generate.
-
-        If the target reads texts once before training, reading a token takes about as long as generating it.
-        """
-        once = answered if self._job.shadow.uses_readings else 0.0
-        return once + self._passes * self._training_seconds
-
-    @property
-    def _tail(self) -> float:
-        """The seconds for everything after the training."""
-        return self._tail_of(self._total)
-
-    def _tail_of(self, total: float) -> float:
-        """Return the seconds for everything after the training, if the course takes `total` seconds in all."""
-        few, enough = self._bench_seconds(FEWEST), self._bench_seconds(LEAST_PROMPTS)
-        usual = min(BENCH_SHARE * total, BENCH_SECONDS, LOADING + seconds_of(MOST, self._speed))
-        return max(few, min(enough, MOST_BENCH * total), usual) + 2 * _measuring(total)
-
-    def _bench_seconds(self, prompts: int) -> float:
-        return LOADING / 2 + seconds_of(prompts + 1, self._speed)
-
-    def _least_hours(self, least: float) -> float:
-        """Return the fewest hours in which `least` seconds of answers and reading fit, rounded up to two digits."""
-        total = math.inf
-        for _ in range(16):  # the tail grows by at most 0.2 of the total, so this converges to the fewest hours
-            total = (least + self._tail_of(total)) / MOST_ANSWERING
-        unit = 10.0 ** (math.floor(math.log10(total / 3600)) - 1)
-        return round(math.ceil(total / 3600 / unit) * unit, 12)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -340,12 +240,12 @@ class Course(Clock):
     def reading_is_over(self) -> bool:
         """Return whether reading text must end because training needs the time."""
         self.note()
-        return self.spent >= (1 - LEAST_TRAINING) * (self._total - self._tail)
+        return self.spent >= (1 - course_plan.LEAST_TRAINING) * self._budget.body
 
     def training(self) -> float | None:
         """Return the hours for training in all sessions together: as decided when training first began, or fewer if
         less time is left."""
-        trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._total - self.spent - self._tail, 1.0)
+        trained, left = checkpoint.spent(self.directory / "checkpoint"), max(self._budget.body - self.spent, 1.0)
         decided: float = self._state.training.get("hours", left / 3600)
         self._state.training = {**self._state.training, "hours": decided}
         self.note(now=True)
@@ -354,8 +254,7 @@ class Course(Clock):
     def measuring(self) -> float | None:
         """Return the seconds for measuring acceptance on each of two kinds of prompts; no reply begins after them.
         They are fewer than planned if the shortest bench would otherwise have no time; None if it has none already."""
-        left = self.left - self._bench_seconds(FEWEST)
-        return min(_measuring(self._total), left / 2) if left > 0 else None
+        return self._budget.measuring(self.left)
 
     # -- what should pay ----------------------------------------------------------------------------------------------
 
@@ -368,7 +267,7 @@ class Course(Clock):
         if not probes or self._state.options or self._trained:
             return True
         self._prepare()
-        proposed = self._job.proposed(seconds=min(PROBE_SECONDS, PROBE_SHARE * self._total))
+        proposed = self._job.proposed(seconds=min(PROBE_SECONDS, course_plan.PROBE_SHARE * self._budget.total))
         if proposed is None:
             return True
         self._reporter.notice(proposed.sentence)
@@ -418,18 +317,17 @@ class Course(Clock):
         saved = [chat for chat in self._past.conversations if chat.id not in saved_ids]
         append(file, [_as_line(chat.id, chat.messages) for chat in saved])
         replies, tokens = replies + len(saved), tokens + sum(len(model.encode(chat.messages)) for chat in saved)
-        began, tokens_before, each = self.spent, tokens, 1 / (self._speed * at_once(self._choice))
+        began, tokens_before, each = self.spent, tokens, 1 / self._budget.speed
         for questions, generation in self._chunks(model):
-            if self._enough(replies, tokens, each):
+            if self._budget.share(replies, tokens, each, self.spent) >= 1:
                 break
             for batch in Distiller(questions, file, model, generation).run():
                 replies, tokens = replies + len(batch.new), tokens + sum(map(len, map(model.encode, batch.new)))
                 each = self._state.each = (self.spent - began) / max(tokens - tokens_before, 1)
                 self.note(now=True)
-                yield Answered(
-                    replies, tokens, self._share(replies, tokens, each), self._expected_tokens(replies, tokens, each)
-                )
-                if self._enough(replies, tokens, each):
+                so_far = replies, tokens, each, self.spent
+                yield Answered(replies, tokens, self._budget.share(*so_far), self._budget.expected_tokens(*so_far))
+                if self._budget.share(replies, tokens, each, self.spent) >= 1:
                     break
         del model
         _free_memory()
@@ -438,7 +336,7 @@ class Course(Clock):
         """Yield groups of prompts with settings, without end: all prompts greedily, then all of them again at a
         temperature."""
         room = min(model.context, self._job.length)
-        longest = min(REPLY, room // 4)
+        longest = min(course_plan.REPLY, room // 4)
         every = [question for question in self._questions if len(model.encode(question.messages)) + longest <= room]
         if not every:
             raise UsageMistake(f"No prompt leaves room for an answer in {room} tokens; give a larger --length.")
@@ -449,29 +347,6 @@ class Course(Clock):
             for start in range(0, len(questions), CHUNK):
                 yield questions[start : start + CHUNK], generation
             turn += 1
-
-    def _enough(self, replies: int, tokens: int, each: float) -> bool:
-        return replies >= LEAST and self._share(replies, tokens, each) >= 1
-
-    def _share(self, replies: int, tokens: int, each: float) -> float:
-        """Return the share of the needed text that exists, from 0 to 1. Less text is needed if little time is left.
-
-        The `replies` replies have `tokens` tokens so far, and generating a token took `each` seconds.
-        """
-        spent, total = self.spent, self._total
-        needed = tokens * self._token_seconds(each)
-        balanced = min((spent + needed) / (total - self._tail), spent / (LEAST_ANSWERING * total))
-        shares = (tokens / self._wanted, balanced, spent / (MOST_ANSWERING * (total - self._tail)))
-        return min(max(shares), replies / LEAST, 1.0)
-
-    def _expected_tokens(self, replies: int, tokens: int, each: float) -> int:
-        """Return about how many tokens of text there will be if each further token takes `each` seconds."""
-        each, training = max(each, 1e-9), self._token_seconds(each)
-        balanced = (self._total - self._tail - self.spent - tokens * training) / (each + training) * each
-        least = LEAST_ANSWERING * self._total - self.spent
-        most = MOST_ANSWERING * (self._total - self._tail) - self.spent
-        expected = min(tokens + min(max(balanced, least, 0.0), max(most, 0.0)) / each, max(self._wanted, tokens))
-        return round(max(expected, tokens * LEAST / max(replies, 1)))
 
     @property
     def _answers(self) -> Path:
@@ -503,7 +378,7 @@ class Course(Clock):
             self._sized(chosen["batch"]), options=self._state.options or self.request.options,
             rate=chosen["rate"], examples=examples,
             readings=None if self.options.source == HISTORY else self._answers.parent / "readings",
-            epochs=self.request.epochs or (None if self.options.hours or self.request.steps else PASSES),
+            epochs=self.request.epochs or (None if self.options.hours or self.request.steps else course_plan.PASSES),
             force=checkpoint.state(self.directory / "checkpoint") is None, course=self._state.id,
         )  # fmt: skip
         job = Job(request, self._settings, self._reporter.notice, self._reporter.progress)
@@ -516,20 +391,10 @@ class Course(Clock):
     def _decided(self, examples: Sequence[Example]) -> dict[str, Any]:
         """Return the settings of training that depend on the answers: the batch size, small enough for many steps; the
         learning rate, by the number of steps; the number of answers and their digest."""
-        left = max(self._total - self.spent - self._tail, LEAST_TRAINING * self._total)
-        tokens = left / self._training_seconds
-        if not self.options.hours or self._job.shadow.uses_readings:
-            tokens = min(tokens, self._passes * len(examples) * REPLY)
-        steps = STEPS_OF_READINGS if self._job.shadow.uses_readings else STEPS
-        batch = next((size for size in BATCHES if tokens / size >= steps), BATCHES[-1])
-        few = tokens / (self.options.batch or batch) < steps
-        rate = RATE * WIDTH / self._width * (FITTED if self._job.shadow.starts_fitted and few else 1.0)
-        return {
-            "batch": self.options.batch or batch,
-            "rate": self.options.rate or round(min(max(RATE, rate), MOST_RATE), 6),
-            "answers": len(examples),
-            "data": digest_of(examples),
-        }
+        fitted = self._job.shadow.starts_fitted
+        batch, rate = self._budget.batch_and_rate(len(examples), self.spent, self._width, fitted)
+        rate = self.options.rate or rate
+        return {"batch": batch, "rate": rate, "answers": len(examples), "data": digest_of(examples)}
 
     def _sized(self, batch: int) -> TrainingRequest:
         return replace(self.request, batch=batch)

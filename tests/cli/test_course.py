@@ -38,7 +38,7 @@ from localspec.models.drafter_cards import find_drafter, read_drafter
 from localspec.models.registry import TargetCard
 from localspec.paths import Paths
 from localspec.store.store import Store
-from localspec.training import answering, checkpoint, course, distill, job, verdict
+from localspec.training import answering, checkpoint, course, course_plan, distill, job, verdict
 from localspec.training.directory import Lock
 from localspec.training.examples import shipped_questions
 from localspec.training.job import Job
@@ -62,7 +62,7 @@ def model(tiny) -> Path:
 def small(monkeypatch):
     """Make courses small: few short answers, and a bench of two prompts."""
     for module, name, value in (
-        (course, "REPLY", 12), (course, "LEAST", 6), (course, "CHUNK", 4), (answering.Native, "at_once", 1),
+        (course_plan, "REPLY", 12), (course_plan, "LEAST", 6), (course, "CHUNK", 4), (answering.Native, "at_once", 1),
         (verdict, "LEAST", 2), (verdict, "MOST", 2), (verdict, "TOKENS", 6), (verdict, "SECONDS", 0.0),
         (course.hardware, "slowdown", lambda: 1.0), (course.estimate, "product_seconds", lambda *_: 1e-9),  # which takes half a second to measure
         (host_time, "PHRASES", 0.0),  # so that phrases pay on a tiny model, too
@@ -321,7 +321,7 @@ def test_training_gets_the_time_that_is_left_when_it_is_ready(train, monkeypatch
 
     def ready(self: Job, _: object) -> None:
         assert isinstance(self.clock, course.Course) and self.training.plan.hours is not None
-        left.extend([3600 * self.training.plan.hours, self.clock.left - self.clock._tail])
+        left.extend([3600 * self.training.plan.hours, self.clock.left - self.clock._budget.tail])
         raise Killed
 
     monkeypatch.setattr(Training, "__init__", fitted)
@@ -406,8 +406,8 @@ def test_replies_of_the_bench_are_shorter_on_a_machine_that_has_become_slow(monk
 
 def test_a_time_limit_that_left_training_a_few_steps_is_named_too_short(train, monkeypatch):
     monkeypatch.setattr(course.Course, "training", lambda _: 1e-9)
-    monkeypatch.setattr(course.Course, "_wanted", 10.0)  # tokens of text
-    monkeypatch.setattr(course, "_measuring", lambda _: 0.0)
+    monkeypatch.setattr(course_plan.TimeBudget, "wanted", 10.0)  # tokens of text
+    monkeypatch.setattr(course_plan.TimeBudget, "_measuring", 0.0)
     code, text, errors = train("--hours", "0.5", flags=FLAGS[2:])
     assert code == 0 and ": 1 step, " in text and "the first, second, … drafted token was right in " in text
     assert "too short for the training, which made only 1 step;" in errors
@@ -420,15 +420,16 @@ def test_progress_says_how_many_answers_there_is_time_for():
 
 
 def test_the_fewest_hours_count_the_reading(train, monkeypatch):
-    monkeypatch.setattr(course.Course, "_speed", 0.01)
+    speed = 0.01 * answering.TEXTS / 2
+    monkeypatch.setattr(course_plan.TimeBudget, "speed", speed)
     found = list[float]()
     for reads in (True, False):
         monkeypatch.setattr(trainable_class("medusa"), "uses_readings", reads)
         fewest = re.search(r"take ([\d.]+) hours here", train("--hours", "1e-6", "--dry-run")[2])
         assert fewest
         found.append(float(fewest[1]))
-    tokens, speed = course.LEAST * course.REPLY, 0.01 * answering.TEXTS / 2
-    assert found[0] - found[1] == pytest.approx(tokens / speed / course.MOST_ANSWERING / 3600, abs=0.15)
+    tokens = course_plan.LEAST * course_plan.REPLY
+    assert found[0] - found[1] == pytest.approx(tokens / speed / course_plan.MOST_ANSWERING / 3600, abs=0.15)
 
 
 def test_reading_continues_from_what_was_read_before_a_stop(train, monkeypatch):
@@ -440,7 +441,7 @@ def test_reading_continues_from_what_was_read_before_a_stop(train, monkeypatch):
 
     monkeypatch.setattr(Readings, "_append", appended)
     monkeypatch.setattr(course.Course, "reading_is_over", lambda _: True)
-    monkeypatch.setattr(course, "LEAST", 24)
+    monkeypatch.setattr(course_plan, "LEAST", 24)
     monkeypatch.setattr(Training, "__init__", lambda *_: (_ for _ in ()).throw(Killed))
     for _ in range(2):
         with pytest.raises(Killed):
@@ -581,7 +582,7 @@ def test_a_stopped_training_continues_with_its_text_though_other_kinds_have_adde
         assert train(flags=flags)[0] == 130
     before = answers(place).read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(course, "LEAST", 22)
+        patch.setattr(course_plan, "LEAST", 22)
         assert main(["train", "semi", "-m", str(model), "--steps", "1", "--batch", "256", "--length", "128"]) == 0
     added = answers(place).read_bytes()
     assert added.startswith(before) and added.count(b"\n") >= before.count(b"\n") + 6
@@ -627,7 +628,8 @@ def test_another_command_does_not_continue_it(train, place, monkeypatch, tmp_pat
     code, text, errors = train("--data", file)
     assert (code, text) == (2, "") and wording("holds_training_without_data_file") in errors
     assert answers(place).read_bytes() == before
-    monkeypatch.setattr(course.Course, "_speed", 1e-9)  # a slow moment now does not stop a course that has begun
+    # A slow moment now does not stop a course that has begun.
+    monkeypatch.setattr(course_plan.TimeBudget, "speed", 1e-9)
     with pytest.raises(Killed):
         train()
     for content in ("[]", "{", '{"id": "a", "asked": {}, "token_seconds": 1, "plan": {}}'):

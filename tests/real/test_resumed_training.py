@@ -9,7 +9,7 @@ import pytest
 from real.whole_matrix import WHOLE_MATRIX
 
 from localspec.cli.main import main
-from localspec.training import course, verdict
+from localspec.training import course_plan, verdict
 from localspec.training.job import Job
 from localspec.training.train import StepReport
 
@@ -21,7 +21,7 @@ def test_a_stopped_training_has_the_answers_that_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], published: Callable[[str], Path]
 ) -> None:
     for module, name, value in (
-        (course, "REPLY", 12), (verdict, "LEAST", 1), (verdict, "MOST", 1), (verdict, "TOKENS", 8),
+        (course_plan, "REPLY", 12), (verdict, "LEAST", 1), (verdict, "MOST", 1), (verdict, "TOKENS", 8),
         (verdict, "SECONDS", 0.0), (verdict, "REPLY_TOKENS", 8),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
@@ -39,7 +39,7 @@ def test_a_stopped_training_has_the_answers_that_it_began_with(
             patch.setattr(Job, "run", stopped)
             assert main(["train", "medusa", *model]) == 130
         with monkeypatch.context() as patch:
-            patch.setattr(course, "LEAST", 32)
+            patch.setattr(course_plan, "LEAST", 32)
             assert all(main(["train", kind, *model]) == 0 for kind in others)
         capfd.readouterr()
         assert main(["train", "medusa", *model]) == 0, capfd.readouterr().err
