@@ -114,7 +114,7 @@ class Course(Clock):
         self.directory = request.directory
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageMistake("Several processes need training text; give --data FILE, or start only one process.")
-        self._job = Job(self._sized(1), settings, reporter.notice, reporter.progress)
+        self._job = Job(replace(request, batch=1), settings, reporter.notice, reporter.progress)
         if not request.force and not has_unfinished(self.directory):
             _refuse_finished(self.directory)
         self._choice = answering_choice(request.card, settings, None, store, reporter)
@@ -123,7 +123,9 @@ class Course(Clock):
         state = None if request.force else read(self.directory)
         self._began, self._noted, self._prepared = time.monotonic() if began is None else began, 0.0, False
         self.resumed = state is not None
-        self._state = self._new_state() if state is None else self._resumed(state)
+        if state is not None:
+            refuse_other(self.directory, state.asked, self._identity())
+        self._state = state or self._new_state()
         self._before = self._state.spent
 
     # -- before anything is computed ----------------------------------------------------------------------------------
@@ -140,17 +142,12 @@ class Course(Clock):
         return past
 
     def _new_state(self) -> CourseState:
-        recomputed = self._job.fitting().recomputed
-        seconds = estimate.hours(self._job.shadow, self._product_seconds(), 1, recomputed) * 3600
-        self._before = 0.0
+        choice, recomputed = self._job.choice, self._job.fitting().recomputed
+        product_seconds = estimate.product_seconds(choice.device, DTYPES[choice.dtype])
+        seconds = estimate.hours(self._job.shadow, product_seconds, 1, recomputed) * 3600
         self._state = CourseState(secrets.token_hex(8), self._identity(), seconds, slowdown=hardware.slowdown())
         self._state.plan = asdict(self._planned())
         return self._state
-
-    def _resumed(self, state: CourseState) -> CourseState:
-        """Return the state of the stopped course. Raises UsageMistake if it is a course with other settings."""
-        refuse_other(self.directory, state.asked, self._identity())
-        return state
 
     @property
     def plan(self) -> CoursePlan:
@@ -177,9 +174,6 @@ class Course(Clock):
             "labels": "soft" if request.distill else "text", "device": settings.device, "dtype": settings.dtype,
             "quantize": settings.quantize,
         }  # fmt: skip
-
-    def _product_seconds(self) -> float:
-        return estimate.product_seconds(self._job.choice.device, DTYPES[self._job.choice.dtype])
 
     def _planned(self) -> CoursePlan:
         """Estimate text, times and bytes.
@@ -375,7 +369,7 @@ class Course(Clock):
                 f"{self.directory} learns from; give --force to start over."
             )
         request = replace(
-            self._sized(chosen["batch"]), options=self._state.options or self.request.options,
+            self.request, batch=chosen["batch"], options=self._state.options or self.request.options,
             rate=chosen["rate"], examples=examples,
             readings=None if self.options.source == HISTORY else self._answers.parent / "readings",
             epochs=self.request.epochs or (None if self.options.hours or self.request.steps else course_plan.PASSES),
@@ -395,9 +389,6 @@ class Course(Clock):
         batch, rate = self._budget.batch_and_rate(len(examples), self.spent, self._width, fitted)
         rate = self.options.rate or rate
         return {"batch": batch, "rate": rate, "answers": len(examples), "data": digest_of(examples)}
-
-    def _sized(self, batch: int) -> TrainingRequest:
-        return replace(self.request, batch=batch)
 
     @property
     def _trained(self) -> bool:
