@@ -347,7 +347,7 @@ def test_the_plan_has_the_most_tokens_and_the_first_answers_say_how_many_there_w
     with pytest.raises(Killed):
         train("--hours", "0.5", flags=FLAGS[2:])
     errors = capfd.readouterr().err
-    planned = int(re.search(r"for at most ([\d,]+) tokens", errors)[1].replace(",", ""))
+    planned = int(re.search(r"with at most ([\d,]+) tokens", errors)[1].replace(",", ""))
     about = re.findall(r"present speed there will be about ([\d,]+) tokens", errors)
     expected = [int(found.replace(",", "")) for found in about]
     batches = (clock.now - 100) / 60
