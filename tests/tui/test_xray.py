@@ -108,7 +108,7 @@ async def test_halves_of_a_character_are_one_thing_with_all_that_is_known_of_the
     async with drafted(chat).opened() as (talk, pilot):
         await looked_at(talk, pilot)
         await pilot.press("end", "left")
-        await until(pilot, lambda: "together" in told(talk))
+        await until(pilot, lambda: "tokens 7–8" in told(talk))
         assert told(talk).startswith('" é⏎"  tokens 7–8 of 9, by Medusa, the model')
         assert '"␛[2J"  Medusa' in told(talk)
         await pilot.press("right")
