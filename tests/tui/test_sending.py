@@ -278,5 +278,5 @@ async def test_a_model_that_does_not_fit_leaves_a_chat_that_can_choose_another(c
         await until(pilot, lambda: "✗ scripted needs 99.0 GiB." in talk.screen_text())
         assert "ctrl+o chooses another" in talk.live
         await say(pilot, "Hi")
-        await until(pilot, lambda: "waits" in talk.screen_text())
+        await until(pilot, lambda: "waiting (" in talk.screen_text())
     assert talk.app.failure is None
