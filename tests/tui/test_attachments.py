@@ -121,7 +121,7 @@ async def test_a_prompt_that_waits_has_the_text_of_when_it_was_sent(chat, folder
     async with chat([gate, "One."], ["Two."]).opened() as (talk, pilot):
         await say(pilot, "first")
         await say(pilot, "then @notes.txt")
-        await until(pilot, lambda: "waits" in talk.screen_text())
+        await until(pilot, lambda: "waiting (" in talk.screen_text())
         (folder / "notes.txt").write_text("changed")
         gate.set()
         await until(pilot, lambda: talk.replies() == ["One.", "Two."] and talk.idle())

@@ -153,7 +153,7 @@ def test_a_conversation_from_the_first_paint_to_the_last_key(home):
         terminal.send("Tell me a story")
         terminal.shows("❯ Tell me a story")
         terminal.send(" about a dog.\r")
-        terminal.shows("waits", dog)
+        terminal.shows("waiting (", dog)
         (home / "engine").touch()
 
         # A reply is seen while it is made.

@@ -134,7 +134,7 @@ def test_error(chat, looks_as_before, size):
     async def story(pilot):
         await until(pilot, lambda: "✗" in talk.screen_text())
         await say(pilot, "Hello?")
-        await until(pilot, lambda: "waits" in talk.screen_text())
+        await until(pilot, lambda: "waiting (" in talk.screen_text())
 
     assert looks_as_before(talk, story, size)
 
