@@ -223,7 +223,7 @@ def _check_supported(source: Source, config: Mapping[str, Any]) -> tuple[str, ..
             f"{source} has no config.json, so it is not a model in the Hugging Face layout; choose another."
         )
     if why := why_not_read(config):
-        raise LocalspecError(f"localspec cannot use {source}: it is {why}.")
+        raise LocalspecError(f"{source} cannot be used: it is {why}.")
     names = config.get("architectures")
     architecture = str(names[0])[:80] if isinstance(names, list) and names else None
     own_code = isinstance(config.get("auto_map"), dict)

@@ -256,7 +256,7 @@ def _inspect_packed(packed: packed_file.PackedFile) -> Checkpoint:
 def _architecture(config: Mapping[str, Any], path: Path) -> str:
     """Return the architecture that a config.json names. Raises LocalspecError for an unsupported one."""
     if reason := why_not_read(config):
-        raise LocalspecError(f"localspec cannot use the model in {path}: it is {reason}.")
+        raise LocalspecError(f"The model in {path} cannot be used: it is {reason}.")
     if (kind := kind_of_heads(config)) in ("dflash", "dspark", "assistant"):
         raise LocalspecError(
             f"{path} has a drafter ({kind}), which is not a model by itself; fetch the drafter with `localspec pull`, "
