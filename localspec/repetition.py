@@ -12,8 +12,8 @@ ENDING = 24  # last characters that are searched for to find an earlier repetiti
 PLACES = 4  # most earlier places that are tried
 
 # The end of a reply: `is_loop`.
-LOOP = 1000  # factor on both numbers for text in which repetition may be intended
-PATIENCE = 5  # factor on both numbers where the repetition may be intended
+LOOP = 1000  # least characters of all repetitions
+PATIENCE = 5  # factor on the least characters and repetitions of text in which repetition may be intended
 LOOP_TAIL = 32_768  # last characters that are examined
 EVERY = 16  # tokens between two checks, counted from the first token, so that drafts do not change where a reply ends
 
