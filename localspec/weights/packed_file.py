@@ -353,7 +353,7 @@ def peek(file: Path) -> tuple[PackedFile, int]:
             size = os.fstat(stream.fileno()).st_size
             begin = stream.read(48)
             if len(begin) < 48 or begin[:8] != _MAGIC:
-                raise _damaged(file, "the file does not begin like a GGUF file")
+                raise _damaged(file, "the file does not begin like a packed file")
             (length,) = struct.unpack("<Q", begin[8:16])
             if not 2 <= length <= min(size - 48, _HEADER_LIMIT):
                 raise _damaged(file, f"the header does not fit in {size} bytes")
