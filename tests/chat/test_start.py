@@ -304,7 +304,7 @@ def test_what_cannot_be_written_is_read_and_continued_on_disk_once_it_can(begin,
 def test_where_no_file_could_be_made_all_that_was_said_is_kept_once_one_can(begin, monkeypatch):
     with monkeypatch.context() as full:
         full.setattr("localspec.store.database.open_writable", no_room)
-        full.setattr("localspec.store.database.moved", no_room)
+        full.setattr("localspec.store.database.move_to_file", no_room)
         opening = begin(model="demo")
         assert len(begin.told) == 1 and wording("cannot_be_used") in begin.told.pop()
         talk(opening.conversation, Engine("yes"), "one")

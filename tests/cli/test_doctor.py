@@ -179,7 +179,7 @@ def test_the_first_divergence_is_reported_with_exit_code_1(doctor, noise, monkey
     engines, gaps = tamper(monkeypatch, change), []
     monkeypatch.setattr(Engine, "gap", lambda self, *asked: gaps.append(asked) or 0.5)
     told = sentence(prove(doctor, noise))
-    for word in ("prompt 2 (temperature 0.8, seed 1), token 4 of the reply", ' becomes "A",', "gap of 0.5", "bitwise"):
+    for word in ("prompt 2 (temperature 0.8, seed 1), token 4 of the reply", ' "A" instead of "', "differ by 0.5", "bitwise"):
         assert word in told
     [(behind, one, other)] = gaps
     plain = next(engine for engine in engines if engine.choice.drafter == "none")
@@ -204,7 +204,7 @@ def test_a_divergence_in_json_is_one_value_and_exit_1(doctor, noise, monkeypatch
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [(lambda ids: ids[:2], ', token 3 of the reply: "c" becomes the end,'), (lambda ids: (*ids, 90), 'token 4 of the reply: the end becomes "Z",')],
+    [(lambda ids: ids[:2], ', token 3 of the reply: the end instead of "c".'), (lambda ids: (*ids, 90), 'token 4 of the reply: "Z" instead of the end.')],
 )  # fmt: skip
 def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, words):
     script = scripted_model(tmp_path / "model", [b"a", b"b", b"c"])
@@ -220,7 +220,7 @@ def test_plain_decoding_that_does_not_repeat_itself_is_reported(doctor, noise, m
     tamper(monkeypatch, change)
     told = sentence(prove(doctor, noise))
     assert wording("plain_decoding_does_repeat_itself") in told
-    assert ', then "D",' in told and "Speculation" not in told
+    assert ', then "D".' in told and "Speculation" not in told
 
 
 def test_what_a_token_says_cannot_command_the_terminal(doctor, hostile, monkeypatch):

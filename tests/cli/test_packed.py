@@ -435,7 +435,7 @@ def test_rm_keeps_what_was_pulled_for_another_source_with_the_same_weights(home,
     assert result.returncode == 0 and wording("org_name_packed_same_weights", kept=kept) in result.stdout
     assert packed(home) == [kept] and at(home, hub, "verify", "org/name").returncode == 0
     result = at(home, hub, "rm", "org/name", "--yes")
-    assert result.returncode == 0 and "Packed, of org/name, " in result.stdout and packed(home) == []
+    assert result.returncode == 0 and "The packed model of org/name, " in result.stdout and packed(home) == []
 
 
 def test_changed_weights_leave_no_packed_form_of_the_former_ones(home, tiny, tmp_path):

@@ -121,14 +121,14 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(tmp_path, tiny, form
         (
             "model",
             {"config": json.dumps({"model_type": "llama", "pard_token": 1})},
-            "185 more are missing",
+            "and 185 more; train",
         ),  # billions of numbers
         ("s3d", {"rank": 1024}, "shape"),
         ("s3d", {"rank": 4_000_000}, "rank = 4000000"),
         ("medusa", {"private": True}, "'linears' is missing"),
         ("semi", {"paper_widths": True}, "shape"),
         ("medusa", {"heads": None}, "heads = None"),
-        ("medusa", {"layers": 2}, "'blocks.1.bias' and 1 more are missing"),
+        ("medusa", {"layers": 2}, "lacks 'blocks.1.bias' and 1 more; train"),
     ],
 )
 def test_nothing_is_made_for_options_that_the_weights_are_not_of(tmp_path, tiny, monkeypatch, form, options, asked):

@@ -8,9 +8,9 @@ from localspec.weights.gguf_config import Metadata, generation_config
 
 GREEDY = DefaultSampling()
 UNKNOWN = DefaultSampling(0.7, 0.9, source=DEFAULT)
-SMOLLM2 = DefaultSampling(0.2, 0.9, source="known for SmolLM2")
-THINKING = DefaultSampling(0.6, 0.95, 20, source="known for Qwen3")
-ANSWERING = DefaultSampling(0.7, 0.8, 20, source="known for Qwen3")
+SMOLLM2 = DefaultSampling(0.2, 0.9, source="usual for SmolLM2")
+THINKING = DefaultSampling(0.6, 0.95, 20, source="usual for Qwen3")
+ANSWERING = DefaultSampling(0.7, 0.8, 20, source="usual for Qwen3")
 
 
 @each(
@@ -24,8 +24,8 @@ ANSWERING = DefaultSampling(0.7, 0.8, 20, source="known for Qwen3")
         ({"do_sample": True}, DefaultSampling(1.0)),
         ({"temperature": 0.6}, DefaultSampling(0.6)),
         ({"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1}, DefaultSampling(0.6, 0.95, 20, 0.1)),
-        ({"top_p": 0.5, "top_k": None}, DefaultSampling(0.2, 0.5, source=f"known for SmolLM2; top-p from {FILE}")),
-        ({"top_k": 9, "min_p": 0.1}, DefaultSampling(0.2, 0.9, 9, 0.1, f"known for SmolLM2; top-k, min-p from {FILE}")),
+        ({"top_p": 0.5, "top_k": None}, DefaultSampling(0.2, 0.5, source=f"usual for SmolLM2; top-p from {FILE}")),
+        ({"top_k": 9, "min_p": 0.1}, DefaultSampling(0.2, 0.9, 9, 0.1, f"usual for SmolLM2; top-k, min-p from {FILE}")),
         ({"do_sample": None, "temperature": None}, SMOLLM2),
     ],
 )
@@ -42,7 +42,7 @@ def test_what_the_file_says_comes_before_what_is_known_of_its_family(said, found
         (
             "Qwen2.5-Coder Qwen2.5 Coder 0.5B Instruct AWQ",
             None,
-            DefaultSampling(0.7, 0.8, 20, source="known for Qwen2.5"),
+            DefaultSampling(0.7, 0.8, 20, source="usual for Qwen2.5"),
         ),
         ("Qwen3-0.6B", None, THINKING),
         ("Qwen3 0.6B", True, THINKING),
@@ -57,12 +57,12 @@ def test_what_the_file_says_comes_before_what_is_known_of_its_family(said, found
         ("Qwen3.5-0.8B", None, UNKNOWN),
         ("Qwen-3B", None, UNKNOWN),
         ("qwen2-0.5b", None, UNKNOWN),
-        ("Meta-Llama-3-8B-Instruct", None, DefaultSampling(0.6, 0.9, source="known for Llama 3")),
-        ("Llama-3.2-1B", None, DefaultSampling(0.6, 0.9, source="known for Llama 3")),
+        ("Meta-Llama-3-8B-Instruct", None, DefaultSampling(0.6, 0.9, source="usual for Llama 3")),
+        ("Llama-3.2-1B", None, DefaultSampling(0.6, 0.9, source="usual for Llama 3")),
         ("open_llama_3b", None, UNKNOWN),
         ("llama-30b", None, UNKNOWN),
         ("codellama-34b", None, UNKNOWN),
-        ("gemma-3 Gemma 3 270m", None, DefaultSampling(1.0, 0.95, 64, source="known for Gemma 3")),
+        ("gemma-3 Gemma 3 270m", None, DefaultSampling(1.0, 0.95, 64, source="usual for Gemma 3")),
         ("DeepSeek-R1-Distill-Qwen-1.5B", None, DefaultSampling(0.6, 0.95, source="known for DeepSeek-R1")),
         ("my-model", None, UNKNOWN),
         ("", None, UNKNOWN),
@@ -75,7 +75,7 @@ def test_families_are_known_by_name(name, think, found):
 def test_the_name_in_a_gguf_file_comes_before_that_of_the_file():
     metadata = {"general.basename": "smollm2", "general.name": "Smollm2 135M", "tokenizer.ggml.eos_token_id": 2}
     assert default_sampling(generation_config(Metadata(metadata)), "llama-3.2-copy") == SMOLLM2
-    assert default_sampling(generation_config(Metadata({})), "llama-3.2-copy").source == "known for Llama 3"
+    assert default_sampling(generation_config(Metadata({})), "llama-3.2-copy").source == "usual for Llama 3"
 
 
 def test_what_a_gguf_file_says_of_sampling_counts():

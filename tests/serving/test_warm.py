@@ -298,7 +298,7 @@ def test_one_that_is_left_behind_answers_and_ends_by_itself(tmp_path):
     assert again["timings"]["load_s"] < first["timings"]["load_s"]
     other = called(tmp_path, *STORY, "--keep", "3s", "--drafter", "none")
     assert other.returncode == 2 and re.search(
-        r"another drafter\. .* stop process \d+ first \(kill \d+\)", other.stderr
+        r"another value of drafter\. .* stop process \d+ first \(kill \d+\)", other.stderr
     )
     assert not (tmp_path / "data" / "serving.key").exists()  # a limit that no user would set
     place = tmp_path / "state" / "serve.sock"

@@ -200,7 +200,7 @@ def test_waiting_is_reported(drafting, warm, monkeypatch):
         with monkeypatch.context() as patch:  # no reply can be stopped yet, so nothing is waited for
             patch.setattr(waiting, "_send", pytest.fail)
             assert list(waiting.chat(ASKED, waiting.sampling(DRAFTING))) == []
-    assert re.fullmatch(r"localspec serve answers \d+ other requests? first", told[0])
+    assert re.fullmatch(r"waiting while localspec serve answers \d+ other requests?", told[0])
     waiting.wanted = lambda: True
     assert isinstance(answered(waiting)[0][-1], Done)
 

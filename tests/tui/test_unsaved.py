@@ -112,7 +112,7 @@ async def test_a_disk_that_was_full_from_the_beginning(chat, monkeypatch, there)
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr("localspec.store.database.open_writable", no_room)
-    monkeypatch.setattr("localspec.store.database.moved", no_room)
+    monkeypatch.setattr("localspec.store.database.move_to_file", no_room)
     last = "“before” is saved, but not the last turn; continue with: localspec chat --conversation 1"
     async with talk.playing(size=(80, 24)) as pilot:
         await talked(talk, pilot, "one")

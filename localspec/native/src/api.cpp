@@ -226,7 +226,7 @@ int check_inner(const ls_model_config& c, const ls_request& q) {
     LS_CHECK(q.num_inner == 0 || (q.inner_at && q.inner && q.hidden), "States of inner layers need their places, room, and room for those after the norm.");
     LS_CHECK(q.num_inner == 0 || !q.layers, "States of inner layers are those of all layers together; leave out one of the two.");
     for (int i = 0; i < q.num_inner; i++)
-        LS_CHECK(q.inner_at[i] >= 0 && q.inner_at[i] <= c.num_layers, "There are no states at %d; give 0 to %d.", q.inner_at[i], c.num_layers);
+        LS_CHECK(q.inner_at[i] >= 0 && q.inner_at[i] <= c.num_layers, "The model has no state %d; give a number from 0 to %d.", q.inner_at[i], c.num_layers);
     return LS_OK;
 }
 
