@@ -178,7 +178,7 @@ def test_the_text_says_how_to_chat_with_the_fetched_model(home, tmp_path, monkey
         assert wording("chat_with_it") not in at(home, hub, "pull", "here", "--yes", "--force").stdout, (
             "scripts read paths"
         )
-        monkeypatch.setattr("localspec.cli.pull.seen", lambda: True)
+        monkeypatch.setattr("localspec.cli.pull.output_is_terminal", lambda: True)
         for name in ("here", "demo"):
             result = at(home, hub, "pull", name, "--yes", "--force")
             assert result.stdout.splitlines()[-1] == wording("chat_localspec_chat_m", name=name)

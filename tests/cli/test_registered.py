@@ -141,7 +141,7 @@ def test_what_was_pulled_by_its_repository_is_here_like_any_other(home, hub):
 
 def test_at_a_terminal_what_was_fetched_is_measured_once(home, hub, monkeypatch):
     measured: list[str] = []
-    monkeypatch.setattr("localspec.cli.pull.seen", lambda: True)
+    monkeypatch.setattr("localspec.cli.pull.output_is_terminal", lambda: True)
     monkeypatch.setattr(meanwhile, "measure_now", lambda engine, _: measured.append(engine.choice.target.name))
     assert at(home, hub, "pull", "small", "--drafter", "none", "--yes").returncode == 0
     assert measured == [], "no terminal shows how far it is"

@@ -20,7 +20,7 @@ def another_process(monkeypatch):
     """Let this process count as another one, which began later."""
 
     def begin() -> None:
-        monkeypatch.setattr(drafts_module, "_lives", lambda process, began: False)
+        monkeypatch.setattr(drafts_module, "_is_alive", lambda process, began: False)
 
     return begin
 
