@@ -103,7 +103,7 @@ def test_as_text_it_says_that_nobody_was_asked(home):
     assert first == wording("mine_from_registry_hub_asked")
     assert own.startswith(wording("org_name_v1_somebody_license"))
     assert small == "org/small, by unknown, license Apache-2.0, size unknown"
-    assert form == "  other form: org/name-GGUF:Q8_0, by Somebody, license Apache-2.0, 117.7 MiB"
+    assert form == "  also available: org/name-GGUF:Q8_0, by Somebody, license Apache-2.0, 117.7 MiB"
     assert total.startswith("size unknown to fetch; ") and memory.startswith("memory: ") and "as you asked" in drafter
     assert wording("localspec_pull_org_name_v1_dry") in asks
     assert "tokens/s" not in memory, "of another drafter than the one that was named"

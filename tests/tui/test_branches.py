@@ -153,7 +153,7 @@ async def test_an_answer_that_comes_out_the_same_makes_no_branch(chat):
         await pilot.press("f5")
         await until(pilot, lambda: wording("same_answer") in " ".join(talk.screen_text().split()) and talk.idle())
         [remedy] = [toast.message for toast in talk.app.toasts if wording("same_answer") in toast.message]
-        assert remedy.endswith("; ask again, or in other words."), "at temperature 1 a higher one is no remedy"
+        assert remedy.endswith("; ask again, or use other words."), "at temperature 1 a higher one is no remedy"
         assert talk.replies() == ["Second."], "an older answer is one of those before"
         await say(pilot, "two")
         await until(pilot, lambda: talk.replies() == ["Second.", "After."] and talk.idle())
