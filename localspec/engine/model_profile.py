@@ -158,7 +158,7 @@ class SpillWatch:
 
 CHECKING = "checking that drafts are exact (once)"
 TIMING, TIMING_DRAFT = "timing this model (once)", "timing the draft model (once)"
-PROBING = "finding the layers that draft best (once)"
+PROBING = "finding layers that draft best (once)"
 EXACTNESS = Quantity("exactness", Exactness.from_json, Exactness.as_json)
 
 Result = TypeVar("Result")

@@ -125,7 +125,7 @@ def test_numbers_that_overflow_cost_drafts_and_not_the_text(tmp_path, tiny, form
         ),  # billions of numbers
         ("s3d", {"rank": 1024}, "shape"),
         ("s3d", {"rank": 4_000_000}, "rank = 4000000"),
-        ("medusa", {"private": True}, "'linears' is missing"),
+        ("medusa", {"private": True}, "lacks 'linears'"),
         ("semi", {"paper_widths": True}, "shape"),
         ("medusa", {"heads": None}, "heads = None"),
         ("medusa", {"layers": 2}, "lacks 'blocks.1.bias' and 1 more; train"),

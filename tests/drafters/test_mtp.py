@@ -209,7 +209,7 @@ def test_auto_drafts_with_it_where_measured_forwards_let_it_pay_and_says_why_not
         known = Told({("cpu", packing): measured for packing in ("none", "int8", "int4")})
         choice = choose(card_of(model.path), Settings(device="cpu"), machine(cpu(24)), known)
         assert choice.drafter.partition("+")[0] == expected, choice.reason
-        assert "mtp" in choice.reason and ("is left out" in choice.reason) == (expected != "mtp")
+        assert "mtp" in choice.reason and ("is not used" in choice.reason) == (expected != "mtp")
 
 
 @pytest.mark.slow

@@ -282,7 +282,7 @@ def test_what_only_the_log_holds_goes_aside_with_the_file(path: Path, notices: l
         with opened(path, notices) as database:
             aside = path.with_name("localspec.db.newer-1")
             assert aside.read_bytes() == old and Path(f"{aside}-wal").read_bytes() == log
-            assert notices[0].endswith(f"rename {aside.name} to {path.name}, and {aside.name}-wal to {path.name}-wal.")
+            assert notices[0].endswith(f"rename {aside.name} to {path.name} and {aside.name}-wal to {path.name}-wal.")
             write(database, 2)
             # The session that still has the old file neither fails nor touches the new one, also when it ends.
             write(running, 3)
