@@ -128,9 +128,9 @@ class Stories:
         uses = "used once" if phrase.uses == 1 else f"used {phrase.uses:,} times"
         if not phrase.uses:
             uses = "never used, learned from a refused draft"
-        where = "" if phrase.conversation is None else f", last seen in {self.title(phrase.conversation)}"
+        where = "" if phrase.conversation is None else f", last in {self.title(phrase.conversation)}"
         replies = "1 reply" if phrase.served == 1 else f"{phrase.served:,} replies"
-        served = f", accepted in {replies}" if phrase.served else ""
+        served = f", correct in {replies}" if phrase.served else ""
         return f"{uses}{where}{served}"
 
     def title(self, conversation: int) -> str:

@@ -179,7 +179,12 @@ def test_the_first_divergence_is_reported_with_exit_code_1(doctor, noise, monkey
     engines, gaps = tamper(monkeypatch, change), []
     monkeypatch.setattr(Engine, "gap", lambda self, *asked: gaps.append(asked) or 0.5)
     told = sentence(prove(doctor, noise))
-    for word in ("prompt 2 (temperature 0.8, seed 1), token 4 of the reply", ' "A" instead of "', "differ by 0.5", "bitwise"):
+    for word in (
+        "prompt 2 (temperature 0.8, seed 1), token 4 of the reply",
+        ' "A" instead of "',
+        "differ by 0.5",
+        "bitwise",
+    ):
         assert word in told
     [(behind, one, other)] = gaps
     plain = next(engine for engine in engines if engine.choice.drafter == "none")

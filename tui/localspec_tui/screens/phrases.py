@@ -37,7 +37,7 @@ class PhrasesScreen(AskingScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="phrases.back"),
         Binding("ctrl+d", "delete", "Delete", id="phrases.delete", priority=True),
-        Binding("f7", "delete_chat", "Delete this chat's phrases", id="phrases.delete_chat", priority=True),
+        Binding("f7", "delete_chat", "Delete this chat's", id="phrases.delete_chat", priority=True),
         Binding("f8", "delete_all", "Delete all", id="phrases.delete_all", priority=True),
         Binding("down", "move(1)", "Next", id="phrases.next", show=False, priority=True),
         Binding("up", "move(-1)", "Previous", id="phrases.previous", show=False, priority=True),
