@@ -215,7 +215,7 @@ def test_a_reply_that_ends_elsewhere(doctor, tmp_path, monkeypatch, change, word
     script = scripted_model(tmp_path / "model", [b"a", b"b", b"c"])
     tamper(monkeypatch, lambda engine, _, ids: ids if engine.choice.drafter == "none" else change(ids))
     sentence_ = sentence(prove(doctor, script.path))
-    assert words in sentence_ and "gap of 30 " in sentence_, "as sharp as the model is made"
+    assert words in sentence_ and "differ by 30 " in sentence_, "as sharp as the model is made"
 
 
 def test_plain_decoding_that_does_not_repeat_itself_is_reported(doctor, noise, monkeypatch):

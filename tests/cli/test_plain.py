@@ -533,7 +533,7 @@ def test_the_phrases_that_are_kept(talk, home, hello):
     with Store.open(Paths(home).database, pytest.fail) as store:
         store._database.save(lambda connection: connection.execute("UPDATE pool SET model = './hello'"))
     lines = told(talk("/phrases", "/phrases nowhere"), hello)
-    assert all(" → " in line and "(used once, last seen in “one”)" in line for line in lines[:-1]) and len(lines) > 1
+    assert all(" → " in line and "(used once, last in “one”)" in line for line in lines[:-1]) and len(lines) > 1
     assert lines[-1] == wording("no_phrase_holds_that")
 
 

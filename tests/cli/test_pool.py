@@ -220,7 +220,7 @@ def test_the_story_of_a_phrase_and_the_end_of_what_a_chat_taught(database: Path,
         store.phrases.learn(pool, [], [street])
         store.phrases.learn(pool, [fox])  # where nothing is saved
     assert run("show", "demo").splitlines()[1:] == [
-        "  the quick brown →  fox jumps  (used 3 times, last seen in “A [fox]?␛[2J”)",
+        "  the quick brown →  fox jumps  (used 3 times, last in “A [fox]?␛[2J”)",
         wording("stra_e_said_once_last", number=number + 1),
     ]
     assert [(one["served"], one["conversation"]) for one in json.loads(run("show", "--json"))] == [
@@ -241,13 +241,13 @@ def test_what_a_refused_draft_taught_is_not_called_said(database: Path, model_di
         store.phrases.learn(pool, [fox], conversation=number)
         store.phrases.learn(pool, [], [], [street, fox], conversation=number + 1)
     assert run("show", "demo").splitlines()[1:] == [
-        "   quick brown →  fox jumps  (used once, last seen in “A fox?”)",
+        "   quick brown →  fox jumps  (used once, last in “A fox?”)",
         wording("stra_e_never_said_learned_from", number=number + 1),
     ]
     assert [json.loads(line)["uses"] for line in run("export").splitlines()] == [1, 0]
     with Store.open(database, lambda sentence: pytest.fail(sentence)) as store:
         store.phrases.learn(pool, [street], conversation=number)
-    assert "the⏎ →  straße  (used once, last seen in “A fox?”)" in run("show", "demo")
+    assert "the⏎ →  straße  (used once, last in “A fox?”)" in run("show", "demo")
 
 
 def test_clear_asks_at_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

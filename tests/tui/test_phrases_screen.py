@@ -56,7 +56,7 @@ async def test_they_show_their_figures_and_are_searched(kept):
         page = kept.screen_text()
         assert wording("scripted_3_phrases_past_replies") in page
         assert "the⏎ →  straße" in page and wording("said_once_guessed_right_1_reply") in page
-        assert " quick brown →  fox␛[2J" in page and "used once, last seen in “A [fox]?”" in page
+        assert " quick brown →  fox␛[2J" in page and "used once, last in “A [fox]?”" in page
         assert len(screen._listed) == 3
         await pilot.press("escape")
         await until(pilot, lambda: isinstance(kept.app.screen, ChatScreen))
