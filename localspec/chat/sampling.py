@@ -121,7 +121,7 @@ class ChatSettings:
 
 
 def sampling_words(sampled: "ReplySampling | DefaultSampling") -> str:
-    """Return the sampling in words, with its source: `temperature 0.2, top-p 0.9 (known for SmolLM2)`."""
+    """Return the sampling in words, with its source: `temperature 0.2, top-p 0.9 (usual for SmolLM2)`."""
     values = {name: getattr(sampled, name) for name in _SHOWN_WITH}
     shown = [name for name, value in values.items() if value is not None and value != _SHOWN_WITH[name]]
     if sampled.greedy:

@@ -63,7 +63,7 @@ def test_what_the_file_says_comes_before_what_is_known_of_its_family(said, found
         ("llama-30b", None, UNKNOWN),
         ("codellama-34b", None, UNKNOWN),
         ("gemma-3 Gemma 3 270m", None, DefaultSampling(1.0, 0.95, 64, source="usual for Gemma 3")),
-        ("DeepSeek-R1-Distill-Qwen-1.5B", None, DefaultSampling(0.6, 0.95, source="known for DeepSeek-R1")),
+        ("DeepSeek-R1-Distill-Qwen-1.5B", None, DefaultSampling(0.6, 0.95, source="usual for DeepSeek-R1")),
         ("my-model", None, UNKNOWN),
         ("", None, UNKNOWN),
     ],
