@@ -1,4 +1,4 @@
-"""The ingredients of drafters without training, from which the function `build` in each drafter's file makes it."""
+"""The ingredients of a drafter without training, from which the function `build` in its file makes the drafter."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields

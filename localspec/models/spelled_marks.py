@@ -77,7 +77,7 @@ class SpelledMarks:
         return self._encode(text, add_special_tokens)
 
     def _replaced(self, text: str, substitute: Callable[[str], str]) -> str:
-        """Return a text with `instead(first)` for the first character of each mark."""
+        """Return a text with `substitute(first)` for the first character of each mark."""
         if self._begins is None:
             return text
 
