@@ -45,8 +45,8 @@ def train_tokenizer(texts: Iterable[str], target: Path) -> PreTrainedTokenizerFa
 
 @dataclass
 class Corpus:
-    """Examples one after another as token ids; `marks` is true for texts, and in chats for what an
-    assistant says with its end mark: what is always learnt.
+    """Examples one after another as token ids; `marks` is true for texts, and in chats for what an assistant says,
+    with its end mark: what is always learnt.
     """
 
     ids: np.ndarray  # uint16 [tokens]

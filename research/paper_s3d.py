@@ -110,8 +110,8 @@ def untrained(bench: Bench) -> str:
         ids = text["ids"][: until_it_goes_round(text["ids"])]
         if len(ids) < 2:
             return {}
-        shares = finished(agreeing(bench.engine.target, [(text["prompt"], ids)], list(sets.values())))
-        return {"positions": len(ids) - 1, "shares": [scheme.shares for scheme in shares]}
+        measured = finished(agreeing(bench.engine.target, [(text["prompt"], ids)], list(sets.values())))
+        return {"positions": len(ids) - 1, "shares": [scheme.shares for scheme in measured]}
 
     replies = bench.rows("untrained", [""], answer)[""]
     lines = []

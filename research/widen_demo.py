@@ -180,10 +180,10 @@ def widen(out: Path, factor: int, context: int | None = None, source: Path = DEM
             directory = widened / "drafters" / drafter.name
             directory.mkdir()
             card = json.loads((drafter / "drafter.json").read_text("utf-8"))
-            tensors = "drafter.safetensors"
-            Widening(config, factor).file(drafter / tensors, directory / tensors, card["kind"])
+            weights = "drafter.safetensors"
+            Widening(config, factor).file(drafter / weights, directory / weights, card["kind"])
             card["target"] = {"name": out.name, "revision": revision(widened)}
-            card[DIGEST] = file_digest(directory / tensors)
+            card[DIGEST] = file_digest(directory / weights)
             (directory / "drafter.json").write_text(json.dumps(card, indent=2) + "\n", "utf-8")
         shutil.copy(source / "NOTICES.txt", widened / "NOTICES.txt")
         (widened / "README.md").write_text(_card(source, factor, context), "utf-8")

@@ -165,8 +165,8 @@ class Tokenizer:
     @cached_property
     def around(self) -> tuple[list[int], list[int]]:
         """The ids that the GGUF file requires before and after every prompt, whatever the chat template writes."""
-        marks = self._read("tokenizer_config.json").get(AROUND)
-        pair = marks if isinstance(marks, list) and len(marks) == 2 else [[], []]
+        stored = self._read("tokenizer_config.json").get(AROUND)
+        pair = stored if isinstance(stored, list) and len(stored) == 2 else [[], []]
         ids = range(self.backend.get_vocab_size(with_added_tokens=True))
         sides = (side if isinstance(side, list) else [] for side in pair)
         before, after = ([token for token in side if type(token) is int and token in ids] for side in sides)

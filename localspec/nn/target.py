@@ -282,10 +282,8 @@ class Target:
         path.mkdir(parents=True, exist_ok=True)
         parameters, tensors, sizes = dict(self.transformer.named_parameters()), {}, self.transformer.config
         for name, made_of in weight_map(sizes).items():
-            pieces, columns = (
-                torch.split(parameters[name].detach(), [rows for _, rows in made_of]),
-                in_features(name, sizes),
-            )
+            pieces = torch.split(parameters[name].detach(), [rows for _, rows in made_of])
+            columns = in_features(name, sizes)
             for (part, rows), piece in zip(made_of, pieces, strict=True):
                 tensors[part] = piece.contiguous().view(stored_shape(name, rows, columns))
         if sizes.experts and FAMILIES[sizes.family].experts_together:

@@ -71,14 +71,14 @@ def refuse_other(directory: Path, was: Mapping[str, Any], now: Mapping[str, Any]
     """Raise UsageMistake if the settings `was` of the directory's stopped training differ from the settings `now`."""
     for name, value in now.items():
         if (earlier := was.get(name)) != value:
-            held = (
+            fact = (
                 f"{directory} holds a stopped training that was started {_as_typed(name, earlier)}, but this command "
                 f"was given {_as_typed(name, value)}."
             )
             if name == "data" and value not in OWN_WORDS:  # for files, a digest of the text
-                held = f"{directory} holds a stopped training that learns from other text."
+                fact = f"{directory} holds a stopped training that learns from other text."
             raise UsageMistake(
-                f"{held} Repeat the command that started it to continue, or give another -o, or --force to start over."
+                f"{fact} Repeat the command that started it to continue, or give another -o, or --force to start over."
             )
 
 

@@ -229,27 +229,20 @@ def _inspect_packed(packed: packed_file.PackedFile) -> Checkpoint:
         raise LocalspecError(
             f"{packed.path} has no config.json that can be read; delete that packed file, and localspec makes it again."
         )
-    header, packing, weight_bytes = packed.header, packed.header.packing, packed.path.stat().st_size
+    path, header = packed.path, packed.header
+    packing, weight_bytes = header.packing, path.stat().st_size
     if header.registered:
-        packing = packings(packed.path)[0]
+        packing = packings(path)[0]
         weight_bytes = header.weight_bytes or sum(count for count, _ in header.origin.files.values())
-        if packing != packed_file.BLOCKS and (form := packed_file.forms(packed.path).get(packing)):
+        if packing != packed_file.BLOCKS and (form := packed_file.forms(path).get(packing)):
             weight_bytes = form.stat().st_size
     table, parts = header.tensors.get("embed_tokens"), header.blocks.get("embed_tokens", ())
     table = table or header.tensors.get("embed_tokens 0")
     embedding = table.tensor.out * table.tensor.inputs if table and table.tensor else 0
     embedding += sum(math.prod(part.shape) for part in parts)
-    architecture = _architecture(config, packed.path)
+    architecture = _architecture(config, path)
     return Checkpoint(
-        packed.path,
-        config,
-        architecture,
-        (),
-        header.parameters,
-        weight_bytes,
-        embedding,
-        packing,
-        header.stored_weights,
+        path, config, architecture, (), header.parameters, weight_bytes, embedding, packing, header.stored_weights
     )
 
 
