@@ -253,7 +253,7 @@ LIMITS = f"""\
 
 
 def attribution_section(data: Path) -> str:
-    """ATTRIBUTION.md of the data in full, below our headings; SystemExit where it misses a source."""
+    """Return the text of the data's ATTRIBUTION.md with lower headings. Raises SystemExit if a source is missing in it."""
     text = (data / "ATTRIBUTION.md").read_text(encoding="utf-8")
     missing = sorted(source for source in SHARED if f"`{source}`" not in text)
     if missing:

@@ -167,7 +167,7 @@ class Drafter(PathDrafter):
             self._length += len(rows)
 
     def rewind(self, length: int) -> None:
-        """Discard a state after more than `length` tokens. Nothing is drafted until the target reads another token."""
+        """Discard the target's state if it is after `length` tokens. Draft nothing until it reads a token."""
         if length < self._length:
             self._state, self._length = None, length
         super().rewind(length)

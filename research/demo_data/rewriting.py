@@ -302,5 +302,5 @@ PARTS: dict[Callable[[Random], Drawing], float] = {
 
 
 def draw(random: Random) -> Drawing:
-    """Any of them."""
+    """Draw an example of any of these kinds."""
     return random.choices(list(PARTS), list(PARTS.values()))[0](random)

@@ -182,7 +182,7 @@ class Trainable(TrainableDrafter):
         return self.uses_readings and self.options.linear
 
     def begin_training(self, frequencies: torch.Tensor) -> None:
-        """Choose the draft vocabulary, and copy its rows of the target's head to the heads' own matrices, if any."""
+        """Choose the draft vocabulary. Copy its rows of the target's head to private matrices of the heads."""
         super().begin_training(frequencies)
         if self.kept is not None and self.linears is not None:
             self.linears.data.copy_(self._target_rows())
