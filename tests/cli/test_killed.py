@@ -85,8 +85,8 @@ def test_every_finished_turn_is_there_on_resume(tmp_path, kills):
         if afresh:
             finished.clear()
         else:
-            greeting = chat.wait_for(b"Continuing after")
-            assert int(greeting.split()[2]) - len(finished) in (0, 1)  # a part of the killed reply may be saved
+            greeting = chat.wait_for(b"Continuing a conversation of")
+            assert int(greeting.split()[4]) - len(finished) in (0, 1)  # a part of the killed reply may be saved
         chat.ask(f"Tell me a story about the number {number}.")
         chat.wait_for_text()
         began = time.monotonic()

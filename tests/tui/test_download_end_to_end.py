@@ -73,7 +73,7 @@ def test_a_download_from_its_beginning_to_its_end(home, hub):
         terminal.until(lambda: "Stop the download" not in terminal.text)
         terminal.send("\x1b")
         terminal.shows("The download of mine was stopped.")
-        terminal.until(lambda: "fromthestartbyalaterpull." in terminal.words)
+        terminal.until(lambda: "fetchesmodel.safetensorsfromthestart" in terminal.words)
         hub.hold = None
         terminal.send("/model mine\r")
         terminal.shows("Download mine, 3.4 MiB?", wording("are_free_on_the_disk"))
