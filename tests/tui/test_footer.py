@@ -51,8 +51,8 @@ OPENED = {
     "models": (["ctrl+o"], *["⏎ Choose  esc Back  f1 Keys"] * 2),
     "phrases": (
         ["f8"],
-        "esc Back  ^d Delete  f7 Delete this chat's phrases  f1 Keys",
-        "esc Back  ^d Delete  f7 Delete this chat's phrases  f8 Delete all  f1 Keys",
+        "esc Back  ^d Delete  f7 Delete this chat's  f1 Keys",
+        "esc Back  ^d Delete  f7 Delete this chat's  f8 Delete all  f1 Keys",
     ),
     "x-ray": (["ctrl+t"], *["tab Next step  esc Back  ^q Quit  f1 Keys"] * 2),
     "race": (["f9"], *["⏎ Begin  esc Back  ^q Quit  f1 Keys"] * 2),

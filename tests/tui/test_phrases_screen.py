@@ -138,7 +138,7 @@ async def test_what_was_looked_for_last_counts(kept, monkeypatch):
 
 def offered(talk):
     """Return the keys for deleting that are offered."""
-    return [key for key in ("^d Delete", "f7 Delete this chat's phrases", "f8 Delete all") if key in talk.screen_text()]
+    return [key for key in ("^d Delete", "f7 Delete this chat's", "f8 Delete all") if key in talk.screen_text()]
 
 
 async def test_keys_that_have_nothing_to_delete_are_not_offered_and_do_nothing(chat):
