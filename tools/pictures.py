@@ -115,7 +115,7 @@ SCENES = {
         CHAT,
         (100, 30),
         [("quit|Quit|keys", f"{QUESTION}\r"), (r"s · \d+ tokens", "\x14"), ("token 1 of", "\t\t")],
-        "step 2 brought",
+        "step 2 (drafted|gave)",
     ),
     "race": Scene(
         ["race", QUESTION, "--temp", "0", "-n", "80", "--cast", "race.cast"],

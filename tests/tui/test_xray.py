@@ -209,13 +209,13 @@ async def test_the_reply_under_way_is_followed_until_one_looks_elsewhere(chat):
         await until(pilot, lambda: talk.replies() == ["abc"])
         await pilot.press("ctrl+t")
         view = await shown(talk, pilot)
-        assert (view.cursor, wording("and_it_goes_on") in which(talk)) == (2, True)
+        assert (view.cursor, " so far" in which(talk)) == (2, True)
         gate.set()
         await until(pilot, lambda: view.cursor == 5)
         await pilot.press("home")
         other.set()
         await until(pilot, lambda: len(view.pieces.all) == 9 and talk.idle())
-        await until(pilot, lambda: "9 tokens" in which(talk) and "goes on" not in which(talk))
+        await until(pilot, lambda: "9 tokens" in which(talk) and " so far" not in which(talk))
         assert view.cursor == 0
 
 
