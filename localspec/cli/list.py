@@ -95,7 +95,8 @@ def list_models(
     for file, reason in unreadable(paths).items():
         if file not in listed:
             advice = ", and import its GGUF file again" if f"-{BLOCKS}-" in file.name else ""
-            say(f"{file.name} is left out: {reason} Delete it with `localspec rm {shlex.quote(str(file))}`{advice}.")
+            problem = str(reason).partition(";")[0].rstrip(".")  # without the advice that may follow
+            say(f"{file.name} is left out: {problem}. Delete it with `localspec rm {shlex.quote(str(file))}`{advice}.")
     used = files_in_use(paths).keys()
     for gguf in cached_gguf():
         if str(gguf.source) not in packed_sources(paths) and not gguf.places & used:
@@ -129,7 +130,7 @@ def _forms(row: dict[str, Any], bytes_: Callable[[int], str]) -> str:
     missing = [f"missing: {row['missing']}"] if row["missing"] else []
     bits = row["bits_per_weight"]
     in_blocks = [precision_in_words("", BLOCKS, bits)] if bits else []
-    packed = [f"{form} {bytes_(length)}" for form, length in row["packed"].items()]
+    packed = [f"{form} {bytes_(packed_bytes)}" for form, packed_bytes in row["packed"].items()]
     return ", ".join([*in_blocks, *packed, *missing]) or "no"
 
 

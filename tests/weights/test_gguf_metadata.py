@@ -141,7 +141,7 @@ def test_no_key_is_in_two_tables():
 @each("value, what", [(8.0, "it must be an integer, not a float"), (8.5, "that value is impossible")])
 def test_a_float_in_the_place_of_an_integer_is_called_so(value, what):
     own = table_of_families.OF_GGUF["qwen3moe"].gguf.keys
-    with pytest.raises(LocalspecError, match=f"sets qwen3moe.expert_count = {value:g}: {what}; fetch the model again"):
+    with pytest.raises(LocalspecError, match=f"sets qwen3moe.expert_count = {value:g}: {what}; fetch it again"):
         check(metadata("qwen3moe", {"expert_count": value}), "qwen3moe", own)
 
 
