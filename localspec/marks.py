@@ -19,7 +19,7 @@ def bar(share: float, width: int) -> str:
 
 def no_room(heads: Sequence[str]) -> str:
     """Return the line below a table that names the columns left out for lack of room."""
-    return f"no room here for {', '.join(heads)}; --json has them"
+    return f"no room here for {', '.join(heads)}; see --json"
 
 
 def wrapped(text: str, width: int) -> list[str]:

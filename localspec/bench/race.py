@@ -127,7 +127,8 @@ def result(plain: Lane, speculative: Lane) -> RaceResult:
         return RaceResult(None, parted, "no draft was checked")
     fewest = min(sum(moment.tokens for moment in lane.moments[1:]) for lane in (plain, speculative))
     if fewest < FEWEST:
-        return RaceResult(None, parted, f"a reply has only {fewest} tokens after its first, which are too few")
+        too_few = f"a reply has only {counted(fewest, 'token')} after its first, which is too few"
+        return RaceResult(None, parted, too_few)
     return RaceResult(speeds[1] / speeds[0], parted)
 
 

@@ -303,7 +303,7 @@ def repeated(saved: Mapping[str, Any], warmer: str) -> str:
 
 def same_answer(saved: Mapping[str, Any], warmer: str) -> str:
     """Return the notice that a new answer equals an earlier one, with the same advice as `repeated`."""
-    return f"The answer is the same as before, so it is not kept as a new branch; {_remedy(saved, warmer)}."
+    return f"The answer is the same as an earlier one, so it is not kept as a new branch; {_remedy(saved, warmer)}."
 
 
 def _remedy(saved: Mapping[str, Any], warmer: str) -> str:

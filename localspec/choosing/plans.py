@@ -133,7 +133,7 @@ def as_computed(device: Device, model: Model) -> Device:
     if not dense or device.engine != "torch":
         return device
     has = "recurrent layers" if model.shape.recurrent else "experts"
-    why = f"PyTorch computes models with {has} with dense weights only"
+    why = f"PyTorch needs dense weights for models with {has}"
     return replace(device.as_torch_has_it(), packings=(), missing=dict.fromkeys(PACKINGS, why))
 
 

@@ -273,7 +273,7 @@ def _advice(survey: _Survey) -> Iterator[str]:
         yield "The model is gated: accept its terms with an account at the hub; `localspec pull` says where."
         yield "Every model that fits here is gated."
     if chosen is not None:
-        yield f"Until you fetch it, {chosen.card.name}, which is here, answers: {_speed(chosen)}."
+        yield f"Until the download is complete, {chosen.card.name}, which is here, answers: {_speed(chosen)}."
         yield from filter(None, [chosen.idle])
 
 

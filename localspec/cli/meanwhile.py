@@ -12,8 +12,8 @@ from localspec.errors import LocalspecError
 from localspec.events import TUNING
 from localspec.store.store import user_store
 
-ANNOUNCED = "(checking that drafts leave the text unchanged, and timing this model, only once; you can keep typing)"
-TUNES = "(tuning how this pair of models drafts, only once, for some minutes; you can keep typing)"
+ANNOUNCED = "(checking once that drafts leave the text unchanged, and timing this model; you can keep typing)"
+TUNES = "(tuning once how this pair of models drafts, for some minutes; you can keep typing)"
 
 
 class Meanwhile:

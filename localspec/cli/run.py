@@ -234,7 +234,7 @@ class _Output:
     def __init__(self, progress: Progress) -> None:
         self.progress, self.started = progress, False
         self.reply = self.reasoning = ""
-        self._thinking_tokens = self._tokens = 0  # tokens
+        self._thinking_tokens = self._tokens = 0
 
     def start(self, report: "Report") -> None:
         """Report that the prompt is accepted and being read."""

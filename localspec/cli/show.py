@@ -216,7 +216,7 @@ def _drafter_in_words(drafter: PublishedDrafter) -> str:
     if drafter.source is None and drafter.kind in kinds("published"):
         where = "part of the model's files, if they include the layer"
     if drafter.source is None and drafter.kind in kinds("weights"):
-        where = f"nobody publishes one; `localspec train {drafter.kind}` makes it"
+        where = f"not published; train it with `localspec train {drafter.kind}`"
     accepted = f", {drafter.accepted.length} tokens/step ({drafter.accepted.source})" if drafter.accepted else ""
     license_ = f", license {drafter.license}" if drafter.license else ""
     return f"{drafter.kind}: {where}{license_}{accepted}{'' if drafter.lossless else ', not lossless'}"
@@ -230,7 +230,7 @@ def _value_in_words(key: str, value: object) -> str:
             return "none"
         return "; ".join(value) if any(", " in item for item in value) else ", ".join(value)
     if key == "verified":  # in JSON a word for programs; people would think of `localspec verify`
-        return "localspec is known to work with this source" if value else "nobody has tried localspec with this source"
+        return "localspec is known to work with this source" if value else "localspec was never tested with this source"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -216,7 +216,7 @@ def places_of(paths: Paths) -> dict[Path, list[OwnedPath]]:
         OwnedPath(paths.pulled, "records of the fetched models"),
         OwnedPath(paths.socket, "the socket of `localspec serve`"),
         OwnedPath(paths.socket.with_name(f"{paths.socket.name}.lock"), "the lock of `localspec serve`"),
-        OwnedPath(paths.last_notice, "the time of the last notice about the model that answers"),
+        OwnedPath(paths.last_notice, "the time at which localspec last said which model answers"),
         OwnedPath(paths.logs, "logs of localspec", True),
         OwnedPath(paths.packed, "packed models", names=_PACKED),
         OwnedPath(paths.tokenizers, "records of tokenizers that can be loaded safely"),

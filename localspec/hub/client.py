@@ -62,13 +62,13 @@ def _session() -> Any:
         """A response that fails after too many bytes."""
 
         def __init__(self, stream: Any, limit: int) -> None:
-            self._stream, self._most = stream, limit
+            self._stream, self._limit = stream, limit
 
         def __iter__(self) -> Iterator[bytes]:
             read = 0
             for part in self._stream:
                 read += max(len(part), _LEAST_PIECE)
-                if read > self._most:
+                if read > self._limit:
                     raise LocalspecError(f"{server()} sends an endless answer; try again later.")
                 yield part
 
@@ -169,7 +169,7 @@ def must_be_online(task: str, instead: str = "") -> None:
 
 @contextmanager
 def localspec_errors(source: Source, in_cache: Callable[[], str] = str) -> Iterator[None]:
-    """Turn the client's errors into LocalspecError. `in_cache` returns a sentence about data that stay in the cache."""
+    """Turn the client's errors into LocalspecError. `in_cache` returns sentences about data that stay."""
     try:
         yield
     except Exception as error:  # the client and its libraries raise exceptions of many classes

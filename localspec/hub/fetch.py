@@ -85,9 +85,9 @@ class _Fetching:
             sentences.append(f"The cache keeps {names}.")
         if self.coming:
             progress = f" ({self.of_coming:,} of {self.coming.bytes:,} bytes were fetched)" if self.of_coming else ""
-            sentences.append(f"The next pull fetches {self.coming.name} from the start{progress}.")
+            sentences.append(f"A later pull fetches {self.coming.name} from the start{progress}.")
         elif sentences:
-            sentences.append("The next pull fetches the rest.")
+            sentences.append("A later pull fetches the rest.")
         return " ".join(sentences)
 
     def part(self, part: Part) -> None:
@@ -124,7 +124,7 @@ class _Fetching:
                 discard(part.source, part.commit, file)
                 self.of_coming = 0
                 raise LocalspecError(
-                    f"{server()} sent a damaged file of {part.source}, which was deleted: {problem}. Pull again."
+                    f"{problem}; {server()} sent this file of {part.source}, and it was deleted. Pull again."
                 )
             if damaged:
                 self.notices.append(f"{file.name} of {part.source} was damaged in the cache and was fetched again.")

@@ -63,8 +63,8 @@ def target_map(config: Mapping[str, Any], path: Path) -> TargetMap | None:
         remedy = "fetch it again"
         if (path / PICKLE).is_file():
             remedy = (
-                f"{path / PICKLE} is a pickle, which may run code when it is read. In that directory make it with "
-                'python -c "import torch, safetensors.torch as s; '
+                f"{path / PICKLE} is a pickle, which may run code when it is read. To convert it, run "
+                'this in its directory: python -c "import torch, safetensors.torch as s; '
                 f"s.save_file(torch.load('{PICKLE}', weights_only=True), '{FILE}')\""
             )
         raise NotHere(f"{path} lacks {FILE}, the map of the target's states; {remedy}.")

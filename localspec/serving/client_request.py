@@ -98,7 +98,7 @@ def chat_request(body: object) -> ClientRequest:
     fields.only("top_logprobs", 0, why="probabilities are not reported")
     fields.only("modalities", ["text"], why="only text is supported")
     fields.only("prediction", why="localspec makes the drafts itself")
-    fields.only("verbosity", "medium", why="ask for short or long replies in the prompt")
+    fields.only("verbosity", "medium", why="only the prompt decides how long a reply is")
     request = _shared(fields, messages, None, template if think is None else think, longest)
     request = replace(request, whole=whole)
     return replace(request, think_field="chat_template_kwargs") if think is None else request
@@ -275,7 +275,7 @@ def _messages(name: str, value: object) -> list[Message]:
     messages = [_message(f"{name}[{index}]", message) for index, message in enumerate(value)]
     if messages[-1]["role"] != "user":
         raise RequestRefused(
-            f"The last message of '{name}' is not the user's, so there is nothing to answer; end with one of the user.",
+            f"The last message of '{name}' is not the user's, so there is nothing to answer; end with the user's.",
             name,
         )
     return messages

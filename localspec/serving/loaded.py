@@ -149,8 +149,8 @@ def reconsidered(engine: Engine, settings: Settings, store: Store | None, report
 def machine_without(engines: Iterable[Engine]) -> Machine:
     """Return this machine as if these engines were unloaded: the memory that they hold counts as free."""
     machine, freed = this_machine(), Counter[str]()
-    for name, length in (engine.freed_memory for engine in engines):
-        freed[name] += length
+    for name, freed_bytes in (engine.freed_memory for engine in engines):
+        freed[name] += freed_bytes
     devices = (replace(device, free=device.free + freed[device.name]) for device in machine.devices)
     return replace(machine, devices=tuple(devices))
 

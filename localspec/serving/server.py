@@ -120,7 +120,7 @@ def refusal(url: str, model: str, head: Head, content: bytes, key: str | None) -
     if status in (401, 403):
         if key:
             return NotAllowed(f"{url} refuses your key{details}; put the right key into LOCALSPEC_SERVER_KEY.")
-        return NotAllowed(f"{url} wants a key, but you have set none{details}; put it into LOCALSPEC_SERVER_KEY.")
+        return NotAllowed(f"{url} wants a key, but you have set none{details}; put the key into LOCALSPEC_SERVER_KEY.")
     error = value.get("error") if isinstance(value, dict) else None
     report = f"{error if isinstance(error, dict) else ''} {words}".lower()
     if status in (400, 413, 422, 500) and any(sign in report for sign in _OVERFLOWS):

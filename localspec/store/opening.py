@@ -90,7 +90,7 @@ def open_writable(path: Path, notice: Notice, schema: Schema) -> sqlite3.Connect
                 if isinstance(error, sqlite3.Error) and code_of(error) not in {*BROKEN, sqlite3.SQLITE_ERROR}:
                     raise
                 if replaced:
-                    raise OSError(f"the new file also {unfit}") from error
+                    raise OSError(f"the new file {unfit}, too") from error
                 try:
                     notice(replace(path, unfit, connection, notice, schema)[1])
                 except (OSError, sqlite3.Error) as trouble:

@@ -367,9 +367,9 @@ def _learn(
         tick += len(learned)
     connection.executemany(TOUCH, ((tick + n, pool, *phrase) for n, phrase in enumerate(used, 1)))
     connection.executemany(BOUND_KEY, ((pool, key) for key in {phrase[0] for phrase in (*phrases, *refused)}))
-    remaining = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
-    if remaining > limit:
-        connection.execute(BOUND_POOL, (pool, min(remaining - limit, MOST_AT_ONCE + len(phrases) + len(refused)) - 1))
+    count = connection.execute("SELECT CAST(phrases AS INTEGER) FROM pool WHERE id = ?", (pool,)).fetchone()[0]
+    if count > limit:
+        connection.execute(BOUND_POOL, (pool, min(count - limit, MOST_AT_ONCE + len(phrases) + len(refused)) - 1))
 
 
 def _is_sound(row: tuple[object, ...]) -> bool:

@@ -70,10 +70,10 @@ def _account(source: sqlite3.Connection, target: sqlite3.Connection, gaps: bool,
         return ""
     at_least = "at least " if gaps and unknown else ""
     part = f" ({len(lost & conversations):,} of them incomplete)" if lost & conversations else ""
-    copied = "" if phrase_count is None else f"{phrases:,} of "
+    copied_of = "" if phrase_count is None else f"{phrases:,} of "
     return (
         f"{len(conversations):,} of {at_least}{counted(len(conversations | lost), 'conversation')}{part}, "
-        f"{copied}{counted(max(phrases, phrase_count or 0), 'phrase')} and {counted(measurements, 'measurement')}"
+        f"{copied_of}{counted(max(phrases, phrase_count or 0), 'phrase')} and {counted(measurements, 'measurement')}"
     )
 
 

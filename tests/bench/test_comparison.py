@@ -60,8 +60,8 @@ def test_after_each_turn_somebody_looks_at_what_rows_cost():
     class Timer:
         looks: ClassVar[list[tuple[int, int]]] = []
 
-        def time_forwards(self, most: int) -> None:
-            self.looks.append((len(notes), most))
+        def time_forwards(self, largest: int) -> None:
+            self.looks.append((len(notes), largest))
 
     class Drafting(Speaker):
         def chat(self, messages, sampling, limits):
