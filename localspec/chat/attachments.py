@@ -186,5 +186,5 @@ def _read(name: str) -> str:
 
 
 def _label(name: str, content: str, tokens: int | None = None) -> str:
-    count = "" if tokens is None else f", {tokens:,} tokens"
-    return one_line(f"{name} ({size(len(content.encode()))}{count})")
+    length = "" if tokens is None else f", {tokens:,} tokens"
+    return one_line(f"{name} ({size(len(content.encode()))}{length})")

@@ -32,8 +32,7 @@ WIDEST, SLACK = 4.5, 64 * 2**20
 class PullSet:
     """The repositories to fetch, the model first, and a clause `why` that explains the choice of the drafter.
 
-    `recommendation` is what chose the drafter. It is None if the user named the drafter or the sizes are
-    unknown.
+    The drafter is from the `recommendation`, which is None if the user named the drafter or the sizes are unknown.
     """
 
     sources: tuple[Source, ...]
@@ -79,11 +78,12 @@ def pull_set(
         ]
         if unknown:
             why += f"; the speedup of {unknown[0]} is not known; --drafter {unknown[0]} fetches it"
-        paying = recommendation.plan.candidate.published if recommendation.plan else None
-        if sources and paying and paying.license == UNLICENSED:
+        recommended = recommendation.plan.candidate.published if recommendation.plan else None
+        if sources and recommended and recommended.license == UNLICENSED:
             sources = ()
             why = (
-                f"{why}; the drafter's publisher states no license, so it is fetched only with --drafter {paying.kind}"
+                f"{why}; the drafter's publisher states no license, so it is fetched only with --drafter "
+                f"{recommended.kind}"
             )
         return PullSet((*model_source, *sources), why, recommendation)
     if drafter == "none":

@@ -148,8 +148,7 @@ def _print(name: str, event: PullEvent, progress: Progress) -> None:
             which = f" with `localspec pull {model}`" if model else ""
             progress.notice(
                 f"The heads of {heads} are not a drafter until their model is here: fetch the model{which}, then "
-                "repeat "
-                "this command."
+                "repeat this command."
             )
         case Installed(source, path, weights):
             typer.echo(one_line(f"{source} is here{f', {weights}' if weights else ''}: {path}"))

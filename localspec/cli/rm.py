@@ -211,8 +211,8 @@ def _packed_line(file: Path) -> str:
     origin = other_source(file, [])
     if header := _registration(file):
         return f"The configuration and tokenizer of {header.origin.name}, {size(file.stat().st_size)}, in {file}"
-    held = size(file.stat().st_size)
-    return f"The packed model of {origin}, {held}, in {file}" if origin else f"The packed model, {held}, in {file}"
+    length = size(file.stat().st_size)
+    return f"The packed model of {origin}, {length}, in {file}" if origin else f"The packed model, {length}, in {file}"
 
 
 def _removal_lines(removal: Removal, name: str) -> list[str]:

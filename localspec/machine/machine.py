@@ -163,9 +163,8 @@ def torch_trouble() -> str | None:
             )
         return None
     if (driver := nvidia_driver()) is not None:
-        shown = f"NVIDIA driver {driver.branch} found"
-        if not driver.branch:
-            shown = "NVIDIA driver of an unknown version found"
+        version = driver.branch or "of an unknown version"
+        shown = f"NVIDIA driver {version} found"
         best = next((name for oldest, name in _CUDA_BUILDS if driver.branch >= oldest), None)
         if best is None and driver.branch:
             return f"{shown}, and torch {build.version} needs {_CUDA_BUILDS[-1][0]} or newer: update the driver."

@@ -146,9 +146,18 @@ def _memory(
     if entry.shape is None:
         return None, "it is unknown whether the model fits: its entry gives no sizes"
     named = options.drafter is not None
-    drafters, weights = (_sum(downloads[1:]) or 0) if named else 0, 2 * entry.shape.parameters
+    drafter_bytes = (_sum(downloads[1:]) or 0) if named else 0
+    weights = 2 * entry.shape.parameters
     fits, memory = fit(
-        card.name, entry.shape, weights, machine, measurements, drafters, options.settings, chosen.recommendation, named
+        card.name,
+        entry.shape,
+        weights,
+        machine,
+        measurements,
+        drafter_bytes,
+        options.settings,
+        chosen.recommendation,
+        named,
     )
     copied = bool(entry.source.gguf) and entry.shape.experts is not None
     return fits, memory + second_copy(entry.bytes or 0, options.settings) if copied else memory

@@ -9,7 +9,7 @@ from demo_data.words import COLORS, NUMBER_WORDS, a, capital, listing, plural
 
 @dataclass(frozen=True)
 class Thing:
-    """`does` is said of one ("gives milk"); `where`, `eats` and `color` may be empty."""
+    """A thing that the examples mention. `does` follows its name in a sentence, as in "a cow gives milk". The last three fields may be empty."""
 
     name: str
     kind: str

@@ -1,1 +1,1 @@
-"""The stages of `gpu_proof.py`, a file each: its measurements, and its part of the page."""
+"""The stages of `gpu_proof.py`. Each file has the measurements of one stage, and writes its part of the page."""

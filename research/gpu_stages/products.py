@@ -111,7 +111,7 @@ def integer_product(weight: torch.Tensor) -> Product:
 
 
 def scaled_fp8(weight: torch.Tensor) -> Product:
-    """torch's `_scaled_mm` in fp8, a scale a channel and a row; rows are filled up to 16."""
+    """Return torch's product in fp8 (`_scaled_mm`). Each channel and each row has a scale, and rows are filled up to 16."""
     most = torch.finfo(torch.float8_e4m3fn).max
     scales = (weight.float().abs().amax(1) / most).clamp_min(1e-12)
     packed = (weight.float() / scales[:, None]).to(torch.float8_e4m3fn).t()

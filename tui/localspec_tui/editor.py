@@ -106,8 +106,8 @@ def _interrupts_ignored() -> Iterator[None]:
 
     The signal gets an empty handler, because the editor would inherit SIG_IGN.
     """
-    handler = signal.signal(signal.SIGINT, lambda *_: None)
+    previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, previous)

@@ -33,10 +33,8 @@ async def _model(chat: "ChatScreen", name: str) -> None:
 
 
 def _model_card(name: str, at_a_server: bool) -> "TargetCard":
-    from localspec.chat.model_list import (
-        named_model,
-        named_on_server,
-    )  # imported on this thread: typing does not wait for it
+    # Imported on this thread, so that typing does not wait for it.
+    from localspec.chat.model_list import named_model, named_on_server
 
     return named_on_server(name) if at_a_server else named_model(name)
 

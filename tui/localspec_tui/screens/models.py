@@ -127,8 +127,8 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             models = [*filter(None, [repository(words)])]
         listed: list[Choosable | None] = []
         for place in HEADINGS:
-            if of_it := [model for model in models if model.place == place]:
-                listed += [None, *of_it]
+            if group := [model for model in models if model.place == place]:
+                listed += [None, *group]
         self._listed = listed
         width = options.scrollable_content_region.width
         options.clear_options()

@@ -155,7 +155,7 @@ class Finder:
         return bool(self._conversation.messages)
 
     async def search(self, request: FindLine.Searched) -> None:
-        """Search for words. Show the message that `wanted.step` chooses, and a label such as "3 of 7"."""
+        """Search for words. Show the message that `request.step` chooses, and a label such as "3 of 7"."""
         if self._go_back is None:  # closed meanwhile
             return
         self._words, self._only_counts = request.words, request.step is None
