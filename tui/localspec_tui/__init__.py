@@ -30,9 +30,9 @@ def chat(
 ) -> int:
     """Run the full-screen chat until the user leaves it. Return the exit code of the command.
 
-    `files` is text before the first prompt, and `hint` the first notice. Raises the errors of opening the conversation
-    and of loading its model, and UsageMistake for invalid colours or keys in the settings. Internal errors are raised
-    after the terminal is restored and the conversation saved.
+    `files` is the text of given files, which goes before the first prompt. `hint` is shown as the first notice. Raises
+    the errors of opening the conversation and of loading its model, and UsageMistake for invalid colours or keys in the
+    settings. Internal errors are raised after the terminal is restored and the conversation saved.
     """
     gc.disable()  # until the first paint, which a collection would delay by a tenth of a second
     with background.queried(settings.theme) as answer:
@@ -85,7 +85,7 @@ def _chat(
     log, hang_up = Paths(environment.home()).logs / "native.log", partial(app.leave, terminal.HANGUP)
 
     def overdue(code: int) -> None:
-        """End the process if the screen is too busy to end it. Conversation and draft are saved first."""
+        """End the process if the screen stays too busy to end the chat. First save the conversation and the draft."""
         if app.ends.wait(BUSY_SECONDS) or over.is_set():
             return
         sys.setswitchinterval(interpreter.AT_ONCE)  # the busy screen gets the interpreter last

@@ -1,4 +1,4 @@
-"""The application around the chat screen: it ends the chat, copies text, and has the palette."""
+"""The Textual application of the chat: its end, the clipboard, notifications, and the command palette."""
 
 import asyncio
 import re
@@ -36,7 +36,7 @@ AROUND_TOAST = 2  # columns around its text
 
 
 class ChatApp(StoppableApp):
-    """The chat application. `failure` is the error that ended it; None if a key or a signal did."""
+    """The chat application. `failure` is the error that ended the chat; None if the user or a signal ended it."""
 
     CSS_PATH = "app.tcss"
     TITLE = "localspec"
@@ -110,17 +110,16 @@ class ChatApp(StoppableApp):
         super().exit(result, return_code, message)
 
     def bell(self) -> None:
-        """Record the exception being handled. Textual calls `bell` before its report of an exception, which is not
-        printed.
+        """Save the exception that is being handled as `failure`, and make no sound.
 
-        Ignore the error of a widget that could not be mounted because the chat ends.
+        Textual calls `bell` before it reports an exception. A failure to mount a widget while the chat ends is ignored.
         """
         error = sys.exception()
         if isinstance(error, Exception) and not (self.leaving and isinstance(error, MountError)):
             self.failure = self.failure or error
 
     def panic(self, *renderables: RenderableType) -> None:
-        """End the chat because keys can no longer be read, or because of an exception with an explanation."""
+        """End the chat, because of the present exception, or because keys can no longer be read from the terminal."""
         if sys.exception() is not None:
             self.bell()
             super().panic(*renderables)
@@ -146,18 +145,18 @@ class ChatApp(StoppableApp):
         self.push_screen(AllKeysScreen(self.screen))
 
     def action_command_palette(self) -> None:
-        """Open the palette if it is not open yet. Textual would overlook an open palette behind another screen."""
+        """Open the palette, unless it is already open. Textual's own check misses a palette below another screen."""
         if not any(isinstance(screen, Palette) for screen in self.screen_stack):
             self.push_screen(Palette(id="--command-palette"))
 
     async def run_action(self, action: Any, *arguments: Any, **options: Any) -> bool:
-        """Run the action of a key. Ignore a key for the palette's list while the list has no lines yet."""
+        """Run the action of a key. While the palette's list is still empty, ignore its keys, which raise KeyError."""
         with suppress(KeyError) if str(action).startswith("command_list") else nullcontext():
             return await super().run_action(action, *arguments, **options)
         return False
 
     async def on_event(self, event: events.Event) -> None:
-        """Handle an event: pasted text is made safe, and text that is typed in the chat goes to the prompt."""
+        """Handle an event. Make pasted text safe, and send text that is typed in the chat to the prompt field."""
         if isinstance(event, events.Paste):
             event.text = safe(re.sub("\r\n?", "\n", event.text))
         if isinstance(event, events.Key) and event.key.startswith("alt+") and event.key in self.screen.active_bindings:
@@ -221,7 +220,7 @@ class ChatApp(StoppableApp):
 
     @property
     def toasts(self) -> list[Notification]:
-        """Return the visible toast, if there is one."""
+        """Return the visible toasts (notifications): at most one, because a new toast replaces the previous one."""
         return [self.toast] if self.toast is not None and not self.toast.has_expired else []
 
     def push_screen(self, *screen: Any, **options: Any) -> Any:

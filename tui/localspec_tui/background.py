@@ -1,7 +1,8 @@
-"""Asks the terminal whether its background is light or dark, before slow imports. The answer arrives among typed keys.
+"""Asks the terminal whether its background is light or dark. The answer arrives as input, among typed keys.
 
-The chat does not wait for the answer, so a slow connection costs no time. The answer may arrive before Textual reads
-keys, later, or never. It is hidden from Textual, which would read it as keys; typed keys are not lost.
+The question is sent before slow imports. The chat does not wait for the answer, so a slow connection costs no time. The
+answer may arrive before Textual reads keys, later, or never. Textual would read it as keys, so the answer is removed
+from the input; typed keys are not lost.
 """
 
 import os
@@ -26,7 +27,7 @@ _BEGUN = re.compile(r"\x1b\](?:1(?:1(?:;[rgba:0-9a-f/]{0,30}\x1b?)?)?)?\Z", re.I
 
 
 def askable() -> bool:
-    """Return whether the terminal can be asked for its background colour, and would not print the question."""
+    """Return whether the terminal can be asked for its background colour. Some terminals would print the question."""
     if sys.platform == "win32" or environment.terminal_kind() in ("", "dumb", "linux") or environment.in_screen():
         return False
     if sys.__stdin__ is None or sys.__stderr__ is None:
@@ -52,9 +53,9 @@ class Answer:
         self.awaited = awaited
 
     def without(self, data: str) -> str:
-        """Return the next keys without the answer about the colour. A possible beginning of the answer is held back.
+        """Return the input `data` without the answer about the colour. A possible beginning of the answer is held back.
 
-        An escape at the end of a piece is passed on at once as a key, and remembered in case an answer follows.
+        But an escape character at the end of `data` is returned at once, because it may be the Escape key.
         """
         if not self.awaited:
             return data
@@ -82,7 +83,7 @@ def _is_light(*channels: str) -> bool:
 
 @contextmanager
 def queried(theme: str) -> Iterator[Answer]:
-    """Ask the terminal for its background colour, if the theme depends on it. Hide the answer within this context."""
+    """Ask the terminal for its background colour if the theme needs it. Yield the filter that removes the answer."""
     if theme != "auto" or not askable():
         yield Answer(awaited=False)
         return

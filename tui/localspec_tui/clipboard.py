@@ -41,7 +41,7 @@ def _to_desktop(text: str) -> bool:
 
 
 def _to_tmux(text: str) -> bool:
-    """Copy to tmux's buffer. With `-w` tmux also passes the text on to its own terminal."""
+    """Copy a text to tmux's buffer and, with `-w`, to the clipboard of tmux's terminal. Return whether that worked."""
     if not environment.inside_tmux():
         return False
     command = ["tmux", "load-buffer", "-w", "-"]
@@ -82,7 +82,7 @@ def code_blocks(source: str) -> list[CodeBlock]:
 
 
 class CodeCopies:
-    """A copier of a message's code blocks, one after another: the last block first, then earlier ones."""
+    """A helper that copies one code block of a message per call: the last block first, then earlier ones."""
 
     def __init__(self) -> None:
         self._source, self._back = "", 0

@@ -54,7 +54,7 @@ class CurrentConversation:
         return None if store is None or store.read_only or not self._first.log else store.path
 
     def has_phrases(self) -> bool:
-        """Return whether phrases of earlier replies are saved, by reading the disk. Raises StoreTrouble."""
+        """Return whether the store has phrases that were learned from earlier replies. Raises StoreTrouble."""
         return self.store is not None and self.store.phrases.any_phrase()
 
     # -- beginning and end --------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class CurrentConversation:
     def _see_what_is_saved(self) -> None:
         """Post the number of unsaved turns to the screen, if it has changed.
 
-        Also read the title now, because at the end of the chat this thread may not answer any more.
+        Copy the title, too. The screen needs it at the end of the chat, when this thread may be too busy to return it.
         """
         self.title = self.now.title
         if self.now.unsaved != self._unsaved:
@@ -225,7 +225,10 @@ class CurrentConversation:
     def _ask(
         self, engine: "Answerer", live: "LiveStats", prompt: ComposedPrompt, replaced: Mapping[str, Any] | None
     ) -> "Generator[Event]":
-        """Return the events of a reply with the present settings. `replaced` has the figures of the former reply."""
+        """Ask the model with the present settings, and return the events of its reply.
+
+        If the reply replaces an earlier one, `replaced` has the figures saved with that one, such as its seed.
+        """
         from localspec import Limits
 
         settings = self._model.settings.another(replaced, engine)
@@ -238,7 +241,10 @@ class CurrentConversation:
         return self.now.ask(engine, prompt.prompt, sampling, limits, prompt.figures, think)
 
     def _back(self) -> "tuple[Turn, ...] | None":
-        """Leave a branch that got no reply, and return the turns of its origin; None if this is no branch."""
+        """Return from a branch without a reply to the conversation that it began from.
+
+        Return the turns of that conversation; None if the present conversation is no such branch.
+        """
         origin = self.now.back()
         if origin is None:
             return None

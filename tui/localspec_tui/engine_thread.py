@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class _ChatClosed(BaseException):
-    """A signal, not a failure: the chat was closed while a model was loading."""
+    """An exception that stops the loading of a model when the chat is closed. It reports no failure."""
 
 
 class EngineThread(threading.Thread):
     """A thread that runs jobs in order. The screen's thread may call every public method; only `close` waits."""
 
     def __init__(self, settings: Settings, opening: "Opening", loading: "Callable[..., Answerer]") -> None:
-        """Prepare the thread. `opening(stack, …)` opens the store, which `stack` closes; `loading` loads a model."""
+        """Prepare the thread. `opening` opens the store and the conversation, and `loading` loads a model."""
         super().__init__(name="engine", daemon=True)  # torch cannot be interrupted: `close` may have to leave it
         self.settings = settings  # for loading models
         self.buffer = ReplyBuffer()
@@ -128,7 +128,7 @@ class EngineThread(threading.Thread):
             self.outlet.post(messages.ModelFailed(str(error)))
 
     def _notice_while_opening(self, sentence: str) -> None:
-        """Show a notice now, and again in the conversation, because opening a large store may take a minute."""
+        """Show a notice while the store is being opened, which may take a minute, and again in the conversation."""
         self.outlet.notice(sentence)
         self.outlet.post(messages.StageReached(sentence.rstrip(".")))
 

@@ -1,4 +1,4 @@
-"""The thread that fetches a model during the chat, as `localspec pull` does. It never sees a prompt."""
+"""The thread that downloads a model during the chat, as `localspec pull` does. It has no access to prompts."""
 
 import os
 import sys

@@ -90,7 +90,7 @@ class GrowingDocument:
         return tail, reader
 
     def settle(self, tail: str, reader: BlockReader) -> None:
-        """Show the blocks of the tail, and count all but the last block as settled: they no longer change."""
+        """Replace the blocks of the tail by the parsed ones. All but the last are settled: they no longer change."""
         blocks = reader.blocks
         if blocks and self.settled:
             blocks[0].above = int(is_loose(self.blocks[self.settled - 1], blocks[0]))
@@ -120,7 +120,7 @@ def parser() -> MarkdownIt:
 
 @cache  # making one takes longer than parsing a paragraph
 def _parser_of(_thread: int) -> MarkdownIt:
-    """Return a parser without HTML; decoded entities such as &#27; are made safe."""
+    """Return a Markdown parser that leaves HTML as text, and removes control characters such as &#27; (Escape)."""
     # Definitions of links and labels: without them, the address of [1] would not be shown.
     markdown = MarkdownIt("gfm-like", {"html": False, "inline_definitions": True, "store_labels": True})
     markdown.core.ruler.push("safe", _make_safe)
@@ -142,7 +142,10 @@ def _flatten_deep_text(state: StateBlock, first: int, end: int, silent: bool) ->
 
 
 def _formula_in_lines(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    r"""Begin a paragraph at \[ or $$, in which "- b" is no list and "=" no heading. Return whether a formula begins."""
+    r"""Read a formula that begins with \[ or $$ as one paragraph. Return whether a formula begins at line `first`.
+
+    Markdown would read a line of the formula such as "- b" as a list, and "=" as a heading.
+    """
     begin = state.bMarks[first] + state.tShift[first]
     closing = _DISPLAYED.get(state.src[begin : begin + 2])
     if closing is None or state.is_code_block(first) or closing in state.src[begin + 2 : state.eMarks[first]]:

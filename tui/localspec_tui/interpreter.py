@@ -1,4 +1,4 @@
-"""Decides which thread uses Python's interpreter and a core of the CPU: the screen's thread first.
+"""Gives the screen's thread precedence over the engine's thread in the use of Python's interpreter and of a CPU core.
 
 During a reply both threads share the interpreter, and the engine leaves a core to the screen while the screen draws.
 """
@@ -33,7 +33,7 @@ class _Lender:
 def shared(engine: "Answerer | None") -> Iterator[None]:
     """Let the threads of screen and engine share the interpreter evenly while `engine` answers in this context.
 
-    If the screen's thread kept the interpreter until all was drawn, tokens would come later.
+    Otherwise the screen's thread would keep the interpreter until it has drawn everything, and delay tokens.
     """
     _Answering.engine = engine
     try:
@@ -43,9 +43,9 @@ def shared(engine: "Answerer | None") -> Iterator[None]:
 
 
 def borrow_core(engine: "Answerer | None") -> None:
-    """Take a CPU core from this engine (None: from no engine) for drawing, and give the previous engine its core back.
+    """Borrow a CPU core from this engine for drawing. Give the core of another engine back, if one was borrowed.
 
-    Only the screen's thread may call this.
+    With None, only give the core back. Only the screen's thread may call this.
     """
     if engine is not _Lender.engine:
         if _Lender.engine is not None:
@@ -56,10 +56,10 @@ def borrow_core(engine: "Answerer | None") -> None:
 
 
 class ScreenFirst(selectors.DefaultSelector):
-    """The selector of the screen's event loop. Between two calls of `select` the screen draws without interruption.
+    """A selector for the screen's event loop. Between two calls of `select`, no other Python thread interrupts drawing.
 
-    Loading a model is mostly Python code, too, because of imports. If drawing alternated with loading, drawing would
-    take twice as long, and typed keys would wait.
+    Otherwise drawing would alternate with the loading of a model, which is mostly Python code because of imports.
+    Drawing would then take twice as long, and typed keys would wait.
     """
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -87,7 +87,10 @@ def effective(settings: Settings) -> dict[str, str]:
 
 
 def _keys_to_restore(chosen: KeysOf, bound: Iterable[Bound]) -> KeysOf:
-    """Return the default keys of actions that share a key with a changed action: Textual would remove shared keys."""
+    """Return the default keys of all actions that share a default key with an action that the user has changed.
+
+    Textual would remove the shared key from all of them.
+    """
     freed = {(action.module, key) for action in bound if action.name in chosen for key in action.keys}
     return {
         action.name: action.keys
@@ -110,9 +113,9 @@ def _refuse_collision(name: str, chosen: KeysOf, bound: Iterable[Bound], origin:
 
 
 def _meet(first: str, second: str) -> bool:
-    """Return whether the keys of two modules work on the same screen, so that they could collide.
+    """Return whether keys defined in these two modules can work on the same screen, and so could collide.
 
-    A dialog above the chat hides the chat's keys.
+    While a dialog is open, the chat's keys do not work.
     """
     return (
         first == second

@@ -15,7 +15,7 @@ _BLANKS = re.compile(r"[^\S\n]*")
 
 
 def indent_of(text: str, at: int) -> int:
-    """Return the column to which the continuation of the line at this position is indented."""
+    """Return the indentation, in columns, of the wrapped rows of the line that contains position `at`."""
     begin = text.rfind("\n", 0, at) + 1
     blanks = _BLANKS.match(text, begin)
     assert blanks is not None
@@ -23,10 +23,10 @@ def indent_of(text: str, at: int) -> int:
 
 
 def cuts(line: str, first: int, later: int, *, halves: bool = False) -> list[int]:
-    """Return where to cut a line so that it has at most `first` columns and then `later` columns per row.
+    """Return where to break a line into rows: at most `first` columns in the first row, and `later` in each other row.
 
-    The cut is after a blank, if the row has one, and blanks at the end of a row need no columns. With `halves`, only a
-    blank in the second half of a row counts, and blanks need columns.
+    A row is broken after a blank, if it has one. Blanks at its end need no columns. With `halves`, blanks need columns,
+    and a row is broken after a blank only in its second half.
     """
     positions: list[int] = []
     start, room = 0, first
@@ -62,9 +62,10 @@ AROUND = 3  # columns around a cell: a blank on each side, a line
 
 
 class RowPart(NamedTuple):
-    """A part of a row. The part begins at `column`.
+    """A part of a row, which begins at `column`.
 
-    The part is a range of the block's text, or else `drawn` text, such as a line of a table.
+    The part shows the block's text from `start` to `end`. If `drawn` is not empty, it shows that text instead, such as
+    a line of a table.
     """
 
     column: int
@@ -231,10 +232,10 @@ def _at_most(widest: list[int], room: int) -> int:
 
 
 class LaidOutOnce:
-    """A mixin that spares a growing widget a second layout.
+    """A mixin that prevents an unnecessary second layout of a growing widget.
 
-    When a layout gives a widget a new size, Textual would request another layout and another drawing. The mixin is not
-    a Widget itself, because Textual reads styles only from the first base class.
+    When a layout has given a widget a new size, Textual requests another layout. The mixin ignores this request. It is
+    not a Widget itself, because Textual reads styles only from the first base class.
     """
 
     _has_grown = False
@@ -245,7 +246,7 @@ class LaidOutOnce:
     def refresh(
         self: Any, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False
     ) -> Any:
-        """Draw again, unless the only reason is a new size."""
+        """Ignore a request that only follows from a new size. Otherwise draw again, as Textual does."""
         has_grown, self._has_grown = self._has_grown, False
         if has_grown and layout and not regions:
             return self

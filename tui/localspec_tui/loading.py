@@ -37,7 +37,7 @@ def load(
     from localspec.serving.socket_engine import for_chat
 
     def here() -> "Engine":
-        """Load the model in this process, and return its engine. Import torch first if a GPU is expected."""
+        """Load the model in this process, and return its engine. Report each stage, such as the import of torch."""
         from localspec.machine.hardware import gpu_expected
 
         if gpu_expected():
@@ -87,7 +87,7 @@ class LoadedModel:
         self._outlet.post(messages.ModelLoaded(card, introduction(engine, card)))
 
     def begin_figures(self, conversation: "Conversation") -> None:
-        """Reset the figures of replies for a conversation, if a model is loaded."""
+        """Reset the displayed figures, such as tokens and speed, for this conversation, if a model is loaded."""
         from localspec.chat.figures import LiveStats
 
         if self.engine is not None:
@@ -109,7 +109,7 @@ class LoadedModel:
             self._outlet.post(messages.ModelFailed(trouble))
 
     def _replace(self, card: "TargetCard", conversation: "Conversation", store: "Store | None") -> str | None:
-        """Unload the present model, because two may not fit, and load another. Return the reason if that failed."""
+        """Unload the present model, then load another: both may not fit in memory. Return why that failed, or None."""
         self.engine = self.live = None
         gc.unfreeze()  # these objects were expected to stay to the end
         gc.collect()
@@ -166,5 +166,5 @@ class LoadedModel:
         return why_empty(turn, self.settings.now, self.engine, system) if self.engine is not None else None
 
     def resampling_notice(self) -> str | None:
-        """Return a notice that the next answer is sampled although replies are greedy; None if replies are sampled."""
+        """Return a notice that the next answer is sampled, because replies are greedy (temperature 0); else None."""
         return self.settings.resampling_notice(self.engine) if self.engine is not None else None

@@ -67,7 +67,7 @@ class Measuring(Message):
 
 @dataclass
 class ModelComes(Message):
-    """A message that a model is being loaded. It has suggested prompts for the model, if any are known."""
+    """A message that a model is being loaded, with prompts to suggest to the user (`starters`), if any are known."""
 
     name: str
     starters: Sequence[str]
@@ -97,7 +97,7 @@ class StartFailed(Message):
 
 @dataclass
 class ReplyEnded(Message):
-    """The end of a reply. `turn` is None if the prompt was refused. The turn's reply is "" if there was no text."""
+    """A message that a reply has ended. `turn` is None if the prompt was refused. Its reply is "" without any text."""
 
     prompt: str
     turn: "Turn | None"
@@ -115,7 +115,7 @@ class RaceStarted(Message):
 
 @dataclass
 class RaceEnded(Message):
-    """The result of a race, in sentences. `over` is False if the race was stopped or failed."""
+    """A message that a race has ended, with its result in sentences. `over` is False if it was stopped or failed."""
 
     sentences: Sequence[str]
     over: bool
@@ -123,7 +123,7 @@ class RaceEnded(Message):
 
 @dataclass
 class Noticed(Message):
-    """A sentence for the conversation. `trouble` says that something failed or was refused."""
+    """A message with a notice to show in the conversation. `trouble` says that something failed or was refused."""
 
     sentence: str
     trouble: bool = False
@@ -131,7 +131,7 @@ class Noticed(Message):
 
 @dataclass
 class UnsavedTurns(Message):
-    """The number of the newest turns that are not completely saved; 0 if all are saved."""
+    """A message that this many turns at the end of the conversation are not completely saved; 0 if all are saved."""
 
     turns: int
 
@@ -241,7 +241,7 @@ class ReplyBuffer:
         self.figures, self.accepted = None, False
 
     def put(self, event: Event, live: "LiveStats") -> None:
-        """Add an event of the reply, which the figures `live` already contain."""
+        """Add an event of the reply to this buffer. The caller has already added the event to the figures `live`."""
         self.accepted = True
         match event:
             case Prefill(done, total, _) if done < total:

@@ -81,7 +81,7 @@ class ReplyBlock:
 
 @dataclass(eq=False)
 class _Container:
-    """A quote, list or list item being read. `marker` is left of the first line; `used` is True after that line."""
+    """A quote, list or list item that is being read. `marker` goes left of its first line; then `used` is True."""
 
     kind: str
     marker: Margin | None = None
@@ -198,7 +198,7 @@ class BlockReader:
 
 
 def is_loose(previous: ReplyBlock, block: ReplyBlock) -> bool:
-    """Return whether a blank row separates two top-level blocks: False only for two definitions of links."""
+    """Return whether a blank row separates these top-level blocks. Two definitions of links have none between them."""
     return not previous.kind == block.kind == "definition"
 
 
@@ -255,7 +255,7 @@ def inline(token: "Token") -> tuple[str, list[StyledRun]]:
 
 
 def _is_label(children: "Sequence[Token]", at: int) -> bool:
-    """Return whether the link at index `at` is only the label of a definition, such as [1]."""
+    """Return whether the link at index `at` shows only a label, such as [1], whose address is defined elsewhere."""
     from markdown_it.common.utils import normalizeReference  # after the first paint
 
     label, text = children[at].meta.get("label"), ""

@@ -1,4 +1,4 @@
-"""The effects of slash commands on the full screen."""
+"""Carries out the slash commands, such as `/model`, in the full-screen chat."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

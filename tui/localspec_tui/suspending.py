@@ -27,10 +27,10 @@ TOGETHER = 0.01
 
 
 class StoppableApp(App[None]):
-    """An application that stops and continues between two callbacks of its event loop.
+    """An application that a signal stops and continues, but only between two callbacks of its event loop.
 
-    Textual's own signal handlers act at once. During a write they would wait forever for the lock that the write holds.
-    After SIGSTOP, which no handler sees, SIGCONT would start Textual's driver a second time.
+    Textual's own signal handlers act at once. During a write to the terminal, they would wait forever for the lock that
+    the write holds. No handler sees SIGSTOP, so at the next SIGCONT Textual would start its driver a second time.
     """
 
     driver: "TerminalDriver | None" = None  # None without a terminal, as in a tab of a browser
@@ -55,7 +55,7 @@ class StoppableApp(App[None]):
         self.event_loop = asyncio.get_running_loop()
 
     def on_mount(self) -> None:
-        """Handle signals that arrived before the application ran, and begin to handle later signals at once."""
+        """Handle the signals that arrived before the application ran. Later signals are handled when they arrive."""
         self._served = True
         self._serve()
 

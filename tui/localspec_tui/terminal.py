@@ -19,8 +19,8 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
 def prepare() -> None:
-    """Silence libraries. Start a helper process of Python now, because this fails once Textual has replaced standard
-    error."""
+    """Silence libraries. Start the helper process of `multiprocessing` now: it cannot start once Textual has replaced
+    standard error."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if os.name == "posix":
@@ -110,8 +110,8 @@ def is_there() -> bool:
 def signals(leave: Callable[[int], None], overdue: Callable[[int], None]) -> Iterator[None]:
     """Handle signals that would end the process: end the chat like ctrl+q, but with the exit code that shells expect.
 
-    `leave` is called on the main thread, between two instructions of Python. As that thread may be busy for long,
-    `overdue` is called at once on a separate thread.
+    The main thread calls `leave` when it next runs Python code. That may take long, so another thread also calls
+    `overdue` at once.
     """
     handlers: dict[int, Any] = {}
 

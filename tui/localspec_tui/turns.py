@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Outbox:
     """The prompts that have no reply yet.
 
-    At most one is being answered; the others wait. Files that were given for the next prompt go before its text.
+    At most one is being answered; the others wait. The text of given files (`files`) goes before the next prompt.
     """
 
     def __init__(self, first: str | None, files: str) -> None:
@@ -63,7 +63,7 @@ class Outbox:
         return ended
 
     def reuse_files(self) -> None:
-        """Put the files of the last prompt, which got no reply, before the text of the next prompt."""
+        """Add the files of the last prompt to the next prompt, because the last prompt got no reply."""
         self.files = self._sent_files
 
     def drop_waiting(self) -> str:
@@ -93,7 +93,10 @@ class UnsentText:
         self._trouble = ""  # why the last attempt to save failed
 
     def put_aside(self, *, for_new: bool = False) -> None:
-        """Put the typed text aside for this saved conversation, or with `for_new` for the next new conversation."""
+        """Move the typed text from the prompt field to a draft for this conversation.
+
+        If this conversation is not saved, the draft is for the next new one (with `for_new`), or the text stays.
+        """
         if self._chat.outbox.to_be_shown:  # the present conversation may not be open yet
             return
         number = self._chat.engine.conversation.now.id or (0 if for_new else None)
@@ -148,7 +151,7 @@ class UnsentText:
 
 
 class Turns:
-    """The course of each prompt: it is sent, its reply is shown, and its turn ends."""
+    """A controller of the turns of the chat: it sends a prompt, shows its reply, and ends the turn."""
 
     def __init__(self, chat: "ChatScreen") -> None:
         self._chat = chat
@@ -311,7 +314,7 @@ class Turns:
         return False
 
     async def _go_on_from(self, turn: int, *, again: bool = False) -> None:
-        """Let the next prompt replace turn number `turn` and all later ones, which stay in another conversation."""
+        """Let the next prompt replace turn number `turn` and all later turns. The old conversation keeps them."""
         self._instead = None if again else turn
         self._chat.engine.do(self._chat.engine.conversation.branch, turn, again)
         await self._chat.view.cut(turn)

@@ -1,4 +1,4 @@
-"""The screen of the chat, below all others: the conversation, the live line, the prompt."""
+"""The main screen of the chat: the conversation, a line about the progress of the reply, and the prompt field."""
 
 from typing import TYPE_CHECKING
 
@@ -171,7 +171,7 @@ class ChatScreen(StableLayout, Screen[None]):
             await back()
 
     def type_here(self) -> None:
-        """Move the focus to the prompt at once, before the next typed key."""
+        """Move the focus to the prompt field at once, so that typed text goes there."""
         self.set_focus(self.prompt)
 
     @property
@@ -340,9 +340,9 @@ class ChatScreen(StableLayout, Screen[None]):
         await self.view.follow()
 
     def get_widget_and_offset_at(self, x: int, y: int) -> tuple[Widget | None, Offset | None]:
-        """Return the text nearest to a cell in the rows of a message, so that a selection ends at that text.
+        """Return the widget at a cell of the terminal and, in a message, the position of the text nearest to the cell.
 
-        At a cell without text, Textual would extend the selection to the beginning or the end of the message.
+        Otherwise a selection that ends at a cell without text would extend to the beginning or end of the message.
         """
         widget, offset = super().get_widget_and_offset_at(x, y)
         if widget is None or self.view not in widget.ancestors_with_self:
@@ -356,7 +356,7 @@ class ChatScreen(StableLayout, Screen[None]):
         return widget, offset
 
     def action_copy_text(self) -> None:
-        """Copy the selected text. If a search selected this text, and a reply is running, stop the reply instead."""
+        """Copy the selected text. If it is only a match of a search and a reply is running, stop the reply instead."""
         if self.view.match is not None and self.check_action("stop", ()):
             raise SkipAction
         super().action_copy_text()

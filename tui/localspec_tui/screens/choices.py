@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModelChoice:
-    """The choice of the model that answers."""
+    """A controller of the choice of the model that answers, by a dialog or by name."""
 
     def __init__(self, chat: "ChatScreen") -> None:
         self._chat = chat
@@ -73,7 +73,7 @@ class ModelChoice:
 
 
 class ConversationChoice:
-    """The choice of the current conversation. If another conversation is chosen, a running reply is stopped."""
+    """A controller of the choice of the conversation. A running reply is stopped before another conversation begins."""
 
     def __init__(self, chat: "ChatScreen") -> None:
         self._chat = chat
@@ -130,7 +130,7 @@ class ConversationChoice:
             self._chat.top.call(title)  # at once; the engine's thread may be busy
 
     def notify_of_branch(self, branched: messages.Branched) -> None:
-        """Notify the user once where the turns before a branch stay, unless another notification is visible now."""
+        """Notify the user, once per chat, which conversation keeps the replaced turns; not while a toast is visible."""
         if self._branch_noticed or cast("ChatApp", self._chat.app).toasts:
             return
         self._branch_noticed = True
@@ -152,12 +152,12 @@ class ReplySettings:
         self._sampling_draft: dict[str, str] = {}
 
     def show(self) -> bool:
-        """Show the changed settings in the top line. Return whether the visible line is now different."""
+        """Show the changed settings in the top line. Return whether the user can see a difference there."""
         system = ["system prompt"] if self._system else []
         return self._chat.top.show_set(*system, *self._settings.chosen)
 
     def _show_change(self, title: str, sentence: str = "Saved; used from the next reply.") -> None:
-        """Notify the user of a change that the top line does not show, or that the current reply does not use."""
+        """Show a change in the top line. Also notify the user if it is not visible there, or if a reply is running."""
         if not self.show() or self._chat.outbox.under_way is not None:
             self._notify(title, sentence)
 

@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class OpenConversation:
-    """The open conversation, and the functions of the chat for the list of conversations."""
+    """A set of chat functions that the list of conversations calls. `number` returns the open conversation's id."""
 
     number: Callable[[], int | None]
     begin_another: Callable[[], None]
@@ -235,7 +235,7 @@ class ConversationsScreen(AskingScreen[int | None]):
             return
 
     async def _delete(self, conversations: Sequence[int]) -> None:
-        """Delete on a thread that waits for the disk, because the engine's thread may be busy with a reply."""
+        """Delete conversations, on a separate thread, because the engine's thread may be busy with a reply."""
         if self._chat.number() in conversations:
             self._chat.begin_another()
         try:

@@ -59,7 +59,7 @@ DIALOG_KEYS = Binding("f1", "app.all_keys", "Keys", id="dialog.keys")
 
 
 class ClosesOnce(StableLayout):
-    """A mixin for screens that close once: further keys neither choose a second time nor close the screen below."""
+    """A mixin for screens that close only once. Later keys do not choose again, and do not close the screen below."""
 
     def dismiss(self: Any, result: Any = None) -> AwaitComplete:
         """Close the screen, if it is in front."""
@@ -157,7 +157,7 @@ class _AnswerField(OneLine):
 
 
 class _Decision(Static, can_focus=True):
-    """A yes-or-no question. Enter does not mean yes: it may have been typed before the question appeared."""
+    """A yes-or-no question. Only y means yes. Enter does not, because it may be typed before the question appears."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "screen.answer(True)", "Yes", id="asking.yes"),

@@ -48,8 +48,8 @@ class _ModelSearch(OneLine):
 class ModelsScreen(SearchedScreen[Chosen | None]):
     """A dialog that returns the chosen model, or None.
 
-    `freed` is the present model's device, and the bytes there that another model could use instead. `pace` is the speed
-    of the present model in words.
+    `freed` has the device of the present model, and the bytes of memory that become free there when the model is
+    unloaded. `pace` is the speed of the present model in words.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -142,7 +142,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
         self.call_after_refresh(self._place_bar)
 
     def _place_bar(self) -> None:
-        """Place a scroll bar that has appeared after the list moved, because Textual does not."""
+        """Set the position of the scroll bar. If the bar appears only after the list has moved, Textual does not."""
         self._options.vertical_scrollbar.position = self._options.scroll_y
 
     def _fit(self) -> None:
@@ -196,7 +196,7 @@ class ModelsScreen(SearchedScreen[Chosen | None]):
             (options.action_last if step > 0 else options.action_first)()
 
     def _scroll_beyond(self, step: int) -> bool:
-        """Scroll to the end (1) or start (-1) if no choosable model is left there. Return whether the list scrolled."""
+        """If no model follows that can be chosen, scroll to the end (1) or start (-1). Return whether this scrolled."""
         options = self._options
         usable = [at for at, model in enumerate(self._listed) if model is not None and model.usable]
         if step > 0 and usable and options.highlighted == usable[-1] and options.scroll_offset.y < options.max_scroll_y:

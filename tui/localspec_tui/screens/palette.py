@@ -1,4 +1,4 @@
-"""The palette of commands, searched by their words. It also works if keys arrive faster than it is drawn."""
+"""The palette: a dialog in which the user finds a command by its words. Keys may arrive faster than it is drawn."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -73,8 +73,8 @@ class _CommandField(KeysInOrder, CommandInput):
 class Palette(ClosesOnce, CommandPalette):
     """A palette of commands that, unlike Textual's, does not crash if keys are typed fast.
 
-    Textual's crashes on Enter twice, on a key for an empty list, on letters while it closes, and on Escape while it
-    opens.
+    Textual's palette crashes if Enter is typed twice, if a key is for an empty list, if letters arrive while it closes,
+    or if Escape arrives while it opens.
     """
 
     def __init__(self, *, placeholder: str = "Search for commands…", **options: Any) -> None:

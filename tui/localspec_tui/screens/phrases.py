@@ -1,4 +1,4 @@
-"""The saved phrases of a model: their text, their use, and how to delete them."""
+"""The dialog that shows and deletes a model's saved phrases, the pieces of earlier replies that drafts reuse."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ class _OtherSearch(Exception):
 
 
 class PhrasesScreen(AskingScreen[None]):
-    """The phrases of one model, the most useful first."""
+    """A dialog with the saved phrases of one model, the most useful first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss(None)", "Back", id="phrases.back"),
@@ -126,7 +126,7 @@ class PhrasesScreen(AskingScreen[None]):
         return sum(pool.phrases for pool in self._pools)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for a key that deletes phrases if it would have nothing to delete."""
+        """Return False for a key that would delete nothing, so that the footer does not show it."""
         targets = {"delete": self._highlighted(), "delete_chat": self._highlighted(), "delete_all": self._all()}
         return bool(targets.get(action, True)) and super().check_action(action, parameters)
 

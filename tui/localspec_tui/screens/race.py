@@ -28,7 +28,7 @@ class _Question(OneLine):
 
 
 class RaceScreen(ClosesOnce, Screen[None]):
-    """A screen that starts the race with `prompt`, or asks for a prompt and proposes `proposed`."""
+    """A screen that starts a race with `prompt`. If `prompt` is empty, it asks for one, and suggests `proposed`."""
 
     AUTO_FOCUS = ""  # with a given prompt, the field for it is hidden
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -28,10 +28,11 @@ class _Setting(OneLine):
 
 
 class SamplingScreen(Dialog[dict[str, str]]):
-    """A dialog with a field per setting. An empty field keeps the value that it displays in grey.
+    """A dialog with a field per sampling setting. An empty field keeps the value that it displays in grey.
 
-    `change` is called with all fields, and raises UsageMistake for an invalid one. At first the fields contain the
-    `draft`, or else `typed`, the values in use. The dialog returns fields that `change` has not accepted, as a draft.
+    At first the fields contain an unsaved `draft`, if there is one, or else the values set in this chat (`typed`). To
+    save, the dialog calls `change` with all fields, which raises UsageMistake for an invalid value. The dialog returns
+    unsaved fields as a draft.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -89,13 +90,14 @@ class Typed(NamedTuple):
 
 
 class _Prompt(KeysInOrder, TypedText):
-    """The field of the system prompt. ctrl+s saves all letters that were typed before this key."""
+    """The field of the system prompt. Its keys act in order, so ctrl+s saves all letters that were typed before it."""
 
 
 class SystemPromptScreen(Dialog[Typed | None]):
-    """A dialog that returns the typed text.
+    """A dialog that edits the system prompt, and returns the typed text.
 
-    At first the field has `text`, the system prompt in use, or a `draft`; in that case undo restores `text`.
+    At first the field has `text`, the system prompt in use. If there is an unsaved `draft`, the field has the draft
+    instead, and undo restores `text`.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -124,5 +126,5 @@ class SystemPromptScreen(Dialog[Typed | None]):
         self.dismiss(Typed(self.query_one(TypedText).text, saved=True))
 
     def action_back(self) -> None:
-        """Close the dialog, and return the typed text as a draft; None if the field has not been filled yet."""
+        """Close the dialog, and return the typed text as a draft; None if the dialog is not completely open yet."""
         self.dismiss(Typed(self.query_one(TypedText).text, saved=False) if self.is_mounted else None)

@@ -1,4 +1,4 @@
-"""X-ray: the proposer of each token of a reply, and the drafts that were refused in its place."""
+"""The X-ray of a reply: what proposed each token (a drafter or the model), and which drafts were refused."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,8 @@ NOTHING_YET = "There is no reply to look at yet."
 class XRayScreen(ClosesOnce, Screen[None]):
     """A screen with the X-ray of one of the given replies.
 
-    `chosen` is None if there is no reply, or if the reply is of an `earlier` session and so has no trace.
+    `traces` record how each reply was drafted. `chosen` is None if there is no reply yet, or if the reply has no trace,
+    because it is of an `earlier` session.
     """
 
     AUTO_FOCUS = ""  # the tokens get it if there are any
@@ -67,7 +68,7 @@ class XRayScreen(ClosesOnce, Screen[None]):
         self._follow_later()
 
     def on_resize(self) -> None:
-        """Cut the prompt for the new width."""
+        """Shorten the displayed prompt to the new width."""
         if self._chosen is not None:
             self._show_counts(self._chosen)
 

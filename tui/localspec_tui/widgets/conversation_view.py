@@ -113,7 +113,7 @@ class ConversationView(MountedTurns):
         return (numbers[0], exchanges[numbers[0]].prompt) if exchanges else None
 
     def trace_of(self, view: Widget | None) -> "Trace | None":
-        """Return the trace of the turn of `view`, or else of the last turn; None if that turn has no trace."""
+        """Return the trace (record of drafts) of the turn of `view`, or else of the last turn; None if it has none."""
         exchanges = self._every
         exchange = next(
             (exchange for exchange in exchanges if view in exchange.views), exchanges[-1] if exchanges else None
@@ -162,7 +162,7 @@ class ConversationView(MountedTurns):
         return self.virtual_size.height - view.virtual_region.y
 
     def anchor(self, anchor: bool = True) -> None:
-        """Follow the end of the conversation."""
+        """Follow the end of the conversation while it grows. With False, stop following."""
         self._reads_above = False
         super().anchor(anchor)
 

@@ -42,7 +42,7 @@ class _FindField(OneLine):
         self.post_message(FindLine.Closed(back=True))
 
     def propose(self) -> None:
-        """Select the words in the field as a proposal, which typing replaces."""
+        """Select all words in the field, so that the next typed letter replaces them."""
         self.action_select_all()
         self.proposed = True
 
@@ -52,7 +52,7 @@ class _FindField(OneLine):
     def action_copy(self) -> None:
         """Copy the selected words.
 
-        If the words are only proposed, they count as not selected, and during a reply the key stops the reply.
+        If `propose`, not the user, selected them, and a reply is running, the key stops the reply instead.
         """
         if self.proposed and self.screen.check_action("stop", ()):
             raise SkipAction
@@ -69,8 +69,8 @@ class FindLine(Horizontal):
 
     @dataclass
     class Searched(Message):
-        """A request for a message with these words: the newest (`step` 0), the next older (1) or the next newer (-1).
-        With None, matching messages are only counted."""
+        """A request to show a message with these words: the newest (`step` 0), the next older (1) or newer one (-1).
+        If `step` is None, the messages with these words are only counted."""
 
         words: str
         step: int | None

@@ -82,7 +82,7 @@ class FirstScreen(Vertical):
             choice.offer(prompt)
 
     def begin(self, last: "ConversationInfo | None", *, hidden: bool) -> None:
-        """Prepare the view for a conversation; hide it if the conversation has prompts (`hidden`).
+        """Prepare the view for a conversation. Hide it if `hidden`, because the conversation already has prompts.
 
         `last` is the conversation that was used last, which the view offers to continue.
         """

@@ -85,7 +85,7 @@ def of_the_chat(app: App[Any], bindings: Iterable[object]) -> "KeysPanel":
 
 
 def _of_the_app(app: App[Any]) -> Iterator[Binding]:
-    """Yield the keys that work on every screen, except the keys that the chat's screen lists itself."""
+    """Yield the key that copies or stops. It belongs to the application, so the chat's screen does not list it."""
     yield from (binding for binding in app.BINDINGS if isinstance(binding, Binding) and binding.id == "app.interrupt")
 
 

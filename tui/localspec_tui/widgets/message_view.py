@@ -1,4 +1,4 @@
-"""The widgets of prompts and notices. Those of replies take longer to import, and are in reply_view.py."""
+"""The widgets of prompts and notices. The widgets of replies are in reply_view.py, which takes longer to import."""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical

@@ -1,4 +1,4 @@
-"""The turns of a conversation that have widgets: the newest, and those around found words. A line counts the others."""
+"""Makes widgets only for some turns of a conversation: the newest, and the turns around a match of a search."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -51,7 +51,7 @@ class Exchange:
 
 
 def memory_line() -> Static:
-    """Return a new line to put above the first turn that the model still reads."""
+    """Return a line that marks the first turn that the model still reads. Its context has no room for earlier turns."""
     return Static(MEMORY_LINE, markup=False, classes="memory")
 
 
@@ -133,7 +133,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         self._look_at_gap()
 
     async def _show_memory(self) -> None:
-        """Put a line above the first turn that the model still reads, according to the figures of the last reply."""
+        """Mark the first turn that the model read for the last reply, if its context had no room for earlier turns."""
         exchanges = self._every
         answered = [bool(exchange.reply) for exchange in exchanges]
         last = next((exchange for exchange in reversed(exchanges) if exchange.reply), None)
@@ -179,9 +179,9 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return AwaitComplete(*(view.remove() for view in leaving))
 
     def _bridge(self) -> list[Widget]:
-        """Return a line for the gap between the turns of a search and the newest turns.
+        """Return a line that counts the turns without widgets between a match of a search and the newest turns.
 
-        If no turn is missing in between, join both groups, and return an empty list.
+        If there are no such turns, join both groups of widgets, and return an empty list.
         """
         if self._between:
             self._gap = Static(f"… {counted(len(self._between), 'turn')} …", markup=False, classes="gap")
@@ -190,7 +190,7 @@ class MountedTurns(LaidOutOnce, VerticalScroll, can_focus=False):
         return []
 
     def _look_at_gap(self) -> None:
-        """Begin to mount the turns between a found turn and the newest, if the line that counts them is visible."""
+        """If the line that counts turns without widgets is visible, begin to make widgets for these turns."""
         region = self._gap.virtual_region if self._gap is not None else Region()
         if region.height and self.scroll_y - region.height < region.y < self.scroll_y + self.size.height:
             self._fill_gap()

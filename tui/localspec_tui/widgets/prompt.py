@@ -93,7 +93,8 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
     def _chooses(self, event: events.Key) -> bool:
         """Fill the empty field with the suggested prompt that a key chooses. Return whether the key chose one.
 
-        If the next key is printable, the user is typing: replace the suggested prompt by the first key's character.
+        If the next key is printable too, the user is typing a text: put the first character back in place of the
+        suggested prompt.
         """
         chosen, self._chosen = self._chosen, None
         if chosen and event.is_printable and self.text == chosen[1]:
@@ -148,7 +149,7 @@ class Prompt(KeysInOrder, TypedText, inherit_bindings=False):
         self._suggestions.typed(self.before, by_hand=False)
 
     def give_back(self, text: str) -> None:
-        """Put an unsent prompt back into the field if the field is empty. The arrow keys still show sent prompts."""
+        """Put an unsent prompt back into the field, unless the field already has text."""
         if not self.text:
             self.put(text)
 

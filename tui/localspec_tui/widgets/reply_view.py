@@ -99,7 +99,8 @@ AT_ONCE = 4096  # characters; longer texts are read on another thread, while key
 class ReplyMarkdown(BlockView):
     """The Markdown of one reply.
 
-    `append` adds text. `update` with the whole text corrects parts whose meaning depends on the end of the text.
+    `append` adds text while the reply grows. `update` parses the complete text again, because its end may change the
+    meaning of earlier parts.
     """
 
     BELOW = 1
@@ -175,9 +176,9 @@ class ReplyView(MessageView):
         self._thoughts = ThoughtView(reasoning, saved_thought(figures or {})) if reasoning else None
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Return empty lines, which the widgets of the reply cover. A focused or found reply has a bar at the left.
+        """Return blank lines, because the widgets of the reply cover them, and drawing them would cost time.
 
-        Drawing these lines again with each word would cost time.
+        If the reply has the focus or was found by a search, draw them: they have a bar at the left.
         """
         if self.has_focus or self.has_class("-found"):
             return super().render_lines(crop)

@@ -26,7 +26,7 @@ Line = tuple[str, str]  # a text and its style
 
 
 class SidePanel(VerticalScroll, can_focus=False):
-    """A panel of figures, which F4 opens. While the panel is closed, figures take almost no time."""
+    """A panel with figures of the reply, the model and memory. F4 opens it. While closed, it costs almost no time."""
 
     def __init__(self) -> None:
         super().__init__()

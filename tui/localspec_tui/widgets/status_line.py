@@ -127,7 +127,7 @@ class UnsavedLine(Widget):
 
 
 class TopLine(Widget):
-    """The model, its changed settings, and the title of the conversation."""
+    """A line with the model, the changed settings, and the title of the conversation."""
 
     def __init__(self, saved: bool) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class TopLine(Widget):
         self.refresh()
 
     def show_set(self, *badges: str) -> bool:
-        """Show the changed settings. Return whether that changes the line."""
+        """Show the changed settings (`badges`). Return whether they are new, and there is room for all of them."""
         previous, self._badges = self._badges, tuple(map(one_line, badges))
         self.refresh()
         return self._badges != previous and {*self._badges} <= {fact for fact, _ in self._facts()}
@@ -160,7 +160,7 @@ class TopLine(Widget):
             self._proposed = True
 
     def answered(self, answer: bool) -> None:
-        """Set whether the first prompt has an answer. A prompt without an answer is not used as a title."""
+        """If the first prompt got no answer (`answer` is False), remove the title that was made from this prompt."""
         self.call(self._title if answer or not self._proposed else "")
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -189,9 +189,9 @@ class TopLine(Widget):
 
 
 class AttachedLine(Widget):
-    """A line about the files and the length of the typed prompt. It takes no room without notices.
+    """A line with notices about the files and the length of the typed prompt. Without notices it takes no room.
 
-    A thread calls `measure`, which may read the disk.
+    `measure` returns the notices. It may read the disk, so it is called on another thread.
     """
 
     def __init__(self, measure: Callable[[str], list[str]]) -> None:
@@ -252,7 +252,7 @@ Part = tuple[str, str]  # a text and its style
 
 
 class LiveLine(Widget):
-    """The progress of the reply, or the reason for waiting."""
+    """A line with the progress of the reply, or the reason for waiting."""
 
     def __init__(self) -> None:
         super().__init__()

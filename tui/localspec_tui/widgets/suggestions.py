@@ -23,7 +23,8 @@ class Suggestions(OptionList, can_focus=False):
     """A list of completions, which opens if there are completions. `typed` must be called when the text before the
     cursor changes.
 
-    `look_up` may read the disk. So it is called on a thread, and its result is used until the prompt is empty again.
+    `look_up` returns names to suggest. It may read the disk, so it runs on another thread, and its result is kept until
+    the text before the cursor is empty.
     """
 
     BINDINGS = []  # noqa: RUF012  # keys are the prompt's

@@ -12,9 +12,9 @@ from localspec.text import safe
 
 
 class KeysInOrder:
-    """A mixin for text fields that runs key bindings at once.
+    """A mixin for text fields that runs the binding of a key at once.
 
-    Textual would pass a key's binding up to the application, and letters that are typed later would act before the key.
+    Textual would first pass the key up to the application, and letters typed after the key would act before it.
     """
 
     async def on_key(self: Any, event: events.Key) -> None:
@@ -100,9 +100,9 @@ LONGEST = 1_000_000  # characters; each key costs time for all of them, and no m
 
 
 class TypedText(TextArea):
-    """A field of several lines. Text from `put` is made safe, so that it sends no control sequences to the terminal.
+    """A field of several lines. `put` removes control sequences, which the terminal would execute, from its text.
 
-    The application makes pasted text safe.
+    The application does the same with pasted text.
     """
 
     def put(self, text: str) -> None:

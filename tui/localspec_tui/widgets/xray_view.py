@@ -1,4 +1,4 @@
-"""The tokens of a reply, each with a mark for its proposer. Only visible lines are drawn.
+"""A view of a reply's tokens. A mark shows what proposed each: a drafter or the model. Only visible lines are drawn.
 
 Words are kept whole where there is room, and every token is visible, even spaces.
 """
@@ -26,7 +26,7 @@ ROWS = 2  # of a line: its text, and the marks below
 
 
 class Mark(NamedTuple):
-    """The mark below the text of a token, which shows the token's proposer.
+    """The mark below the text of a token. It shows what proposed the token: a drafter or the model.
 
     Each mark has a distinct shape, and a CSS class for its colour.
     """
@@ -314,7 +314,7 @@ class XRayView(ScrollView, can_focus=True):
         self.move_to(self.cursor + by)
 
     def action_line(self, by: int) -> None:
-        """Move to the line below or above. A token of several lines is passed in one movement."""
+        """Move the cursor to the line below (1) or above (-1). A token of several lines is passed in one movement."""
         line = self._layout.line_of(self.cursor) + by
         while self._layout.piece_at(line, 0) == self.cursor and 0 < line < self._layout.height - 1:
             line += by
